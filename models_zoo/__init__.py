@@ -1,0 +1,1 @@
+"""Builds ONNX graphs of model families, without weights."""

@@ -1,0 +1,1 @@
+"""Meshwright: an offline planner for distributed deep learning."""

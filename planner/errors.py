@@ -1,0 +1,35 @@
+"""Errors for users: a code, what is wrong, where, the values, and the next step.
+
+Bad input never shows a traceback: the command line prints `str(error)` and exits with `exit_code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+USAGE, NO_PLAN = 2, 3
+
+
+class PlanError(Exception):
+    """`error[CODE]: what`, then indented `detail` lines (file, node, values), then `help:` lines.
+
+    Args:
+        code: "P001"-style, stable across releases; listed in docs/errors.md.
+        what: one sentence that names the thing and its values.
+        detail: where (file, node, tensor) and the values, a line each.
+        help: next steps, a line each; only options that exist.
+        exit_code: 2 for usage and bad input, 3 when no plan fits.
+    """
+
+    def __init__(self, code: str, what: str, *, detail: Sequence[str] = (), help: Sequence[str] = (), exit_code: int = USAGE) -> None:
+        self.code, self.what, self.detail, self.help, self.exit_code = code, what, tuple(detail), tuple(help), exit_code
+        lines = [f"error[{code}]: {what}", *(f"  {line}" for line in self.detail), *(f"help: {line}" for line in self.help)]
+        super().__init__("\n".join(lines))
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A suggestion such as `did you mean 'h100-sxm'?`, or '' when nothing is close."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else ""
