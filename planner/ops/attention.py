@@ -1,0 +1,98 @@
+"""Attention, rotary embedding and recurrent layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from planner.graph import Graph, Node
+from planner.ops.base import Call, NoRule, Operator, register
+from planner.ops.pointwise import letters
+from planner.rule import Rule, parse
+
+
+def _attention_rule(node: Node, graph: Graph) -> Rule:
+    """Batch, key-value heads, query heads per key-value head and query positions split; keys stay whole.
+
+    Splitting query positions leaves k and v fans; the kernel then needs its shard's first position for a causal mask.
+    """
+    shapes = graph.shapes(node.inputs)
+    q, k, v = shapes[:3]
+    (out,) = graph.shapes(node.outputs[:1])
+    heads, kv = q[1], k[1]
+    h, g = ("(g r)", "g") if kv not in (1, heads) else ("g", "g") if kv == heads else ("r", "1")
+    sizes = {"g": kv, "r": heads // kv} if kv != heads else {"g": kv}
+    if kv == 1 and heads != 1:
+        sizes = {"r": heads}
+    batch = "1" if q[0] == 1 else "b"
+    kb = "1" if k[0] == 1 else "b"
+    vb = "1" if v[0] == 1 else "b"
+    if heads == 1:
+        h = g = "1"
+        sizes = {}
+    line = f"{batch} {h} s d!, {kb} {g} t! d!, {vb} {g} t! e"
+    if len(shapes) > 3 and shapes[3]:
+        mask = shapes[3]
+        full = (out[0], heads, q[2], k[2])
+        cells = [batch if batch != "1" else "1", h, "s", "t!"][4 - len(mask) :]
+        line += ", " + " ".join("1" if m == 1 and f != 1 else c for m, f, c in zip(mask, full[4 - len(mask) :], cells, strict=True))
+    elif len(shapes) > 3:
+        line += ", "
+    rule = parse(f"{line} -> {batch} {h} s e", shapes, (out,), sizes=sizes, no_pad=frozenset({"s"}))
+    # 2*B*H*S*T*(D+E), halved where the causal mask lets the kernel skip: counted in full here, as the emitted kernel computes it.
+    return replace(rule, flops=2.0 * out[0] * heads * q[2] * k[2] * (q[3] + v[3]))
+
+
+def _attention(call: Call) -> str:
+    mask = call.args[3] if len(call.args) > 3 and call.args[3] else "None"
+    start = call.start("s") if call.attr("causal", 0) and "s" in call.rule.sizes else "0"
+    q, k, v = call.args[:3]
+    flags = f"{call.attr('scale')!r}, {bool(call.attr('causal', 0))}, {bool(call.attr('guard', 0))}, {start}"
+    return f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags})"
+
+
+def _rotary_rule(node: Node, graph: Graph) -> Rule:
+    shapes = graph.shapes(node.inputs)
+    x = shapes[0]
+    if len(shapes) != 3:
+        raise NoRule("positions given separately")
+    names = letters(len(x))
+    names[-1] += "!"
+    sides = []
+    for shape in shapes:
+        own = names[len(x) - len(shape) :]
+        sides.append(" ".join("1" if s == 1 else n for s, n in zip(shape, own, strict=True)))
+    return parse(",".join(sides) + "->" + " ".join(names), shapes, (x,))
+
+
+def _lstm_rule(node: Node, graph: Graph) -> Rule:
+    """Only the batch splits: the recurrence needs the whole hidden state at each step."""
+    shapes = graph.shapes(node.inputs)
+    outs = graph.shapes(tuple(o for o in node.outputs if o))
+    sides = ["s! b i!", "p! q! i!", "p! q! h!", "p! z!", "b", "p! b h!", "p! b h!", "p! y!"]
+    left = [side if shape else "" for side, shape in zip(sides, shapes, strict=False)]
+    rights = ["s! p! b h!", "p! b h!", "p! b h!"]
+    right = [r for r, o in zip(rights, node.outputs, strict=False) if o]
+    rule = parse(f"{','.join(left)} -> {','.join(right)}", shapes, outs)
+    x, w, r = shapes[:3]
+    return replace(rule, flops=2.0 * x[0] * x[1] * (prod(w) + prod(r)))
+
+
+def _lstm(call: Call) -> str:
+    args = [a or "None" for a in call.args] + ["None"] * (7 - len(call.args))
+    if args[4] != "None" or len(call.args) > 7:
+        raise NoRule("sequence lengths or peepholes")
+    x, w, r, b, _, h0, c0 = args[:7]
+    helper = call.use("lstm")
+    text = f"{helper}({x}, {w}, {r}, {b}, {h0}, {c0}, {call.attr('direction', 'forward')!r})"
+    live = [i for i, o in enumerate(call.node.outputs) if o]
+    if len(live) == 3:
+        return text
+    return f"{text}[{live[0]}]" if len(live) == 1 else "tuple(" + text + f"[i] for i in {tuple(live)})"
+
+
+register(
+    Operator("Attention", _attention_rule, _attention, saves="in out"),
+    Operator("RotaryEmbedding", _rotary_rule, lambda c: f"{c.use('rotary')}({', '.join(c.args)})", saves="in1 in2", fusible=True),
+    Operator("LSTM", _lstm_rule, _lstm, saves="in out"),
+)

@@ -1,0 +1,102 @@
+"""What an operator is to the planner: a rule, a kernel as source text, and what its backward pass keeps.
+
+The kernel is an expression in `jnp`, `jax`, `lax` and the helpers of planner/emit/runtime.py; it is the text that is emitted,
+the text the oracle runs, and the text the ONNX backend runs. It sees local shapes only (padding included).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from planner.graph import AttrValue, Graph, Node
+from planner.layout import Axes, group, padded
+from planner.rule import Rule, Split
+
+
+class NoRule(Exception):
+    """This instance of the operator has no rule: it is planned replicated, and reported."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call: operand expressions and everything local about it.
+
+    args: operand expressions ("" for an absent optional). local: local size per factor. in_shapes / out_shapes: local shapes.
+    global_in / global_out: true global shapes. helpers: names of runtime helpers the text uses (filled by `use`).
+    """
+
+    node: Node
+    rule: Rule
+    split: Split
+    mesh: Mapping[str, int]
+    args: tuple[str, ...]
+    in_shapes: tuple[tuple[int, ...], ...]
+    out_shapes: tuple[tuple[int, ...], ...]
+    global_in: tuple[tuple[int, ...], ...]
+    global_out: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...] = ()
+    out_dtypes: tuple[str, ...] = ()
+    helpers: set[str] = field(default_factory=set)
+
+    def attr(self, name: str, default: AttrValue | None = None) -> AttrValue:
+        """Attribute value; KeyError when it is missing and has no default."""
+        return self.node.attrs[name] if default is None else self.node.attrs.get(name, default)
+
+    def use(self, helper: str) -> str:
+        """Name of a runtime helper, noting that the program needs its source."""
+        self.helpers.add(helper)
+        return helper
+
+    def axes(self, factor: str) -> Axes:
+        """Mesh axes that cut the factor."""
+        return self.split.axes(factor)
+
+    def axis_text(self, factor: str) -> str:
+        """The axes as a literal for lax: `"model"` or `("data", "model")`."""
+        return axes_text(self.axes(factor))
+
+    def start(self, factor: str) -> str:
+        """Expression of the first global index of this device's piece of the factor ("0" when it is not cut)."""
+        axes = self.axes(factor)
+        if not axes:
+            return "0"
+        piece = padded(self.rule.sizes[factor], axes, self.mesh) // group(axes, self.mesh)
+        return f"lax.axis_index({axes_text(axes)}) * {piece}"
+
+    def padded(self, factor: str) -> bool:
+        """Whether the factor's pieces hold padding."""
+        return bool(self.rule.sizes[factor] % group(self.axes(factor), self.mesh))
+
+
+def axes_text(axes: Axes) -> str:
+    """Axis names as a Python literal, a bare string when there is one."""
+    return repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
+
+
+@dataclass(frozen=True)
+class Operator:
+    """rule(node, graph) -> Rule (or raises NoRule); kernel(call) -> expression text (a tuple when there are several results).
+
+    saves: what the backward pass reads: "in" operands, "out" results, or explicit slots such as "in0 in2"; "" nothing.
+    traffic: how many times results + operands cross memory, for memory-bound pricing (1 = each operand read, each result written once).
+    """
+
+    name: str
+    rule: Callable[[Node, Graph], Rule]
+    kernel: Callable[[Call], str]
+    saves: str = "in"
+    traffic: float = 1.0
+    fusible: bool = False
+    """Whether a compiler fuses it into its neighbours (element-wise work): its operands are then not read again from memory."""
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+def register(*operators: Operator) -> None:
+    """Add operators to the table (one name, one operator)."""
+    for op in operators:
+        if op.name in OPERATORS:
+            raise ValueError(f"operator {op.name} is registered twice")
+        OPERATORS[op.name] = op

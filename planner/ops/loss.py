@@ -1,0 +1,73 @@
+"""Losses appended for training. Each result is the global mean: partial over the axes that cut the rows."""
+
+from __future__ import annotations
+
+from math import prod
+
+from planner.graph import Graph, Node
+from planner.ops.base import Call, Operator, register
+from planner.ops.pointwise import letters
+from planner.rule import Inner, Rule, parse
+
+
+def _cross_entropy_rule(node: Node, graph: Graph) -> Rule:
+    """Rows and vocabulary split. With the vocabulary cut, the kernel reduces the row maximum, the sum of exponentials and the picked logit
+    forward (three float32 all-reduces of one value a row) and nothing backward."""
+    logits, labels = graph.shapes(node.inputs)
+    rows = letters(len(labels))
+    inner = (Inner("v", "all-reduce", tuple(rows), 3, 0),)
+    # The axis of classes: 1 in ONNX's layout [N, C, d...], last otherwise; the reader of the loss says which.
+    axis = int(node.attrs["axis"])  # type: ignore[arg-type]
+    wide = [*rows[:axis], "v", *rows[axis:]]
+    return parse(f"{' '.join(wide)}, {' '.join(rows)} -> ", (logits, labels), ((),), inner=inner)
+
+
+def _cross_entropy(call: Call) -> str:
+    axes, axis = call.axes("v"), call.attr("axis")
+    rows = letters(len(call.in_shapes[1]))
+    count = prod(call.rule.sizes[r] for r in rows)
+    valid = call.rule.sizes["v"] if call.padded("v") else None
+    ignore = call.node.attrs.get("ignore_index")
+    if ignore is not None:
+        raise ValueError("ignore_index is normalised by planner.training into weights")
+    mask = row_mask(call, rows)
+    start = call.start("v")
+    return f"{call.use('cross_entropy')}({call.args[0]}, {call.args[1]}, {axis}, {axes!r}, {start}, {valid}, {mask}, {count})"
+
+
+def row_mask(call: Call, rows: list[str]) -> str:
+    """Expression of a boolean array of the local rows that are real, or None when no row factor is padded."""
+    parts = []
+    local = call.rule.local(call.split, call.mesh)
+    for i, f in enumerate(rows):
+        if call.padded(f):
+            shape = tuple(local[f] if j == i else 1 for j in range(len(rows)))
+            parts.append(f"(({call.start(f)} + jnp.arange({local[f]})) < {call.rule.sizes[f]}).reshape({shape})")
+    return " & ".join(parts) if parts else "None"
+
+
+def _same_shape_rule(node: Node, graph: Graph) -> Rule:
+    a, b = graph.shapes(node.inputs)
+    names = " ".join(letters(len(a)))
+    return parse(f"{names}, {names} -> ", (a, b), ((),))
+
+
+def _elementwise(expression: str):
+    def kernel(call: Call) -> str:
+        names = letters(len(call.in_shapes[0]))
+        count = prod(call.global_in[0])
+        terms = expression.format(*call.args)
+        mask = row_mask(call, names)
+        if mask != "None":
+            terms = f"jnp.where({mask}, {terms}, 0)"
+        return f"jnp.sum({terms}) / {count}"
+
+    return kernel
+
+
+register(
+    Operator("CrossEntropyLoss", _cross_entropy_rule, _cross_entropy, saves="in"),
+    Operator("MSELoss", _same_shape_rule, _elementwise("jnp.square({0} - {1})"), saves="in"),
+    Operator("L1Loss", _same_shape_rule, _elementwise("jnp.abs({0} - {1})"), saves="in"),
+    Operator("BCEWithLogitsLoss", _same_shape_rule, _elementwise("(jnp.maximum({0}, 0) - {0} * {1} + jnp.log1p(jnp.exp(-jnp.abs({0}))))"), saves="in"),
+)

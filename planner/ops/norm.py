@@ -1,0 +1,109 @@
+"""Normalisations and softmax: the normalised dims stay whole; everything else splits. Live BatchNorm is global over its batch axes."""
+
+from __future__ import annotations
+
+from math import prod
+
+from planner.graph import Graph, Node
+from planner.ops.base import Call, NoRule, Operator, register
+from planner.ops.pointwise import letters
+from planner.rule import Inner, Rule, parse
+
+
+def _axis_whole(node: Node, graph: Graph) -> Rule:
+    (shape,) = graph.shapes(node.inputs[:1])
+    axis = int(node.attrs["axis"]) % len(shape)  # type: ignore[arg-type]
+    names = [n + ("!" if i == axis else "") for i, n in enumerate(letters(len(shape)))]
+    return parse(f"{' '.join(names)} -> {' '.join(names)}", (shape,), (shape,))
+
+
+def _suffix_norm(node: Node, graph: Graph) -> Rule:
+    """LayerNormalization and RMSNormalization: dims from `axis` on are whole, in the scale and the bias too."""
+    shapes = graph.shapes(node.inputs)
+    x = shapes[0]
+    axis = int(node.attrs.get("axis", len(x) - 1)) % len(x)  # type: ignore[arg-type]
+    names = [n + ("!" if i >= axis else "") for i, n in enumerate(letters(len(x)))]
+    if len(node.outputs) > 1 and any(node.outputs[1:]):
+        raise NoRule("statistics as outputs")
+    sides = [" ".join(names)]
+    for shape in shapes[1:]:
+        own = names[len(x) - len(shape) :] if shape else []
+        sides.append(" ".join("1" if s == 1 and x[len(x) - len(shape) + i] != 1 else n for i, (s, n) in enumerate(zip(shape, own, strict=True))))
+    return parse(",".join(sides) + "->" + " ".join(names), shapes, (x,))
+
+
+def _layer_norm(call: Call) -> str:
+    rank = len(call.in_shapes[0])
+    axes = tuple(range(int(call.attr("axis", rank - 1)) % rank, rank))  # type: ignore[arg-type]
+    bias = call.args[2] if len(call.args) > 2 and call.args[2] else "None"
+    return f"{call.use('layer_norm')}({call.args[0]}, {call.args[1]}, {bias}, {axes}, {call.attr('epsilon', 1e-5)!r})"
+
+
+def _rms_norm(call: Call) -> str:
+    rank = len(call.in_shapes[0])
+    axes = tuple(range(int(call.attr("axis", rank - 1)) % rank, rank))  # type: ignore[arg-type]
+    return f"{call.use('rms_norm')}({call.args[0]}, {call.args[1]}, {axes}, {call.attr('epsilon', 1e-5)!r})"
+
+
+def _space(rank: int) -> str:
+    return " ".join(f"x{i}!" for i in range(rank))
+
+
+def _instance_rule(node: Node, graph: Graph) -> Rule:
+    shapes = graph.shapes(node.inputs)
+    line = f"n c {_space(len(shapes[0]) - 2)}"
+    return parse(f"{line}, c, c -> {line}", shapes, (shapes[0],))
+
+
+def _group_rule(node: Node, graph: Graph) -> Rule:
+    shapes = graph.shapes(node.inputs)
+    groups = int(node.attrs["num_groups"])  # type: ignore[arg-type]
+    if shapes[1] != (shapes[0][1],):
+        raise NoRule("scale per group")
+    line = f"n (g c!) {_space(len(shapes[0]) - 2)}"
+    return parse(f"{line}, (g c!), (g c!) -> {line}", shapes, (shapes[0],), sizes={"g": groups, "c": shapes[0][1] // groups})
+
+
+def _instance_norm(call: Call) -> str:
+    return f"{call.use('group_norm')}({', '.join(call.args)}, {call.in_shapes[0][1]}, {call.attr('epsilon', 1e-5)!r})"
+
+
+def _group_norm(call: Call) -> str:
+    groups = call.rule.local(call.split, call.mesh)["g"]
+    return f"{call.use('group_norm')}({', '.join(call.args)}, {groups}, {call.attr('epsilon', 1e-5)!r})"
+
+
+def _batch_rule(node: Node, graph: Graph) -> Rule:
+    """Inference: everything splits. Training: statistics are summed over the axes of the batch, forward and backward (two each)."""
+    shapes = graph.shapes(node.inputs)
+    space = " ".join(f"x{i}" for i in range(len(shapes[0]) - 2))
+    line = f"n c {space}"
+    if not node.attrs.get("training_mode"):
+        return parse(f"{line}, c, c, c, c -> {line}", shapes, (shapes[0],))
+    live = tuple(o for o in node.outputs if o)
+    whole = " ".join(f"x{i}!" for i in range(len(shapes[0]) - 2))
+    line = f"n c {whole}"
+    inner = (Inner("n", "all-reduce", ("c",), 2, 2),)
+    return parse(f"{line}, c, c, c, c -> {line}{', c' * (len(live) - 1)}", shapes, graph.shapes(live), inner=inner, no_pad=frozenset({"n"}))
+
+
+def _batch_norm(call: Call) -> str:
+    args, eps = ", ".join(call.args), call.attr("epsilon", 1e-5)
+    if not call.attr("training_mode", 0):
+        return f"{call.use('batch_norm')}({args}, {eps!r})"
+    axes = call.axes("n")
+    count = call.rule.sizes["n"] * prod(call.in_shapes[0][2:])
+    text = f"{call.use('batch_norm_live')}({args}, {eps!r}, {call.attr('momentum', 0.9)!r}, {count}, {axes!r})"
+    live = sum(1 for o in call.node.outputs if o)
+    return text if live == 3 else f"{text}[0]" if live == 1 else f"{text}[:{live}]"
+
+
+register(
+    Operator("Softmax", _axis_whole, lambda c: f"jax.nn.softmax({c.args[0]}, axis={c.attr('axis')})", saves="out", traffic=1.5),
+    Operator("LogSoftmax", _axis_whole, lambda c: f"jax.nn.log_softmax({c.args[0]}, axis={c.attr('axis')})", saves="out", traffic=1.5),
+    Operator("LayerNormalization", _suffix_norm, _layer_norm, saves="in0"),
+    Operator("RMSNormalization", _suffix_norm, _rms_norm, saves="in0"),
+    Operator("InstanceNormalization", _instance_rule, _instance_norm, saves="in0"),
+    Operator("GroupNormalization", _group_rule, _group_norm, saves="in0"),
+    Operator("BatchNormalization", _batch_rule, _batch_norm, saves="in0"),
+)

@@ -1,0 +1,122 @@
+"""Element-wise operators: one rule for all, broadcasting included; one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.graph import Graph, Node
+from planner.ops.base import Call, Operator, register
+from planner.rule import Rule, parse
+
+
+def letters(rank: int) -> list[str]:
+    """Factor names for the dims of a result, outermost first: d0 d1 ..."""
+    return [f"d{i}" for i in range(rank)]
+
+
+def broadcast_line(shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> str:
+    """The rule of a broadcasting operator: dims align from the right, a dim of size one has no factor."""
+    names = letters(len(out))
+    sides = []
+    for shape in shapes:
+        own = names[len(out) - len(shape) :] if shape else []
+        sides.append(" ".join("1" if s == 1 else n for s, n in zip(shape, own, strict=True)))
+    result = " ".join("1" if s == 1 else n for s, n in zip(out, names, strict=True))
+    return ",".join(sides) + "->" + result
+
+
+def pointwise_rule(node: Node, graph: Graph, linear: tuple[int, ...] = ()) -> Rule:
+    """Rule of any element-wise operator with one result."""
+    shapes, outs = graph.shapes(node.inputs), graph.shapes(node.outputs[:1])
+    results = [outs[0]]
+    line = broadcast_line(shapes, outs[0])
+    return parse(line, shapes, results, linear=linear)
+
+
+def _linear_in(*slots: int):
+    return lambda node, graph: pointwise_rule(node, graph, slots)
+
+
+def _scaled(node: Node, graph: Graph) -> Rule:
+    """Mul and Div by a constant are linear in the other operand."""
+    constant = [graph.tensors[n].role == "constant" for n in node.inputs]
+    if constant[1] and not constant[0]:
+        return pointwise_rule(node, graph, (0,))
+    if node.op == "Mul" and constant[0] and not constant[1]:
+        return pointwise_rule(node, graph, (1,))
+    return pointwise_rule(node, graph)
+
+
+def _text(pattern: str):
+    return lambda call: pattern.format(*call.args)
+
+
+def _clip(call: Call) -> str:
+    low, high = call.node.attrs.get("min"), call.node.attrs.get("max")
+    return f"jnp.clip({call.args[0]}, {low!r}, {high!r})"
+
+
+def _cast(call: Call) -> str:
+    return f"{call.args[0]}.astype({call.use('dtype_of')}({call.out_dtypes[0]!r}))"
+
+
+def _gelu(call: Call) -> str:
+    return f"jax.nn.gelu({call.args[0]}, approximate={call.attr('approximate', 'none') == 'tanh'})"
+
+
+def _pow(call: Call) -> str:
+    return f"jnp.power({call.args[0]}, {call.args[1]})"
+
+
+def _div(call: Call) -> str:
+    if call.out_dtypes and "int" in call.out_dtypes[0]:
+        return f"{call.use('truncated_div')}({call.args[0]}, {call.args[1]})"
+    return f"({call.args[0]} / {call.args[1]})"
+
+
+_UNARY = {
+    "Relu": "jax.nn.relu({0})", "Sigmoid": "jax.nn.sigmoid({0})", "Tanh": "jnp.tanh({0})", "Erf": "jax.lax.erf({0})", "Exp": "jnp.exp({0})",
+    "Log": "jnp.log({0})", "Sqrt": "jnp.sqrt({0})", "Reciprocal": "(1 / {0})", "Abs": "jnp.abs({0})", "Sin": "jnp.sin({0})", "Cos": "jnp.cos({0})",
+    "Tan": "jnp.tan({0})", "Softplus": "jax.nn.softplus({0})", "Silu": "jax.nn.silu({0})", "Softsign": "jax.nn.soft_sign({0})",
+    "Mish": "({0} * jnp.tanh(jax.nn.softplus({0})))", "HardSwish": "jax.nn.hard_swish({0})",
+}  # fmt: skip
+_UNARY_NO_GRAD = {
+    "IsNaN": "jnp.isnan({0})", "Not": "jnp.logical_not({0})", "Floor": "jnp.floor({0})", "Ceil": "jnp.ceil({0})", "Round": "jnp.round({0})",
+    "Sign": "jnp.sign({0})",
+}  # fmt: skip
+_BINARY = {"Max": "jnp.maximum({0}, {1})", "Min": "jnp.minimum({0}, {1})"}
+_COMPARE = {
+    "Equal": "({0} == {1})", "Less": "({0} < {1})", "LessOrEqual": "({0} <= {1})", "Greater": "({0} > {1})", "GreaterOrEqual": "({0} >= {1})",
+    "And": "jnp.logical_and({0}, {1})", "Or": "jnp.logical_or({0}, {1})", "Xor": "jnp.logical_xor({0}, {1})", "Mod": "jnp.mod({0}, {1})",
+}  # fmt: skip
+
+for _name, _pattern in _UNARY.items():
+    register(Operator(_name, pointwise_rule, _text(_pattern), saves="in", fusible=True))
+for _name, _pattern in _UNARY_NO_GRAD.items():
+    register(Operator(_name, pointwise_rule, _text(_pattern), saves="", fusible=True))
+for _name, _pattern in _BINARY.items():
+    register(Operator(_name, pointwise_rule, _text(_pattern), saves="in", fusible=True))
+for _name, _pattern in _COMPARE.items():
+    register(Operator(_name, pointwise_rule, _text(_pattern), saves="", fusible=True))
+register(
+    Operator("Add", _linear_in(0, 1), _text("({0} + {1})"), saves="", fusible=True),
+    Operator("Sub", _linear_in(0, 1), _text("({0} - {1})"), saves="", fusible=True),
+    Operator("Neg", _linear_in(0), _text("(-{0})"), saves="", fusible=True),
+    Operator("Identity", _linear_in(0), _text("{0}"), saves="", fusible=True),
+    Operator("Mul", _scaled, _text("({0} * {1})"), saves="in", fusible=True),
+    Operator("Div", _scaled, _div, saves="in", fusible=True),
+    Operator("Pow", pointwise_rule, _pow, saves="in", fusible=True),
+    Operator("Where", pointwise_rule, _text("jnp.where({0}, {1}, {2})"), saves="in0", fusible=True),
+    Operator("Cast", pointwise_rule, _cast, saves="", fusible=True),
+    Operator("Clip", pointwise_rule, _clip, saves="in", fusible=True),
+    Operator("Gelu", pointwise_rule, _gelu, saves="in", fusible=True),
+    Operator("Elu", pointwise_rule, lambda c: f"jax.nn.elu({c.args[0]}, {c.attr('alpha', 1.0)!r})", saves="in", fusible=True),
+    Operator("LeakyRelu", pointwise_rule, lambda c: f"jax.nn.leaky_relu({c.args[0]}, {c.attr('alpha', 0.01)!r})", saves="in", fusible=True),
+    Operator(
+        "HardSigmoid",
+        pointwise_rule,
+        lambda c: f"jnp.clip({c.attr('alpha', 0.2)!r} * {c.args[0]} + {c.attr('beta', 0.5)!r}, 0, 1)",
+        saves="in",
+        fusible=True,
+    ),
+)

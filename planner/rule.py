@@ -1,0 +1,223 @@
+"""One line declares how an operator may be split: `"b m k, k n -> b m n"`.
+
+Its letters are factors. A split assigns mesh axes to factors; everything else is a reading of the line:
+
+    operand layout   each dim's factors -> their axes; an axis used on a factor the operand lacks makes it a *fan* over that axis:
+                     the forward value is equal everywhere, the gradient is a sum still pending
+    result layout    likewise; an axis used on a factor the result lacks leaves the result *partial* over it
+    work per device  product of local factor sizes
+
+Notation: `k!` stays whole · `(h d)` one dim made of two factors, major first (the minor one is cut only where the major one is cut down to 1)
+· `1` a dim of size one · `+` after the arrow's results marks the operands that may stay partial (linear operators): `"a b -> a b + 0"`.
+The pseudo-factor "+" of a split holds the axes over which those operands, and so the results, are partial.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from planner.layout import Axes, Layout, group, padded
+
+PENDING = "+"
+Dim = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """A collective inside a kernel, over the axes that cut `factor`: payload = product of the local sizes of `over`, times the count.
+
+    `forward` and `backward` are how many times it runs in each pass; `itemsize` in bytes (statistics are float32).
+    """
+
+    factor: str
+    kind: str
+    over: tuple[str, ...]
+    forward: int
+    backward: int
+    itemsize: int = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A bound rule: factors per dim of each operand and result, with the factors' global sizes.
+
+    whole: factors that no axis may cut. no_pad: factors that may be cut only evenly (padding would corrupt the result).
+    linear: operand slots that may be partial (all of them together). at: factors whose kernels need the shard index.
+    """
+
+    operands: tuple[tuple[Dim, ...], ...]
+    results: tuple[tuple[Dim, ...], ...]
+    sizes: Mapping[str, int]
+    whole: frozenset[str] = frozenset()
+    linear: tuple[int, ...] = ()
+    no_pad: frozenset[str] = frozenset()
+    flops: float = 0.0
+    """FLOPs of the forward pass, whole operator (2*M*N*K for products; 0 for memory-bound operators)."""
+    inner: tuple[Inner, ...] = ()
+    """Collectives the kernel itself runs when a factor is cut; its results are complete over that factor."""
+
+    @cached_property
+    def factors(self) -> tuple[str, ...]:
+        """All factors, in order of first appearance."""
+        dims = itertools.chain.from_iterable(itertools.chain(self.operands, self.results))
+        return tuple(dict.fromkeys(f for dim in dims for f in dim))
+
+    @cached_property
+    def summed(self) -> frozenset[str]:
+        """Factors some result lacks."""
+        return frozenset(f for r in self.results for f in self.factors if not any(f in d for d in r))
+
+    def local(self, split: Split, mesh: Mapping[str, int]) -> dict[str, int]:
+        """Local size of each factor (padded)."""
+        return {f: padded(n, split.axes(f), mesh) // group(split.axes(f), mesh) for f, n in self.sizes.items()}
+
+    def operand(self, slot: int, split: Split, order: Sequence[str]) -> Layout:
+        """Layout in which operand `slot` is needed under `split`; `order` is the mesh's axis order."""
+        return self._read(self.operands[slot], split, order, slot in self.linear, operand=True)
+
+    def result(self, slot: int, split: Split, order: Sequence[str]) -> Layout:
+        """Layout in which result `slot` is left under `split`."""
+        return self._read(self.results[slot], split, order, True, operand=False)
+
+    def _read(self, dims: tuple[Dim, ...], split: Split, order: Sequence[str], linear: bool, operand: bool) -> Layout:
+        cut = tuple(tuple(a for f in dim for a in split.axes(f)) for dim in dims)
+        here = {a for axes in cut for a in axes}
+        pending = set(split.axes(PENDING)) if linear else set()
+        missing = [a for a in order if a in split.used and a not in here]
+        if not operand:
+            complete = {a for inner in self.inner for a in split.axes(inner.factor)}
+            return Layout(cut, partial=tuple(a for a in missing if a not in complete))
+        return Layout(cut, partial=tuple(a for a in missing if a in pending), fan=tuple(a for a in missing if a not in pending))
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """factor -> mesh axes (major first), as sorted pairs; factors without axes are left out. "+" is the pending pseudo-factor."""
+
+    pairs: tuple[tuple[str, Axes], ...] = ()
+
+    @classmethod
+    def of(cls, assignment: Mapping[str, Sequence[str]]) -> Split:
+        return cls(tuple(sorted((f, tuple(a)) for f, a in assignment.items() if a)))
+
+    def axes(self, factor: str) -> Axes:
+        for f, a in self.pairs:
+            if f == factor:
+                return a
+        return ()
+
+    @property
+    def used(self) -> frozenset[str]:
+        """Axes that do distinct work (or carry pending terms) under this split."""
+        return frozenset(a for _, axes in self.pairs for a in axes)
+
+    def as_dict(self) -> dict[str, list[str]]:
+        """JSON form."""
+        return {f: list(a) for f, a in self.pairs}
+
+
+_TOKEN = re.compile(r"\(([^)]*)\)|(\S+)")
+
+
+def parse(line: str, shapes: Sequence[Sequence[int]], results: Sequence[Sequence[int]] = (), *, sizes: Mapping[str, int] | None = None,
+          linear: tuple[int, ...] = (), flops: float = 0.0, **extra: object) -> Rule:  # fmt: skip
+    """Bind a rule line to operand and result shapes.
+
+    Raises ValueError when the line does not fit the shapes (a bug of the operator table, not of the user).
+    Sizes of factors in compound dims must come from another dim or from `sizes`.
+    """
+    left, right = line.split("->")
+    whole = set(re.findall(r"([A-Za-z_]\w*)!", line))
+    operands, outs = (tuple(_dims(part) for part in side.replace("!", "").split(",")) for side in (left, right))
+    operands = operands if shapes else ()
+    bound: dict[str, int] = dict(sizes or {})
+    if len(operands) != len(shapes) or len(outs) != len(results):
+        raise ValueError(f"rule {line!r}: {len(operands)} -> {len(outs)} values, given {len(shapes)} -> {len(results)}")
+    for dims, shape in zip((*operands, *outs), (*shapes, *results), strict=True):
+        if len(dims) != len(shape):
+            raise ValueError(f"rule {line!r}: rank {len(dims)} for shape {tuple(shape)}")
+        for dim, size in zip(dims, shape, strict=True):
+            if len(dim) == 1 and bound.setdefault(dim[0], size) != size:
+                raise ValueError(f"rule {line!r}: factor {dim[0]} is {bound[dim[0]]} and {size}")
+    for dims, shape in zip((*operands, *outs), (*shapes, *results), strict=True):
+        for dim, size in zip(dims, shape, strict=True):
+            if math.prod(bound[f] for f in dim) != size:
+                raise ValueError(f"rule {line!r}: dim {dim} is not {size} with {bound}")
+    return Rule(operands, outs, bound, frozenset(whole), linear, flops=flops, **extra)  # type: ignore[arg-type]
+
+
+def _dims(text: str) -> tuple[Dim, ...]:
+    found = []
+    for compound, plain in _TOKEN.findall(text):
+        found.append(tuple(compound.split()) if compound else () if plain == "1" else (plain,))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What candidates are generated: padding is tried up to `waste` (fraction of the padded size), pending axes only when asked."""
+
+    waste: float = 0.2
+    pending: bool = True
+    forbidden: frozenset[str] = field(default_factory=frozenset)
+
+
+def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = Limits()) -> tuple[Split, ...]:  # noqa: B008
+    """All legal splits of the rule over the mesh, the empty one first; axes of one factor keep mesh order.
+
+    An axis of size 1 is never assigned. Legal: not a whole factor; padding within limits; minor factors of a compound dim
+    only where every factor before them is cut down to one; pending axes only for linear rules.
+    """
+    axes = [a for a, n in mesh.items() if n > 1]
+    options = [f for f in rule.factors if f not in rule.whole and rule.sizes[f] > 1 and f not in limits.forbidden]
+    if rule.linear and limits.pending:
+        options.append(PENDING)
+    found = []
+    for choice in itertools.product(("", *options), repeat=len(axes)):
+        assignment: dict[str, list[str]] = {}
+        for a, f in zip(axes, choice, strict=True):
+            if f:
+                assignment.setdefault(f, []).append(a)
+        split = Split.of(assignment)
+        if legal(rule, split, mesh, limits):
+            found.append(split)
+    return tuple(found)
+
+
+def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Limits()) -> bool:  # noqa: B008
+    """Whether a split may be used: see `candidates`."""
+    for f, axes in split.pairs:
+        if f == PENDING:
+            if not rule.linear:
+                return False
+            continue
+        if f not in rule.sizes or f in rule.whole:
+            return False
+        size, n = rule.sizes[f], group(axes, mesh)
+        wide = padded(size, axes, mesh)
+        if size < n or ((wide > size) and (f in rule.no_pad or (wide - size) / wide > limits.waste)):
+            return False
+    local = rule.local(split, mesh)
+    for dims in (*rule.operands, *rule.results):
+        for dim in dims:
+            if len(dim) > 1 and not _compound_ok(dim, split, local, rule, mesh):
+                return False
+    return True
+
+
+def _compound_ok(dim: Dim, split: Split, local: Mapping[str, int], rule: Rule, mesh: Mapping[str, int]) -> bool:
+    cut = [f for f in dim if split.axes(f)]
+    if not cut:
+        return True
+    # A padded factor inside a compound dim would interleave padding with data, unless it is the major one and alone in being cut.
+    if any(rule.sizes[f] % group(split.axes(f), mesh) for f in cut):
+        return False
+    for i, f in enumerate(dim):
+        if split.axes(f) and any(local[before] > 1 for before in dim[:i]):
+            return False
+    return True
