@@ -1,1 +1,60 @@
-"""Builds ONNX graphs of model families, without weights."""
+"""Model families as real ONNX graphs whose weights are nowhere: `build("zoo:llama3-70b,layers=8")`.
+
+See `models_zoo.builder` for how they are written, `models_zoo.spec` for how a spec reads, and one module per family.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from models_zoo.spec import Family, Value, make, parse_options, split_spec
+from planner.errors import PlanError, did_you_mean
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["build", "families", "parse", "presets"]
+
+
+def families() -> tuple[Family, ...]:
+    """All families, in a fixed order."""
+    from models_zoo import gpt, llama, mlp
+
+    return tuple(module.FAMILY for module in (mlp, gpt, llama))
+
+
+def presets() -> dict[str, str]:
+    """Preset name -> one line about it."""
+    return {name: preset.description for family in families() for name, preset in family.presets.items()}
+
+
+def parse(spec: str) -> tuple[str, str, dict[str, Value]]:
+    """ "zoo:llama3-70b,layers=8,seq=4k" -> ("llama", "llama3-70b", {"layers": 8, "seq": 4096}).
+
+    The prefix "zoo:" may be left out. Raises PlanError: P070 unknown preset, P071 unknown option or bad value.
+    """
+    family, name, values = _parse(spec)
+    return family.name, name, values
+
+
+def build(spec: str) -> onnx.ModelProto:
+    """The ONNX model of a spec.
+
+    Dim 0 of every input is the symbol "batch" (metadata "default_batch" holds the preset's), or a number with batch=N; all
+    else is static. Weights are float32 and refer to an absent weights.bin; weights=inline writes seeded values instead.
+    Raises PlanError: P070 unknown preset, P071 unknown option or bad value, P072 too large, P073 sizes that do not go
+    together.
+    """
+    family, name, values = _parse(spec)
+    return make(family, name, family.presets[name], values)
+
+
+def _parse(spec: str) -> tuple[Family, str, dict[str, Value]]:
+    name, given = split_spec(spec)
+    for family in families():
+        if name in family.presets:
+            return family, name, parse_options(family, given)
+    inside = [p for family in families() if family.name == name for p in family.presets]
+    known = inside or list(presets())
+    hint = did_you_mean(name, known)
+    raise PlanError("P070", f"no zoo preset {name!r}", help=[*([hint] if hint else []), "presets: " + ", ".join(known)])

@@ -1,0 +1,125 @@
+"""GPT: learned positions, pre-norm blocks, GELU (tanh form), tied or separate head. Counts follow the published models.
+
+embedding=0 is the net of the MindSpore comparison, operator for operator: input [batch*seq, hidden] (already embedded, so
+the batch is static), attention without a mask and spread out, an untied head without a bias, and a second output "mean",
+the mean of the logits. The keys are transposed straight to [B, H, D, S], where MindSpore's batched product has a flag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models_zoo.builder import Net, Scope
+from models_zoo.layers import (
+    Masking,
+    causal_mask,
+    embedding,
+    layer_norm,
+    linear,
+    positions,
+    self_attention,
+    tied_head,
+)
+from models_zoo.spec import Family, Preset, require
+
+
+@dataclass(frozen=True)
+class GptConfig:
+    """ff: width of the feed-forward, by default 4 hidden. positions: rows of the position table, by default seq."""
+
+    layers: int = 24
+    hidden: int = 4096
+    heads: int = 32
+    seq: int = 1024
+    vocab: int = 51200
+    ff: int | None = None
+    positions: int | None = None
+    tied: bool = True
+    embedding: bool = True
+    causal: bool = True
+    decomposed: bool = False
+
+
+def build(c: GptConfig, net: Net) -> None:
+    """input_ids [batch, seq] -> logits [batch, seq, vocab]; or, embedding=0, x [batch*seq, hidden] -> logits, mean."""
+    require(c.hidden % c.heads == 0, f"gpt: hidden={c.hidden} is not a multiple of heads={c.heads}")
+    if not c.embedding:
+        return _build_embedded(c, net)
+    rows = c.positions or c.seq
+    require(c.seq <= rows, f"gpt: seq={c.seq} is longer than the position table of {rows}", f"add positions={c.seq}")
+    s = net.root.at("transformer")
+    ids = net.input("input_ids", [net.batch, c.seq], "int64")
+    tokens, table = embedding(s.at("wte"), ids, c.vocab, c.hidden)
+    x = s.op("Add", tokens, embedding(s.at("wpe"), positions(s.at("wpe"), c.seq), rows, c.hidden)[0])
+    mask = Masking(causal=c.causal, causal_mask=causal_mask(s.at("mask"), c.seq) if c.causal and c.decomposed else "")
+    for i in range(c.layers):
+        x = _block(s.at(f"h.{i}"), x, c, mask)
+    x = layer_norm(s.at("ln_f"), x, c.hidden)
+    head = net.root.at("lm_head")
+    if c.tied:
+        tied_head(head, x, table, out="logits")
+    else:
+        linear(head, x, c.hidden, c.vocab, bias=False, out="logits")
+    net.output("logits", [net.batch, c.seq, c.vocab])
+
+
+def _block(s: Scope, x: str, c: GptConfig, mask: Masking) -> str:
+    """x + attention(norm(x)), then x + mlp(norm(x)); x [batch, seq, hidden]."""
+    a, names = s.at("attn"), ("q_proj", "k_proj", "v_proj", "out_proj")
+    h = layer_norm(s.at("ln_1"), x, c.hidden)
+    x = s.op("Add", x, self_attention(a, h, c.seq, c.hidden, c.heads, names=names, mask=mask, decomposed=c.decomposed))
+    return _feed_forward(s, x, c)
+
+
+def _feed_forward(s: Scope, x: str, c: GptConfig) -> str:
+    m, ff = s.at("mlp"), c.ff or 4 * c.hidden
+    h = linear(m.at("c_fc"), layer_norm(s.at("ln_2"), x, c.hidden), c.hidden, ff)
+    return s.op("Add", x, linear(m.at("c_proj"), m.op("Gelu", h, approximate="tanh"), ff, c.hidden))
+
+
+def _build_embedded(c: GptConfig, net: Net) -> None:
+    """The MindSpore net on rows [batch*seq, hidden]."""
+    batch = net.default_batch
+    net.batch = batch
+    s, x = net.root.at("transformer"), net.input("x", [batch * c.seq, c.hidden])
+    for i in range(c.layers):
+        block = s.at(f"h.{i}")
+        a, dim = block.at("attn"), c.hidden // c.heads
+        h = layer_norm(block.at("ln_1"), x, c.hidden)
+        heads = [_rows_to_heads(a.at(n), h, c, batch, perm) for n, perm in (("q_proj", "bhsd"), ("k_proj", "bhds"), ("v_proj", "bhsd"))]
+        scores = a.op("Mul", a.op("MatMul", heads[0], heads[1]), a.f32(dim**-0.5))
+        context = a.op("Transpose", a.op("MatMul", a.op("Softmax", scores, axis=-1), heads[2]), perm=[0, 2, 1, 3])
+        o = linear(a.at("out_proj"), a.op("Reshape", context, a.ints(batch * c.seq, c.hidden)), c.hidden, c.hidden)
+        x = _feed_forward(block, block.op("Add", x, o), c)
+    x = layer_norm(s.at("ln_f"), x, c.hidden)
+    linear(net.root.at("lm_head"), x, c.hidden, c.vocab, bias=False, out="logits")
+    net.output("logits", [batch * c.seq, c.vocab])
+    net.root.op("ReduceMean", "logits", s.ints(0, 1), keepdims=0, out="mean")
+    net.output("mean", [])
+
+
+def _rows_to_heads(s: Scope, h: str, c: GptConfig, batch: int, perm: str) -> str:
+    y = s.op("Reshape", linear(s, h, c.hidden, c.hidden), s.ints(batch, c.seq, c.heads, c.hidden // c.heads))
+    return s.op("Transpose", y, perm=["bshd".index(axis) for axis in perm])
+
+
+def _gpt2(layers: int, hidden: int, heads: int, count: str) -> Preset:
+    return Preset(GptConfig(layers, hidden, heads, 1024, 50257, positions=1024), f"GPT-2, {count} parameters", batch=8)
+
+
+FAMILY = Family(
+    "gpt",
+    {
+        "gpt": Preset(GptConfig(tied=False), "MindSpore comparison: hidden 4096, 32 heads, untied head", batch=64),
+        "gpt-tiny": Preset(GptConfig(2, 64, 4, 16, 512), "GPT for tests", batch=4),
+        "gpt2-small": _gpt2(12, 768, 12, "124 M"),
+        "gpt2-medium": _gpt2(24, 1024, 16, "355 M"),
+        "gpt2-large": _gpt2(36, 1280, 20, "774 M"),
+        "gpt2-xl": _gpt2(48, 1600, 25, "1.56 G"),
+        "gpt3-175b": Preset(GptConfig(96, 12288, 96, 2048, 50257), "GPT-3, 175 G parameters", batch=1536),
+        "gpt-1t": Preset(
+            GptConfig(128, 25600, 160, 2048, 51200), "GPT of 1.0 T parameters, the largest of the Megatron papers", batch=3072
+        ),
+    },
+    build,
+)

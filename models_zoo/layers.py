@@ -1,0 +1,129 @@
+"""Layers that several families share. Activations are [batch, rows, features]; B, S, H, G, D as in planner.graph.
+
+`linear` is x W + b with W stored [in, out]. `attend` is softmax(scale * q k^T + bias, where allowed) v, either as the
+Attention operator of opset 23 or spread over MatMul, Mul, Where, Softmax, MatMul as exporters without it write.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from models_zoo.builder import Scope
+
+MASKED = float(np.finfo(np.float32).min)
+
+
+def linear(s: Scope, x: str, size_in: int, size_out: int, *, bias: bool = True, out: str = "") -> str:
+    """[.., size_in] -> [.., size_out]."""
+    w = s.weight("weight", size_in, size_out, std=size_in**-0.5)
+    if not bias:
+        return s.op("MatMul", x, w, out=out)
+    return s.op("Add", s.op("MatMul", x, w), s.weight("bias", size_out, std=0.1), out=out)
+
+
+def embedding(s: Scope, ids: str, rows: int, width: int) -> tuple[str, str]:
+    """Rows of a table, and the table's name (for a tied head)."""
+    table = s.weight("weight", rows, width, std=width**-0.5)
+    return s.op("Gather", table, ids, axis=0), table
+
+
+def tied_head(s: Scope, x: str, table: str, *, out: str) -> str:
+    """Logits x E^T of the embedding table E [vocab, hidden]."""
+    return s.op("MatMul", x, s.op("Transpose", table, perm=[1, 0]), out=out)
+
+
+def layer_norm(s: Scope, x: str, width: int, epsilon: float = 1e-5) -> str:
+    """Over the last dim."""
+    scale, bias = s.weight("weight", width, std=0.1, mean=1.0), s.weight("bias", width, std=0.1)
+    return s.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
+
+
+def rms_norm(s: Scope, x: str, width: int, *, epsilon: float = 1e-5, decomposed: bool = False) -> str:
+    """x / sqrt(mean(x^2) + epsilon) * scale over the last dim."""
+    scale = s.weight("weight", width, std=0.1, mean=1.0)
+    if not decomposed:
+        return s.op("RMSNormalization", x, scale, axis=-1, epsilon=epsilon)
+    mean = s.op("ReduceMean", s.op("Pow", x, s.f32(2.0)), s.ints(-1), keepdims=1)
+    root = s.op("Reciprocal", s.op("Sqrt", s.op("Add", mean, s.f32(epsilon))))
+    return s.op("Mul", s.op("Mul", x, root), scale)
+
+
+def silu(s: Scope, x: str) -> str:
+    """x * sigmoid(x)."""
+    return s.op("Mul", x, s.op("Sigmoid", x))
+
+
+def positions(s: Scope, length: int) -> str:
+    """0 .. length-1, int64 [length]."""
+    return s.op("Range", s.i64(0), s.i64(length), s.i64(1))
+
+
+def causal_mask(s: Scope, length: int) -> str:
+    """bool [length, length], True where a query (row) may see a key (column)."""
+    index = positions(s, length)
+    return s.op("LessOrEqual", s.op("Unsqueeze", index, s.ints(0)), s.op("Unsqueeze", index, s.ints(1)))
+
+
+def split_heads(s: Scope, x: str, rows: int, heads: int, head_dim: int) -> str:
+    """[B, S, H*D] -> [B, H, S, D]."""
+    return s.op("Transpose", s.op("Reshape", x, s.ints(0, rows, heads, head_dim)), perm=[0, 2, 1, 3])
+
+
+def merge_heads(s: Scope, x: str, rows: int, width: int) -> str:
+    """[B, H, S, D] -> [B, S, H*D]."""
+    return s.op("Reshape", s.op("Transpose", x, perm=[0, 2, 1, 3]), s.ints(0, rows, width))
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Who sees whom. causal: fused operators use their attribute, spread ones `causal_mask` (bool [S, S], made once).
+
+    keys: bool, broadcast to [B, H, S, T], True = attend. bias: float, broadcast likewise, added to the scores.
+    """
+
+    causal: bool = False
+    causal_mask: str = ""
+    keys: str = ""
+    bias: str = ""
+
+
+def attend(s: Scope, q: str, k: str, v: str, *, groups: int = 1, scale: float, mask: Masking, decomposed: bool) -> str:
+    """Attention of q [B, H, S, D] over k, v [B, H/groups, T, D] -> [B, H, S, D].
+
+    A mask may have `keys` or `bias`, not both. Spread out, shared key heads are repeated by Unsqueeze, Expand, Reshape
+    (the caller's concern: `repeat_heads`), so there groups must be 1.
+    """
+    assert not (mask.keys and mask.bias)
+    if not decomposed:
+        extra = [mask.keys or mask.bias] if mask.keys or mask.bias else []
+        return s.op("Attention", q, k, v, *extra, scale=scale, is_causal=int(mask.causal))
+    assert groups == 1
+    scores = s.op("MatMul", q, s.op("Transpose", k, perm=[0, 1, 3, 2]))
+    if scale != 1.0:
+        scores = s.op("Mul", scores, s.f32(scale))
+    if mask.bias:
+        scores = s.op("Add", scores, mask.bias)
+    for allowed in (mask.keys, mask.causal_mask if mask.causal else ""):
+        if allowed:
+            scores = s.op("Where", allowed, scores, s.f32(MASKED))
+    return s.op("MatMul", s.op("Softmax", scores, axis=-1), v)
+
+
+def repeat_heads(s: Scope, x: str, kv_heads: int, times: int, rows: int, head_dim: int) -> str:
+    """[B, G, T, D] -> [B, G*times, T, D], each head repeated in place."""
+    if times == 1:
+        return x
+    spread = s.op("Expand", s.op("Unsqueeze", x, s.ints(2)), s.ints(1, 1, times, 1, 1))
+    return s.op("Reshape", spread, s.ints(0, kv_heads * times, rows, head_dim))
+
+
+def self_attention(
+    s: Scope, x: str, rows: int, width: int, heads: int, *, names: tuple[str, str, str, str], mask: Masking, decomposed: bool
+) -> str:
+    """Multi-head attention with biases (GPT, BERT, ViT). names: the q, k, v and output projections' modules."""
+    q, k, v = (split_heads(s.at(n), linear(s.at(n), x, width, width), rows, heads, width // heads) for n in names[:3])
+    context = attend(s, q, k, v, scale=math.sqrt(heads / width), mask=mask, decomposed=decomposed)
+    return linear(s.at(names[3]), merge_heads(s, context, rows, width), width, width)

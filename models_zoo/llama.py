@@ -1,0 +1,151 @@
+"""Llama: RMSNorm, rotary positions, grouped key heads, SwiGLU.
+
+RMSNormalization and Attention are operators of opset 23; decomposed=1 spreads them out as older exporters do. Rotary is
+spread out by default, x*cos + rotate_half(x)*sin with cos, sin [1, 1, S, D], as exporters of opset 23 write it too;
+rotary=op writes the RotaryEmbedding operator, whose positions [batch, seq] follow the batch. Rescaled rotary frequencies
+(Llama 3.1 and later) change constants, not shapes, and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from models_zoo.builder import Net, Scope
+from models_zoo.layers import (
+    Masking,
+    attend,
+    causal_mask,
+    embedding,
+    linear,
+    merge_heads,
+    positions,
+    repeat_heads,
+    rms_norm,
+    silu,
+    split_heads,
+    tied_head,
+)
+from models_zoo.spec import Family, Preset, require
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """head_dim: by default hidden / heads. attention_bias, mlp_bias: biases on those projections."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ff: int
+    vocab: int
+    seq: int
+    theta: float = 10000.0
+    epsilon: float = 1e-5
+    head_dim: int | None = None
+    tied: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    decomposed: bool = False
+    rotary: Literal["spread", "op"] = "spread"
+
+    @property
+    def width(self) -> int:
+        """Features of one head."""
+        return self.head_dim or self.hidden // self.heads
+
+
+Feed = Callable[[Scope, str], str]
+"""(module, x [batch, seq, hidden]) -> the feed-forward's result, same shape."""
+
+
+def build(c: LlamaConfig, net: Net) -> None:
+    """input_ids [batch, seq] -> logits [batch, seq, vocab]."""
+    decoder(c, net, lambda s, x: swiglu(s.at("mlp"), x, c))
+
+
+def swiglu(s: Scope, x: str, c: LlamaConfig) -> str:
+    """down(silu(gate(x)) * up(x))."""
+    gate, up = (linear(s.at(n), x, c.hidden, c.ff, bias=c.mlp_bias) for n in ("gate_proj", "up_proj"))
+    return linear(s.at("down_proj"), s.op("Mul", silu(s.at("act_fn"), gate), up), c.ff, c.hidden, bias=c.mlp_bias)
+
+
+def decoder(c: LlamaConfig, net: Net, feed: Feed) -> None:
+    """The whole model around a feed-forward (mixture-of-experts models pass theirs)."""
+    require(c.head_dim is not None or c.hidden % c.heads == 0, f"{net.name}: hidden={c.hidden} is not a multiple of heads={c.heads}")
+    require(c.heads % c.kv_heads == 0, f"{net.name}: heads={c.heads} is not a multiple of kv_heads={c.kv_heads}")
+    require(c.width % 2 == 0, f"{net.name}: rotary positions need an even head width, {c.width} given")
+    s = net.root.at("model")
+    ids = net.input("input_ids", [net.batch, c.seq], "int64")
+    x, table = embedding(s.at("embed_tokens"), ids, c.vocab, c.hidden)
+    rotate = _rotary(s.at("rotary_emb"), ids, c)
+    mask = Masking(causal=True, causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed else "")
+    for i in range(c.layers):
+        layer = s.at(f"layers.{i}")
+        h = _norm(layer.at("input_layernorm"), x, c)
+        x = layer.op("Add", x, _attention(layer.at("self_attn"), h, c, rotate, mask))
+        h = _norm(layer.at("post_attention_layernorm"), x, c)
+        x = layer.op("Add", x, feed(layer, h))
+    x = _norm(s.at("norm"), x, c)
+    if c.tied:
+        tied_head(net.root.at("lm_head"), x, table, out="logits")
+    else:
+        linear(net.root.at("lm_head"), x, c.hidden, c.vocab, bias=False, out="logits")
+    net.output("logits", [net.batch, c.seq, c.vocab])
+
+
+def _norm(s: Scope, x: str, c: LlamaConfig) -> str:
+    return rms_norm(s, x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
+
+
+def _attention(s: Scope, x: str, c: LlamaConfig, rotate: Feed, mask: Masking) -> str:
+    sizes = (("q_proj", c.heads), ("k_proj", c.kv_heads), ("v_proj", c.kv_heads))
+    q, k, v = (
+        split_heads(s.at(n), linear(s.at(n), x, c.hidden, heads * c.width, bias=c.attention_bias), c.seq, heads, c.width)
+        for n, heads in sizes
+    )
+    q, k, groups = rotate(s, q), rotate(s, k), c.heads // c.kv_heads
+    if c.decomposed:
+        k, v = (repeat_heads(s, x, c.kv_heads, groups, c.seq, c.width) for x in (k, v))
+        groups = 1
+    context = attend(s, q, k, v, groups=groups, scale=c.width**-0.5, mask=mask, decomposed=c.decomposed)
+    return linear(s.at("o_proj"), merge_heads(s, context, c.seq, c.heads * c.width), c.heads * c.width, c.hidden, bias=c.attention_bias)
+
+
+def _rotary(s: Scope, ids: str, c: LlamaConfig) -> Feed:
+    """Write the tables cos, sin of position * theta^(-2i/D) once; return what rotates x [B, H, S, D]."""
+    half = c.width // 2
+    frequency = s.net.constant((c.theta ** (-np.arange(half, dtype=np.float64) / half)).astype(np.float32))
+    index = positions(s, c.seq)
+    angle = s.op("Mul", s.op("Unsqueeze", s.op("Cast", index, to=1), s.ints(1)), frequency)
+    if c.rotary == "op":
+        cos, sin = s.op("Cos", angle), s.op("Sin", angle)
+        where = s.op("Expand", s.op("Unsqueeze", index, s.ints(0)), s.op("Shape", ids))
+        return lambda at, x: at.op("RotaryEmbedding", x, cos, sin, where)
+    both = s.op("Unsqueeze", s.op("Concat", angle, angle, axis=-1), s.ints(0, 1))
+    cos, sin = s.op("Cos", both), s.op("Sin", both)
+
+    def rotate(at: Scope, x: str) -> str:
+        low, high = (at.op("Slice", x, at.ints(a), at.ints(b), at.ints(-1)) for a, b in ((0, half), (half, c.width)))
+        turned = at.op("Concat", at.op("Neg", high), low, axis=-1)
+        return at.op("Add", at.op("Mul", x, cos), at.op("Mul", turned, sin))
+
+    return rotate
+
+
+FAMILY = Family(
+    "llama",
+    {
+        "llama-tiny": Preset(LlamaConfig(2, 64, 4, 2, 176, 512, 16), "Llama for tests", batch=4),
+        "llama2-7b": Preset(LlamaConfig(32, 4096, 32, 32, 11008, 32000, 4096), "Llama 2, 6.7 G parameters"),
+        "llama2-13b": Preset(LlamaConfig(40, 5120, 40, 40, 13824, 32000, 4096), "Llama 2, 13 G parameters"),
+        "llama2-70b": Preset(LlamaConfig(80, 8192, 64, 8, 28672, 32000, 4096), "Llama 2, 69 G parameters"),
+        "llama3-8b": Preset(LlamaConfig(32, 4096, 32, 8, 14336, 128256, 8192, 500000.0), "Llama 3, 8.0 G parameters"),
+        "llama3-70b": Preset(LlamaConfig(80, 8192, 64, 8, 28672, 128256, 8192, 500000.0), "Llama 3, 71 G parameters"),
+        "llama3-405b": Preset(LlamaConfig(126, 16384, 128, 8, 53248, 128256, 8192, 500000.0), "Llama 3.1, 406 G parameters"),
+    },
+    build,
+)
