@@ -30,7 +30,7 @@ def embedding(s: Scope, ids: str, rows: int, width: int) -> tuple[str, str]:
     return s.op("Gather", table, ids, axis=0), table
 
 
-def tied_head(s: Scope, x: str, table: str, *, out: str) -> str:
+def tied_head(s: Scope, x: str, table: str, *, out: str = "") -> str:
     """Logits x E^T of the embedding table E [vocab, hidden]."""
     return s.op("MatMul", x, s.op("Transpose", table, perm=[1, 0]), out=out)
 
