@@ -70,6 +70,11 @@ class Net:
         """The scope with no path."""
         return Scope(self, "")
 
+    def fix_batch(self) -> int:
+        """Make the batch the default one where the graph cannot keep a symbol (products of dims); returns it."""
+        self.batch = self.default_batch
+        return self.default_batch
+
     def input(self, name: str, shape: Sequence[Dim], dtype: str = "float32") -> str:
         """Declare a graph input; `dtype` is a numpy name."""
         self._graph.input.append(self._value_info(name, shape, dtype))

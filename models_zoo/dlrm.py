@@ -58,7 +58,7 @@ def build(c: DlrmConfig, net: Net) -> None:
 
 def _sizes(name: str, option: str, text: str) -> list[int]:
     parts = text.split("-")
-    sound = len(parts) <= 10_000 and all(p.isascii() and p.isdigit() and len(p) <= 12 and int(p) > 0 for p in parts)
+    sound = len(parts) <= 1000 and all(p.isascii() and p.isdigit() and len(p) <= 12 and int(p) > 0 for p in parts)
     require(sound, f"{name}: {option}={text!r} is not a list such as 512-256-128")
     return [int(p) for p in parts]
 

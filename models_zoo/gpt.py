@@ -25,7 +25,10 @@ from models_zoo.spec import Family, Preset, require
 
 @dataclass(frozen=True)
 class GptConfig:
-    """ff: width of the feed-forward, by default 4 hidden. positions: rows of the position table, by default seq."""
+    """ff: width of the feed-forward, by default 4 hidden. positions: rows of the position table, by default seq.
+
+    causal: by default as embedding. decomposed: attention spread out; by default not, but always with embedding=0.
+    """
 
     layers: int = 24
     hidden: int = 4096
@@ -34,10 +37,11 @@ class GptConfig:
     vocab: int = 51200
     ff: int | None = None
     positions: int | None = None
+    epsilon: float = 1e-5
     tied: bool = True
     embedding: bool = True
-    causal: bool = True
-    decomposed: bool = False
+    causal: bool | None = None
+    decomposed: bool | None = None
 
 
 def build(c: GptConfig, net: Net) -> None:
@@ -45,16 +49,17 @@ def build(c: GptConfig, net: Net) -> None:
     require(c.hidden % c.heads == 0, f"gpt: hidden={c.hidden} is not a multiple of heads={c.heads}")
     if not c.embedding:
         return _build_embedded(c, net)
-    rows = c.positions or c.seq
+    rows, decomposed = c.positions or c.seq, bool(c.decomposed)
     require(c.seq <= rows, f"gpt: seq={c.seq} is longer than the position table of {rows}", f"add positions={c.seq}")
     s = net.root.at("transformer")
     ids = net.input("input_ids", [net.batch, c.seq], "int64")
     tokens, table = embedding(s.at("wte"), ids, c.vocab, c.hidden)
     x = s.op("Add", tokens, embedding(s.at("wpe"), positions(s.at("wpe"), c.seq), rows, c.hidden)[0])
-    mask = Masking(causal=c.causal, causal_mask=causal_mask(s.at("mask"), c.seq) if c.causal and c.decomposed else "")
+    causal = c.causal is not False
+    mask = Masking(causal=causal, causal_mask=causal_mask(s.at("mask"), c.seq) if causal and decomposed else "")
     for i in range(c.layers):
         x = _block(s.at(f"h.{i}"), x, c, mask)
-    x = layer_norm(s.at("ln_f"), x, c.hidden)
+    x = layer_norm(s.at("ln_f"), x, c.hidden, c.epsilon)
     head = net.root.at("lm_head")
     if c.tied:
         tied_head(head, x, table, out="logits")
@@ -66,32 +71,33 @@ def build(c: GptConfig, net: Net) -> None:
 def _block(s: Scope, x: str, c: GptConfig, mask: Masking) -> str:
     """x + attention(norm(x)), then x + mlp(norm(x)); x [batch, seq, hidden]."""
     a, names = s.at("attn"), ("q_proj", "k_proj", "v_proj", "out_proj")
-    h = layer_norm(s.at("ln_1"), x, c.hidden)
-    x = s.op("Add", x, self_attention(a, h, c.seq, c.hidden, c.heads, names=names, mask=mask, decomposed=c.decomposed))
+    h = layer_norm(s.at("ln_1"), x, c.hidden, c.epsilon)
+    x = s.op("Add", x, self_attention(a, h, c.seq, c.hidden, c.heads, names=names, mask=mask, decomposed=bool(c.decomposed)))
     return _feed_forward(s, x, c)
 
 
 def _feed_forward(s: Scope, x: str, c: GptConfig) -> str:
     m, ff = s.at("mlp"), c.ff or 4 * c.hidden
-    h = linear(m.at("c_fc"), layer_norm(s.at("ln_2"), x, c.hidden), c.hidden, ff)
+    h = linear(m.at("c_fc"), layer_norm(s.at("ln_2"), x, c.hidden, c.epsilon), c.hidden, ff)
     return s.op("Add", x, linear(m.at("c_proj"), m.op("Gelu", h, approximate="tanh"), ff, c.hidden))
 
 
 def _build_embedded(c: GptConfig, net: Net) -> None:
     """The MindSpore net on rows [batch*seq, hidden]."""
-    batch = net.default_batch
-    net.batch = batch
+    require(not c.tied, f"{net.name}: with embedding=0 there is no table to tie the head to", "add tied=0")
+    require(not c.causal and c.decomposed is not False, f"{net.name}: embedding=0 is written without a mask and spread out")
+    batch = net.fix_batch()
     s, x = net.root.at("transformer"), net.input("x", [batch * c.seq, c.hidden])
     for i in range(c.layers):
         block = s.at(f"h.{i}")
         a, dim = block.at("attn"), c.hidden // c.heads
-        h = layer_norm(block.at("ln_1"), x, c.hidden)
+        h = layer_norm(block.at("ln_1"), x, c.hidden, c.epsilon)
         heads = [_rows_to_heads(a.at(n), h, c, batch, perm) for n, perm in (("q_proj", "bhsd"), ("k_proj", "bhds"), ("v_proj", "bhsd"))]
         scores = a.op("Mul", a.op("MatMul", heads[0], heads[1]), a.f32(dim**-0.5))
         context = a.op("Transpose", a.op("MatMul", a.op("Softmax", scores, axis=-1), heads[2]), perm=[0, 2, 1, 3])
         o = linear(a.at("out_proj"), a.op("Reshape", context, a.ints(batch * c.seq, c.hidden)), c.hidden, c.hidden)
         x = _feed_forward(block, block.op("Add", x, o), c)
-    x = layer_norm(s.at("ln_f"), x, c.hidden)
+    x = layer_norm(s.at("ln_f"), x, c.hidden, c.epsilon)
     linear(net.root.at("lm_head"), x, c.hidden, c.vocab, bias=False, out="logits")
     net.output("logits", [batch * c.seq, c.vocab])
     net.root.op("ReduceMean", "logits", s.ints(0, 1), keepdims=0, out="mean")

@@ -31,6 +31,8 @@ from models_zoo.layers import (
 )
 from models_zoo.spec import Family, Preset, require
 
+WIDEST_HEAD = 65536  # its frequencies are an inline constant
+
 
 @dataclass(frozen=True)
 class LlamaConfig:
@@ -77,7 +79,8 @@ def decoder(c: LlamaConfig, net: Net, feed: Feed) -> None:
     """The whole model around a feed-forward (mixture-of-experts models pass theirs)."""
     require(c.head_dim is not None or c.hidden % c.heads == 0, f"{net.name}: hidden={c.hidden} is not a multiple of heads={c.heads}")
     require(c.heads % c.kv_heads == 0, f"{net.name}: heads={c.heads} is not a multiple of kv_heads={c.kv_heads}")
-    require(c.width % 2 == 0, f"{net.name}: rotary positions need an even head width, {c.width} given")
+    fits = c.width % 2 == 0 and c.width <= WIDEST_HEAD
+    require(fits, f"{net.name}: rotary positions need an even head width up to {WIDEST_HEAD}, {c.width} given")
     s = net.root.at("model")
     ids = net.input("input_ids", [net.batch, c.seq], "int64")
     x, table = embedding(s.at("embed_tokens"), ids, c.vocab, c.hidden)

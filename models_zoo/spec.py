@@ -20,7 +20,7 @@ from planner.errors import PlanError, did_you_mean
 Value = int | float | str | bool
 WHOLE_LIMIT = 10**9
 LAYERS_LIMIT = 10_000  # nodes grow with these fields; beyond is a slip of the keyboard
-_LAYER_FIELDS = frozenset({"layers", "blocks", "tables"})
+_LAYER_FIELDS = frozenset({"layers", "decoder_layers", "per_level"})
 
 
 @dataclass(frozen=True)
