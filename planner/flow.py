@@ -1,0 +1,195 @@
+"""How every value of a graph travels under a set of splits: in which layout it is made, needed, and converted in between.
+
+One derivation, read by the cost model, the emitter and verification, so that what is priced is what runs:
+
+    need[node, slot]   the layout the node's rule asks of an operand            (planner.rule)
+    source[tensor]     the layout the producer leaves, or in which an input or a weight is stored
+    tree[tensor]       one conversion to a shared hub and one to each distinct need (planner.layout.distribute)
+    grad               tensors that carry a gradient: float, downstream of something trainable, upstream of the loss
+
+Conversions are charged their transposes only for tensors in `grad`. A weight's gradient is partial over the fan axes of its hub; how it is
+reduced is the optimizer-sharding level of its `WeightPlan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from planner.errors import PlanError
+from planner.graph import Graph, Node
+from planner.layout import Axes, Layout, Tree, distribute, group, local_shape, replicated
+from planner.ops import OPERATORS, NoRule
+from planner.rule import Dim, Rule, Split
+
+NO_GRADIENT = frozenset({"Floor", "Ceil", "Round", "Sign"})
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """How a weight is kept: cut as `layout` says; `zero` is the optimizer-sharding level over `axes`, along dim `dim` (-1: none possible)."""
+
+    layout: Layout
+    zero: int = 0
+    axes: Axes = ()
+    dim: int = -1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every decision an emitted program depends on. mesh: (axis, size) pairs, outermost first; splits by node id.
+
+    runs: repeated blocks as (first node, nodes per block, repeats). recompute: "none", "block" (collectives replayed)
+    or "block-keep" (collective results kept). microbatches: gradient-accumulation steps; the graph is that of one microbatch.
+    """
+
+    mesh: tuple[tuple[str, int], ...]
+    splits: Mapping[str, Split]
+    zero: int = 0
+    zero_axes: Axes = ()
+    recompute: str = "none"
+    microbatches: int = 1
+    runs: tuple[tuple[int, int, int], ...] = ()
+    weight_plans: Mapping[str, WeightPlan] = field(default_factory=dict)
+
+    @property
+    def order(self) -> Axes:
+        """Mesh axis names, outermost first."""
+        return tuple(a for a, _ in self.mesh)
+
+    @property
+    def devices(self) -> int:
+        """Devices of the mesh."""
+        return prod(n for _, n in self.mesh)
+
+
+def rule_of(node: Node, graph: Graph) -> tuple[Rule, str]:
+    """The node's rule and "" - or the all-whole rule (planned replicated) and the reason."""
+    operator = OPERATORS.get(node.op)
+    reason = f"no rule for {node.op}"
+    if operator is not None:
+        try:
+            return operator.rule(node, graph), ""
+        except NoRule as e:
+            reason = f"{node.op}: {e}"
+    shapes = graph.shapes(node.inputs)
+    outs = graph.shapes(tuple(o for o in node.outputs if o))
+    sizes: dict[str, int] = {}
+
+    def names(side: str, i: int, shape: tuple[int, ...]) -> tuple[Dim, ...]:
+        dims = []
+        for d, n in enumerate(shape):
+            sizes[f"{side}{i}_{d}"] = n
+            dims.append((f"{side}{i}_{d}",))
+        return tuple(dims)
+
+    operands = tuple(names("i", i, s) for i, s in enumerate(shapes))
+    results = tuple(names("o", i, s) for i, s in enumerate(outs))
+    return Rule(operands, results, sizes, frozenset(sizes)), reason
+
+
+def gradient_tensors(graph: Graph) -> frozenset[str]:
+    """Tensors through which a gradient flows: downstream of a trainable weight and upstream of the (scalar, first) output."""
+    down = set(graph.trainable)
+    for node in graph.nodes:
+        if node.op not in NO_GRADIENT and any(n in down for n in node.inputs):
+            down.update(o for o in node.outputs if o and graph.tensors[o].is_float)
+    up = set(graph.outputs[:1])
+    for node in reversed(graph.nodes):
+        if any(o in up and o in down for o in node.outputs):
+            up.update(n for n in node.inputs if n)
+    return frozenset(down & up)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The derivation (module docstring), with rules per node and weights' plans."""
+
+    graph: Graph
+    plan: Plan
+    rules: tuple[Rule, ...]
+    need: Mapping[tuple[int, int], Layout]
+    source: Mapping[str, Layout]
+    trees: Mapping[str, Tree]
+    weights: Mapping[str, WeightPlan]
+    grad: frozenset[str]
+    training: bool
+
+    def split(self, index: int) -> Split:
+        """Split of node `index`."""
+        return self.plan.splits.get(self.graph.nodes[index].id, Split())
+
+
+def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] | None = None, grad: frozenset[str] | None = None) -> Flow:
+    """Derive the flow of a whole graph. Raises PlanError where two layouts cannot be joined (only pins can cause it)."""
+    order = plan.order
+    rules = rules or tuple(rule_of(n, graph)[0] for n in graph.nodes)
+    grad = (gradient_tensors(graph) if training else frozenset()) if grad is None else grad
+    need: dict[tuple[int, int], Layout] = {}
+    source: dict[str, Layout] = {}
+    needs: dict[str, list[Layout]] = {}
+    for i, node in enumerate(graph.nodes):
+        split = plan.splits.get(node.id, Split())
+        for slot, name in enumerate(node.inputs):
+            if name:
+                layout = rules[i].operand(slot, split, order)
+                if name not in grad:  # without a gradient a fan is just replicated
+                    layout = replace(layout, fan=())
+                need[i, slot] = layout
+                needs.setdefault(name, []).append(layout)
+        for k, name in enumerate(o for o in node.outputs if o):
+            source[name] = rules[i].result(k, split, order)
+    for name in graph.outputs:
+        made = source.get(name) or (needs[name][0].stored if name in needs else replicated(len(graph.tensors[name].shape)))
+        needs.setdefault(name, []).append(made.stored)
+    weights: dict[str, WeightPlan] = {}
+    for name in (*graph.inputs, *graph.constants, *graph.weights):
+        if name in needs and name not in source:
+            source[name] = needs[name][0].stored if name not in graph.constants else replicated(len(graph.tensors[name].shape))
+    for name in graph.weights:
+        if name in needs:
+            weights[name] = plan.weight_plans.get(name) or weight_plan(graph, name, needs[name], plan, name in grad)
+            source[name] = weights[name].layout
+    trees: dict[str, Tree] = {}
+    for name, targets in needs.items():
+        tree = distribute(graph.tensors[name].shape, source[name], tuple(targets), plan.mesh, name in grad)
+        if tree is None:
+            raise PlanError("P041", f"the layouts asked of tensor {name!r} cannot be joined", detail=[t.spell() for t in (source[name], *targets)],
+                            help=["remove the pin of one of its operators"])  # fmt: skip
+        trees[name] = tree
+    return Flow(graph, plan, rules, need, source, trees, weights, grad, training)
+
+
+def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, trained: bool) -> WeightPlan:
+    """Stored as its first consumer cuts it; with optimizer sharding, the state (and at level 3 the weight) is also cut over the plan's
+    zero axes among those its gradient is partial over, along the first dim that divides evenly."""
+    targets = list(targets)
+    layout = targets[0].stored
+    if not trained or not plan.zero:
+        return WeightPlan(layout)
+    common = [a for a in plan.zero_axes if all(a in t.fan for t in targets)]
+    axes = tuple(common)
+    sizes = dict(plan.mesh)
+    if not axes or len({t.stored for t in targets}) > 1:
+        return WeightPlan(layout)
+    local = local_shape(graph.tensors[name].shape, layout, sizes)
+    for d, extent in enumerate(local):
+        even = graph.tensors[name].shape[d] % group(layout.dims[d] + axes, sizes) == 0
+        if even and extent % group(axes, sizes) == 0 and extent > 1:
+            return WeightPlan(layout, plan.zero, axes, d)
+    return WeightPlan(layout)
+
+
+def stored_layout(weight: WeightPlan) -> Layout:
+    """How the parameter lies in memory between steps: level 3 cuts the weight itself."""
+    return cut_layout(weight) if weight.zero == 3 else weight.layout
+
+
+def cut_layout(weight: WeightPlan) -> Layout:
+    """The layout of the sharded optimizer state (levels 1-3)."""
+    if weight.dim < 0:
+        return weight.layout
+    dims = list(weight.layout.dims)
+    dims[weight.dim] = dims[weight.dim] + weight.axes
+    return Layout(tuple(dims))
