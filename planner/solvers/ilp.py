@@ -1,0 +1,204 @@
+"""`ilp`: the problem as a 0/1 program, given to HiGHS as sparse arrays.
+
+    x[i, k] in {0, 1}          sum_k x[i, k] = 1                                   one strategy per node
+    y[e, a, b] >= 0            sum_b y[e, a, b] = x[u, a],  sum_a y = x[v, b]      one entry per pair (marginals, integral for integral x)
+    row r of memory            sum of usage x <= limit                             maximal time points only
+    minimise                   cost x + table y,  divided by a common scale
+
+Forbidden entries have no variable. A table that is row + column sums needs no y at all: its parts go to the nodes. HiGHS works in
+doubles with tolerances, so the choice is judged by `evaluate`; one that overloads a row by rounding is cut off (the strategies
+chosen in that row cannot all be chosen together) and the program is solved again. The bound is HiGHS' dual bound times the scale.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.problem import Budget, Problem, Solution, evaluate
+from planner.solvers.model import Model, build
+
+
+@dataclass
+class Program:
+    """Arrays of the 0/1 program; rows as triplets. The first `positions` columns are x, the others y."""
+
+    cost: np.ndarray
+    positions: int
+    upper: np.ndarray
+    row: np.ndarray
+    column: np.ndarray
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    constant: float
+    scale: float
+
+
+def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
+    """Solve with HiGHS; optimal only with a proven relative gap of at most 1e-6."""
+    if not len(problem.cost):
+        return Solution((), "optimal", 0.0, "ilp")
+    return solve_model(problem, build(problem), budget, start)
+
+
+def solve_model(problem: Problem, model: Model, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
+    """`solve` for a problem whose model is at hand."""
+    deadline = None if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s
+    known = np.asarray(start, np.int64) if start is not None and evaluate(problem, start).feasible else None
+    program = linearise(model)
+    if program is None:
+        return Solution((), "infeasible", None, "ilp")
+    cuts: list[np.ndarray] = []
+    bound, work = -np.inf, 0
+    while True:
+        left = None if deadline is None else max(0.1, deadline - time.monotonic())
+        x, dual, infeasible, spent = _highs(model, program, cuts, left, budget, known)
+        work += spent
+        if infeasible:
+            return _infeasible_or(problem, known, bound, work)
+        bound = max(bound, dual * program.scale + program.constant)
+        if x is None or evaluate(problem, x).feasible:
+            break
+        assert model.memory is not None
+        cuts.append(_cover(model, x))
+        if deadline is not None and time.monotonic() > deadline:
+            x = None
+            break
+    known = _better(problem, known, x)
+    if known is None:
+        return Solution((), "none", bound if np.isfinite(bound) else None, "ilp", work, "time")
+    cost = evaluate(problem, known).cost
+    optimal = cost - bound <= 1e-6 * max(1.0, abs(cost))
+    bound = min(bound, float(cost))
+    stop = "" if optimal else ("work" if budget.work and deadline is None else "time")
+    return Solution(tuple(known.tolist()), "optimal" if optimal else "feasible", bound, "ilp", work, stop)  # type: ignore[arg-type]
+
+
+def _infeasible_or(problem: Problem, known: np.ndarray | None, bound: float, work: int) -> Solution:
+    """HiGHS says infeasible. That is a proof for the program; a known choice can only contradict it through tolerances."""
+    if known is None:
+        return Solution((), "infeasible", None, "ilp", work)
+    return Solution(tuple(known.tolist()), "feasible", bound if np.isfinite(bound) else None, "ilp", work)
+
+
+def _better(problem: Problem, a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return b if evaluate(problem, b).cost < evaluate(problem, a).cost else a
+
+
+def _cover(model: Model, x: np.ndarray) -> np.ndarray:
+    """Positions chosen in the worst row: together they exceed the limit."""
+    memory = model.memory
+    assert memory is not None
+    row = int(memory.load(x).argmax())
+    here = np.flatnonzero((memory.row_lo <= row) & (memory.row_hi > row))
+    here = here[memory.use_value[memory.start[here] + x[memory.node[here]]] > 0]
+    nodes = np.unique(memory.node[here])
+    return model.offset[nodes] + x[nodes]
+
+
+def linearise(model: Model) -> Program | None:
+    """The program, or None when some node has no strategy left or a pair no entry."""
+    cost = model.cost.copy()
+    upper = np.where(np.isfinite(cost), 1.0, 0.0)
+    y_cost: list[np.ndarray] = []
+    rows: list[np.ndarray] = [np.repeat(np.arange(model.nodes), np.diff(model.offset))]
+    columns: list[np.ndarray] = [np.arange(len(cost))]
+    values: list[np.ndarray] = [np.ones(len(cost))]
+    low: list[np.ndarray] = [np.ones(model.nodes)]
+    high: list[np.ndarray] = [np.ones(model.nodes)]
+    count, next_y = model.nodes, len(cost)
+    for (u, v), table in model.pairs.items():
+        at_u, at_v = int(model.offset[u]), int(model.offset[v])
+        finite = np.isfinite(table) & np.isfinite(model.node_cost(u))[:, None] & np.isfinite(model.node_cost(v))[None]
+        if not finite.any():
+            return None
+        part_u, part_v, rest = separate(table, finite)
+        cost[at_u : at_u + len(part_u)] += part_u
+        cost[at_v : at_v + len(part_v)] += part_v
+        if finite.all() and not rest.any():
+            continue
+        a, b = np.nonzero(finite)
+        y = next_y + np.arange(len(a))
+        y_cost.append(rest[a, b])
+        ku, kv = table.shape
+        rows += [count + a, count + np.arange(ku), count + ku + b, count + ku + np.arange(kv)]
+        columns += [y, at_u + np.arange(ku), y, at_v + np.arange(kv)]
+        values += [np.ones(len(a)), -np.ones(ku), np.ones(len(a)), -np.ones(kv)]
+        low.append(np.zeros(ku + kv))
+        high.append(np.zeros(ku + kv))
+        count, next_y = count + ku + kv, next_y + len(a)
+    memory = model.memory
+    if memory is not None:
+        for j in range(len(memory.node)):
+            covered = np.arange(memory.row_lo[j], memory.row_hi[j])
+            entry = slice(memory.start[j], memory.start[j + 1])
+            use = memory.use_value[entry] / memory.limit if memory.limit else memory.use_value[entry]
+            rows.append(count + np.repeat(covered, len(use)))
+            columns.append(np.tile(memory.use_at[entry], len(covered)))
+            values.append(np.tile(use, len(covered)))
+        low.append(np.full(memory.rows, -np.inf))
+        high.append(np.full(memory.rows, 1.0 if memory.limit else 0.0))
+    cost = np.where(np.isfinite(cost), cost, 0.0)
+    # what every choice pays goes to the constant: the program keeps differences only, where doubles are good
+    least = np.array([cost[a:b][upper[a:b] > 0].min(initial=np.inf) for a, b in zip(model.offset[:-1], model.offset[1:], strict=True)])
+    if np.isinf(least).any():
+        return None
+    cost = np.where(upper > 0, cost - np.repeat(least, np.diff(model.offset)), 0.0)
+    full = np.concatenate([cost, *y_cost])
+    scale = max(1.0, float(np.abs(full).max(initial=0)) / 1e6) if np.abs(full).max(initial=0) > 1e6 else 1.0
+    upper = np.concatenate([upper, np.ones(next_y - len(cost))])
+    return Program(
+        full / scale, len(cost), upper, np.concatenate(rows), np.concatenate(columns), np.concatenate(values),
+        np.concatenate(low), np.concatenate(high), float(least.sum()), scale,
+    )  # fmt: skip
+
+
+def separate(table: np.ndarray, finite: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """table = part_u[:, None] + part_v[None] + rest with rest >= 0, on the finite entries; all integers stay integers."""
+    t = np.where(finite, table, np.inf)
+    part_u = t.min(1)
+    part_u = np.where(np.isfinite(part_u), part_u, 0.0)
+    t = t - part_u[:, None]
+    part_v = t.min(0)
+    part_v = np.where(np.isfinite(part_v), part_v, 0.0)
+    return part_u, part_v, np.where(finite, t - part_v[None], 0.0)
+
+
+def _highs(
+    model: Model, program: Program, cuts: list[np.ndarray], time_s: float | None, budget: Budget, known: np.ndarray | None
+) -> tuple[np.ndarray | None, float, bool, int]:
+    """Choice (or None), dual bound in program units, whether it is infeasible, and nodes of the search tree."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csc_array
+
+    count = len(program.low) + len(cuts)
+    row = np.concatenate([program.row, *(np.full(len(c), len(program.low) + n) for n, c in enumerate(cuts))])
+    column = np.concatenate([program.column, *cuts])
+    value = np.concatenate([program.value, *(np.ones(len(c)) for c in cuts)])
+    matrix = csc_array((value, (row, column)), shape=(count, len(program.cost)))
+    low = np.concatenate([program.low, np.full(len(cuts), -np.inf)])
+    high = np.concatenate([program.high, [len(c) - 1.0 for c in cuts]])
+    kind = np.zeros(len(program.cost))
+    kind[: program.positions] = 1
+    options: dict[str, float | int] = {"mip_rel_gap": 1e-9}
+    if time_s is not None:
+        options["time_limit"] = time_s
+    if budget.work is not None:
+        options["node_limit"] = budget.work
+    found = milp(
+        program.cost, integrality=kind, bounds=Bounds(0, program.upper), constraints=LinearConstraint(matrix, low, high), options=options
+    )
+    dual = -np.inf if getattr(found, "mip_dual_bound", None) is None else float(found.mip_dual_bound)
+    work = int(getattr(found, "mip_node_count", None) or 0)
+    if found.status == 2:
+        return None, dual, True, work
+    if found.x is None:
+        return None, dual, False, work
+    picks = found.x[: program.positions]
+    x = np.array([int(picks[a:b].argmax()) for a, b in zip(model.offset[:-1], model.offset[1:], strict=True)])
+    return x, dual, False, work

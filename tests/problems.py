@@ -1,0 +1,59 @@
+"""Random small problems for the solvers' tests, and the brute force that judges them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from planner.problem import FORBIDDEN, Problem, evaluate
+
+
+def random_problem(seed: int, nodes: int | None = None, most: int = 4, span: int = 1000) -> Problem:
+    """A small problem; over many seeds a tenth is infeasible, half has a binding limit, and all features occur."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 8)) if nodes is None else nodes
+    sizes = rng.integers(1, most + 1, n)
+    cost = [rng.integers(0, span, s) for s in sizes]
+    for c in cost:
+        if rng.random() < 0.1:
+            c[rng.integers(len(c))] = FORBIDDEN
+    edges, picked, tables = [], [], []
+    for _ in range(int(rng.integers(0, 2 * n + 1))):
+        u, v = (int(i) for i in rng.choice(n, 2, replace=False))
+        for _ in range(2 if rng.random() < 0.2 else 1):
+            table = rng.integers(0, span, (sizes[u], sizes[v]))
+            table[rng.random(table.shape) < rng.choice([0.0, 0.15])] = FORBIDDEN
+            edges.append((u, v))
+            picked.append(len(tables))
+            tables.append(table)
+    live_node, span_of, usage = [], [], []
+    for i in range(n):
+        for _ in range(int(rng.integers(0, 4))):
+            lo = int(rng.integers(0, 6))
+            live_node.append(i)
+            span_of.append((lo, lo + int(rng.integers(0, 5))))
+            usage.append(rng.integers(0, 50, sizes[i]))
+    problem = Problem(
+        tuple(cost), np.array(edges, np.int64).reshape(-1, 2), np.array(picked, np.int64), tuple(tables),
+        np.array(live_node, np.int64), np.array(span_of, np.int64).reshape(-1, 2), tuple(usage), None,
+    )  # fmt: skip
+    kind = rng.random()
+    if kind < 0.2:
+        return problem
+    from dataclasses import replace
+
+    peaks = [evaluate(problem, x).peak_usage for x in itertools.islice(itertools.product(*[range(s) for s in sizes]), 20_000)]
+    if kind < 0.3:
+        return replace(problem, usage_limit=max(0, min(peaks) - 1))
+    return replace(problem, usage_limit=int(np.quantile(peaks, rng.uniform(0, 0.5))))
+
+
+def brute_force(problem: Problem) -> int | None:
+    """The optimum by trying everything; None when nothing is feasible."""
+    best = None
+    for x in itertools.product(*[range(len(c)) for c in problem.cost]):
+        verdict = evaluate(problem, x)
+        if verdict.feasible and (best is None or verdict.cost < best):
+            best = verdict.cost
+    return best
