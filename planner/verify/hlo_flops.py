@@ -1,0 +1,87 @@
+"""Dot FLOPs of an optimised program: 2 M N K of every dot and convolution, loops multiplied, per device.
+
+    dot            2 * (elements of the result) * (product of the contracted dims of the left operand)
+    convolution    2 * (batch and feature elements of the result) * (input features per group) * product over spatial dims of taps
+
+`taps` counts pairs (output position, window position). Pairs that fall into the holes of a dilated base multiply nothing and are not
+counted, so that the gradient of a strided convolution costs what its forward does; padding is counted, as in M N K. Batched products
+that TPU writes as convolutions with a dilated base come out right by the same rule. Library calls (cuBLAS, oneDNN, Eigen) count as
+dots. Work that is no dot or convolution is not counted: XLA may turn a product with a vector into multiply and sum.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from planner.verify.hlo_text import Computation, Instruction, Shape, parse
+from planner.verify.hlo_walk import walk
+
+_WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
+_LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
+_LIBRARY_DOT = re.compile(r'custom_call_target="(__onednn\$matmul|__cublas\$(?:gemm|lt\$matmul)[^"]*|__triton\$gemm)"')
+
+
+def dot_flops(text: str) -> int:
+    """2 M N K summed over every dot and convolution of a compiled module, trip counts multiplied (unknown ones count once).
+
+    Raises:
+        ValueError: not HLO.
+    """
+    sites = walk(parse(text), _flops, lambda flops: flops)
+    return sum(site.found * site.count for site in sites if site.heaviest)
+
+
+def _flops(instruction: Instruction, computation: Computation) -> int | None:
+    opcode = instruction.opcode
+    if opcode == "dot":
+        left = computation.operand_shapes(instruction)[0]
+        contracted = _dims(instruction.attribute(r"\blhs_contracting_dims=\{([\d,]*)\}"))
+        return 2 * instruction.shapes[0].elements * math.prod(left.dims[d] for d in contracted)
+    if opcode == "convolution":
+        return _convolution(instruction, computation.operand_shapes(instruction))
+    if opcode == "custom-call" and _LIBRARY_DOT.search(instruction.attributes):
+        return _library_dot(instruction, computation.operand_shapes(instruction)[0])
+    return None
+
+
+def _dims(text: str) -> tuple[int, ...]:
+    return tuple(int(d) for d in re.findall(r"\d+", text))
+
+
+def _library_dot(instruction: Instruction, left: Shape) -> int:
+    """The contracted dims come from the backend's own config; without one the last dim of the left operand is contracted."""
+    listed = instruction.attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+    if listed:
+        contracted = _dims(listed)
+    else:
+        contracted = (len(left.dims) - (2 if '"transpose_a":true' in instruction.attributes else 1),)
+    return 2 * instruction.shapes[0].elements * math.prod(left.dims[d] for d in contracted)
+
+
+def _convolution(instruction: Instruction, operands: tuple[Shape, ...]) -> int:
+    labels = _LABELS.search(instruction.attributes)
+    if labels is None:
+        raise ValueError(f"no dim_labels in convolution {instruction.name}")
+    _, kernel, result = labels.groups()
+    out = instruction.shapes[0]
+    window = _WINDOW.search(instruction.attributes)
+    fields = dict(part.split("=", 1) for part in window.group(1).split()) if window else {}
+    spatial = sorted(c for c in result if c.isdigit())
+    taps = math.prod(_taps(out.dims[result.index(d)], fields, k) for k, d in enumerate(spatial))
+    rest = math.prod(size for size, label in zip(out.dims, result, strict=True) if not label.isdigit())
+    return 2 * rest * operands[1].dims[kernel.index("i")] * taps
+
+
+def _taps(outputs: int, fields: dict[str, str], k: int) -> int:
+    """(output, window) pairs of one spatial dim that meet no hole: o*stride + w*dilate - pad is a multiple of the base's dilation."""
+
+    def field(name: str, default: str) -> str:
+        return fields[name].split("x")[k] if name in fields else default
+
+    size, stride = int(field("size", "1")), int(field("stride", "1"))
+    hole, dilate = int(field("lhs_dilate", "1")), int(field("rhs_dilate", "1"))
+    low = int(field("pad", "0_0").split("_")[0])
+    if hole == 1:
+        return outputs * size
+    return sum((o * stride + w * dilate - low) % hole == 0 for o in range(outputs) for w in range(size))
