@@ -12,10 +12,11 @@ Work unit: one table entry visited.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
-from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
+from planner.problem import Budget, Problem, Solution, evaluate
 from planner.solvers.elimination import Tree, compile_tree
 from planner.solvers.labels import close_gap
 from planner.solvers.lagrange import Clock, Dual, cannot_fit, maximise
@@ -26,36 +27,53 @@ DEFAULT_WORK = 2e9
 CAPS = (500, 20_000, 400_000)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a solve of a model found: `choice` None with `infeasible` is a proof, without it nothing was found."""
+
+    choice: np.ndarray | None
+    bound: float
+    infeasible: bool = False
+
+
 def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
     """Solve exactly where the width allows. See `planner.problem.Solution` for the claims made."""
-    deadline = None if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s
-    clock = Clock(float(budget.work or DEFAULT_WORK), deadline)
+    clock = clock_of(budget, DEFAULT_WORK)
     if not len(problem.cost):
         return Solution((), "optimal", 0.0, "dp")
-    return solve_model(problem, build(problem), clock, start)
+    model = build(problem)
+    return claim(problem, solve_model(model, clock, start), clock, "dp")
 
 
-def solve_model(problem: Problem, model: Model, clock: Clock, start: tuple[int, ...] | None = None) -> Solution:
-    """`solve` for a problem whose model is at hand."""
-    tree = compile_tree(model, integer=not model.exact)
+def clock_of(budget: Budget, work: float) -> Clock:
+    """A running clock for this budget; `work` where it names none."""
+    return Clock(float(budget.work or work), None if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s)
+
+
+def solve_model(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None = None, caps: tuple[int, ...] = CAPS) -> Outcome:
+    """Optimum of a model, or the best choice and bound within the clock's limits."""
+    tree = compile_tree(model, integer=not model.exact and model.cost_int is not None)
     if tree is None:
         from planner.solvers.minibucket import bounded
 
-        return bounded(problem, model, clock, start)
-    assert model.exact or model.cost_int is not None
-    value, x, _ = tree.run(model.cost if model.exact else model.cost_int)  # type: ignore[arg-type]
+        choice, bound = bounded(model, clock, start)
+        return Outcome(choice, bound, bound == np.inf)
+    value, x, _ = tree.run(model.cost_int if tree.integer else model.cost)  # type: ignore[arg-type]
     clock.spend(tree.entries)
-    if value >= (np.inf if model.exact else INF_INT / 2):
-        return Solution((), "infeasible", None, "dp", int(clock.work))
+    if value >= (INF_INT / 2 if tree.integer else np.inf):
+        return Outcome(None, np.inf, True)
     if model.memory is None or model.memory.load(x).max() <= model.memory.limit:
-        return _claim(problem, x, float(value), clock)
-    return _within_memory(problem, model, tree if model.exact else compile_tree(model), clock, start)
+        return Outcome(x, float(value))
+    if tree.integer:
+        tree = compile_tree(model)
+        assert tree is not None
+    return _within_memory(model, tree, clock, start, caps)
 
 
-def _within_memory(problem: Problem, model: Model, tree: Tree | None, clock: Clock, start: tuple[int, ...] | None) -> Solution:
-    assert tree is not None and model.memory is not None
+def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...] | np.ndarray | None, caps: tuple[int, ...]) -> Outcome:
+    assert model.memory is not None
     if (model.memory.extreme(False) > model.memory.limit).any():
-        return Solution((), "infeasible", None, "dp", int(clock.work))
+        return Outcome(None, np.inf, True)
     dual = Dual(model, tree, clock)
     if start is not None:
         given = polish(model, np.asarray(start, np.int64))
@@ -63,25 +81,27 @@ def _within_memory(problem: Problem, model: Model, tree: Tree | None, clock: Clo
             dual.offer(given)
     maximise(dual)
     if dual.best is None and cannot_fit(model, tree, clock):
-        return Solution((), "infeasible", None, "dp", int(clock.work))
-    for cap in CAPS:
+        return Outcome(None, np.inf, True)
+    for cap in caps:
         if dual.closed or clock.stopped:
             break
         before = dual.bound
         close_gap(dual, cap, clock)
         if dual.best is None and not clock.stopped and dual.bound == np.inf:
-            return Solution((), "infeasible", None, "dp", int(clock.work))
+            return Outcome(None, np.inf, True)
         dual.bound = max(dual.bound, before)
-    if dual.best is None:
-        return Solution((), "none", dual.bound, "dp", int(clock.work), clock.stopped)  # type: ignore[arg-type]
-    return _claim(problem, dual.best, dual.best_cost if dual.closed else dual.bound, clock)
+    return Outcome(dual.best, dual.best_cost if dual.best is not None and dual.closed else dual.bound)
 
 
-def _claim(problem: Problem, x: np.ndarray, bound: float, clock: Clock) -> Solution:
+def claim(problem: Problem, found: Outcome, clock: Clock, name: str) -> Solution:
     """A solution with its exact cost; optimal only when the bound meets it."""
-    verdict = evaluate(problem, x)
-    assert verdict.feasible and verdict.cost < FORBIDDEN
-    gap = (verdict.cost - bound) / max(1.0, abs(verdict.cost))
-    optimal = gap <= 1e-6
-    stopped = "" if optimal else clock.stopped
-    return Solution(tuple(x.tolist()), "optimal" if optimal else "feasible", min(bound, verdict.cost), "dp", int(clock.work), stopped)  # type: ignore[arg-type]
+    work = int(clock.work)
+    if found.choice is None:
+        if found.infeasible:
+            return Solution((), "infeasible", None, name, work)
+        return Solution((), "none", found.bound if np.isfinite(found.bound) else None, name, work, clock.stopped)
+    verdict = evaluate(problem, found.choice)
+    assert verdict.feasible, "a solver's choice must fit"
+    optimal = verdict.cost - found.bound <= 1e-6 * max(1.0, abs(verdict.cost))
+    bound = min(found.bound, float(verdict.cost)) if np.isfinite(found.bound) else None
+    return Solution(tuple(found.choice.tolist()), "optimal" if optimal else "feasible", bound, name, work, "" if optimal else clock.stopped)

@@ -97,7 +97,7 @@ def _grow(
     trail: list[tuple[np.ndarray, np.ndarray]] = []
     for p, v in enumerate(order):
         scope = tree.scope[v]
-        table = tables[v][(slice(None), *[labels.column[u] for u in scope])] if scope else tables[v][:, None]
+        table = tables[v][(slice(None), *(labels.column[u] for u in scope))] if scope else tables[v][:, None]  # type: ignore[arg-type]
         regret = labels.regret[None] + (table - table.min(0))
         room = dual.best_cost - 1 + slack(dual.best_cost) - start
         strategy, parent = np.nonzero(regret <= room if np.isfinite(room) else np.isfinite(regret))

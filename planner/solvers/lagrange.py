@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class Clock:
     work_limit: float
     deadline: float | None
     work: float = 0.0
-    stopped: str = ""
+    stopped: Literal["", "time", "work"] = ""
 
     def spend(self, amount: float) -> bool:
         """Count work; False once a limit has been passed (`stopped` says which)."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.problem import Problem, Solution, evaluate
 from planner.solvers.elimination import Tree, order_of
 from planner.solvers.lagrange import Clock, Dual, maximise
 from planner.solvers.local import polish
@@ -85,8 +84,10 @@ class MiniBuckets:
         return found
 
 
-def bounded(problem: Problem, model: Model, clock: Clock, start: tuple[int, ...] | None, limit: float = 2e5) -> Solution:
-    """Bound and best choice without exact tables: status "feasible", or "none" / "infeasible"."""
+def bounded(
+    model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, limit: float = 2e5
+) -> tuple[np.ndarray | None, float]:
+    """Best choice (or None) and lower bound without exact tables; a bound of +inf proves that nothing is feasible."""
     adjacent: list[set[int]] = [set() for _ in range(model.nodes)]
     for u, v in model.pairs:
         adjacent[u].add(v)
@@ -100,25 +101,18 @@ def bounded(problem: Problem, model: Model, clock: Clock, start: tuple[int, ...]
     buckets = MiniBuckets(model, order, position, limit)
     tree: Tree = buckets  # type: ignore[assignment]
     dual = Dual(model, tree, clock)
+    if start is not None:
+        _offer(dual, np.asarray(start, np.int64))
     if model.memory is not None:
         if (model.memory.extreme(False) > model.memory.limit).any():
-            return Solution((), "infeasible", None, "dp", int(clock.work))
+            return None, np.inf
         maximise(dual, 12)
     else:
         value, x, _ = buckets.run(model.cost)
         clock.spend(buckets.entries)
         dual.bound = value
         _offer(dual, x)
-    if start is not None:
-        _offer(dual, np.asarray(start, np.int64))
-    if dual.bound == np.inf:
-        return Solution((), "infeasible", None, "dp", int(clock.work))
-    if dual.best is None:
-        return Solution((), "none", dual.bound, "dp", int(clock.work), clock.stopped)  # type: ignore[arg-type]
-    cost = evaluate(problem, dual.best).cost
-    optimal = cost - dual.bound <= 1e-6 * max(1.0, abs(cost))
-    status = "optimal" if optimal else "feasible"
-    return Solution(tuple(dual.best.tolist()), status, min(dual.bound, cost), "dp", int(clock.work), "" if optimal else clock.stopped)  # type: ignore[arg-type]
+    return dual.best, dual.bound
 
 
 def _offer(dual: Dual, x: np.ndarray) -> None:

@@ -212,3 +212,22 @@ def disjoint(
                 found.append((int(node[p]), a, b, np.sum(live, axis=0)))
     ends = np.array([f[:3] for f in found], np.int64)
     return ends[:, 0], ends[:, 1], ends[:, 2], [f[3] for f in found]
+
+
+def restrict(model: Model, keep: list[np.ndarray]) -> Model:
+    """The model with only these strategies per node (ascending or not; the new index is the place in `keep`)."""
+    sizes = np.fromiter((len(k) for k in keep), np.int64, len(keep))
+    offset = np.concatenate(([0], np.cumsum(sizes)))
+    flat = np.concatenate(keep)
+    taken = flat + np.repeat(model.offset[:-1], sizes)
+    pairs = {(u, v): t[keep[u][:, None], keep[v]] for (u, v), t in model.pairs.items()}
+    memory = None if model.memory is None else _restrict_memory(model.memory, flat, offset)
+    return Model(offset, model.cost[taken], pairs, memory, model.exact)
+
+
+def _restrict_memory(memory: Memory, flat: np.ndarray, offset: np.ndarray) -> Memory:
+    sizes = offset[memory.node + 1] - offset[memory.node]
+    start = np.concatenate(([0], np.cumsum(sizes)))
+    at = np.arange(start[-1]) - np.repeat(start[:-1] - offset[memory.node], sizes)
+    value = memory.use_value[flat[at] + np.repeat(memory.start[:-1], sizes)]
+    return Memory(memory.limit, memory.rows, memory.node, memory.row_lo, memory.row_hi, start, value, at)

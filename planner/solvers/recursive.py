@@ -1,0 +1,231 @@
+"""`recursive`: the double recursion, one mesh axis at a time, one node at a time.
+
+The outer recursion walks the mesh axes, the slowest link first. At one level every node holds a set of strategies that agree on
+the axes decided before. The inner recursion visits the nodes (heaviest first, then along the graph and against it), each choosing
+what this axis cuts:
+
+    score_i(k) = cost_i(k) + price . usage_i(k) + sum over neighbours j of  min over l open at j of [ table_ij(k, l) + lead_j(l) ]
+    lead_j(l)  = cost_j(l) - min over j's open strategies
+
+node i keeps the strategies that cut this axis as its best one does. Two or three sweeps revisit nodes whose neighbours changed,
+until a fixed point. Work: visits x axes, each of one vector-matrix minimum per edge: linear in nodes.
+
+Each run leaves one whole choice. Two passes of sequential message passing over all strategies (`_reputation`, the tree-reweighted
+form) estimate what each strategy costs the whole problem. The strategies met, those of best reputation and the best single changes
+are each node's alphabet; `dp` on the alphabet mixes them exactly. When memory binds, all this is done under memory prices, up from
+none to one that fits.
+
+Based on the idea of the double recursive algorithm (Wang et al., Euro-Par 2021); costs, prices and the polish are ours.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from planner.problem import Budget, Problem, Solution
+from planner.solvers.dp import Outcome, claim, clock_of, solve_model
+from planner.solvers.lagrange import Clock
+from planner.solvers.local import polish
+from planner.solvers.model import Model, build, restrict
+
+SWEEPS = 3
+DEFAULT_WORK = 5e8
+
+
+def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
+    """A good choice in near-linear time. No bound is claimed unless the exact polish had every strategy in its alphabet."""
+    if not len(problem.cost):
+        return Solution((), "optimal", 0.0, "recursive")
+    model, clock = build(problem), clock_of(budget, DEFAULT_WORK)
+    levels = _levels(problem)
+    heavy = _heaviest_first(problem, model)
+    met = [_descend(model, model.cost, levels, heavy, clock)]
+    if start is not None:
+        met.append(np.asarray(start, np.int64))
+    memory, flat = model.memory, model.cost
+    if memory is not None and min(float(memory.load(x).max()) for x in met) > memory.limit:
+        found, flat = _under_prices(model, levels, heavy, met[0], clock)
+        met += found
+    return claim(problem, _mix(model, met, _reputation(model, flat, clock), clock), clock, "recursive")
+
+
+def _levels(problem: Problem) -> list[list[np.ndarray]]:
+    """Per level and node the label of each strategy: what it cuts on that axis; last the strategies themselves."""
+    whole = [np.arange(len(c)) for c in problem.cost]
+    axes = problem.axis_choice[0].shape[1] if problem.axis_choice else 0
+    return [[choice[:, a] for choice in problem.axis_choice] for a in range(axes)] + [whole]
+
+
+def _heaviest_first(problem: Problem, model: Model) -> list[int]:
+    weight = problem.weight
+    if weight is None:
+        finite = np.where(np.isfinite(model.cost), model.cost, 0.0)
+        weight = np.maximum.reduceat(finite, model.offset[:-1])
+    return [int(i) for i in np.argsort(-np.asarray(weight, np.float64), kind="stable")]
+
+
+def _descend(model: Model, flat: np.ndarray, levels: list[list[np.ndarray]], order: list[int], clock: Clock) -> np.ndarray:
+    """One run of the outer recursion under flat strategy costs. [nodes]"""
+    offset = model.offset.tolist()
+    cost = [flat[a:b] for a, b in pairwise(offset)]
+    near = [list(d.items()) for d in model.adjacent]
+    lead = [_lead(c) for c in cost]  # own cost over the open minimum, +inf where closed
+    told: list[dict[int, np.ndarray]] = [{} for _ in range(model.nodes)]  # told[i][j]: j's message to i, until j changes
+    for labels in levels:
+        start = lead.copy()
+        stale = [True] * model.nodes
+        for _ in range(SWEEPS):
+            changed = False
+            for i in order:
+                if not stale[i]:
+                    continue
+                stale[i] = False
+                total = start[i]
+                heard = told[i]
+                for j, table in near[i]:
+                    message = heard.get(j)
+                    if message is None:
+                        message = heard[j] = (table + lead[j]).min(axis=1)
+                        clock.work += table.size
+                    total = total + message
+                label = labels[i]
+                new = np.where(label == label[total.argmin()], start[i], np.inf)
+                if (new == lead[i]).all():
+                    continue
+                lead[i] = _lead(new)
+                changed = True
+                for j, _ in near[i]:
+                    told[j].pop(i, None)
+                    stale[j] = True
+            if not changed:
+                break
+    return np.array([int(row.argmin()) for row in lead])
+
+
+def _lead(row: np.ndarray) -> np.ndarray:
+    least = row.min()
+    return row - least if np.isfinite(least) else np.zeros(len(row))
+
+
+def _reputation(model: Model, flat: np.ndarray, clock: Clock, passes: int = 2) -> np.ndarray:
+    """Estimated cost of the whole problem given each strategy, up to a constant per node. Flat [positions]."""
+    offset, n = model.offset.tolist(), model.nodes
+    near = [list(d.items()) for d in model.adjacent]
+    heard: list[dict[int, np.ndarray | float]] = [dict.fromkeys(d, 0.0) for d in model.adjacent]
+    share = [1.0 / max(1, sum(j < i for j in d), sum(j > i for j in d)) for i, d in enumerate(model.adjacent)]
+    score = flat.copy()
+    for turn in range(2 * passes):
+        for i in range(n) if turn % 2 == 0 else range(n - 1, -1, -1):
+            own = flat[offset[i] : offset[i + 1]] + sum(heard[i].values())
+            score[offset[i] : offset[i + 1]] = own
+            own = own * share[i]
+            for j, table in near[i]:
+                if (j > i) == (turn % 2 == 0):
+                    message = (table + (own - heard[i][j])[:, None]).min(axis=0)
+                    least = message.min()
+                    heard[j][i] = message - least if np.isfinite(least) else message
+                    clock.work += table.size
+    return score
+
+
+def _under_prices(
+    model: Model, levels: list[list[np.ndarray]], order: list[int], free: np.ndarray, clock: Clock
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Choices under rising memory prices on the worst row, then between the last that overloads and the first that fits.
+
+    Also the flat costs under the last price.
+    """
+    memory = model.memory
+    assert memory is not None
+    row = int(memory.load(free).argmax())
+    price = np.zeros(memory.rows)
+    over = float(memory.load(free)[row]) - memory.limit
+    low, high = 0.0, None
+    rate = 0.1 * max(model.total(free) if np.isfinite(model.total(free)) else 1.0, 1.0) / max(over, 1.0)
+    found: list[np.ndarray] = []
+    flat = model.cost
+    for _ in range(7):
+        if not clock.spend(0):
+            break
+        price[row] = rate
+        flat = model.cost + memory.priced(price, len(model.cost))
+        x = _descend(model, flat, levels, order, clock)
+        found.append(x)
+        if memory.load(x).max() <= memory.limit:
+            high = rate
+        else:
+            low = rate
+        if high is None:
+            rate *= 8
+        elif low == 0.0:
+            rate = high / 8
+        elif high / low < 1.5:
+            break
+        else:
+            rate = float(np.sqrt(low * high))
+    return found, flat
+
+
+def _mix(model: Model, met: list[np.ndarray], score: np.ndarray, clock: Clock, rounds: int = 2, extra: int = 2) -> Outcome:
+    """Exact solve on the alphabet of the choices met and of the best single changes around the best of them."""
+    best: np.ndarray | None = None
+    caps = (500,) if model.nodes > 400 else (500, 10_000)
+    outcome = Outcome(None, -np.inf)
+    for _ in range(rounds):
+        keep = _alphabet(model, met, met[-1] if best is None else best, score, extra)
+        whole = sum(len(k) for k in keep) == len(model.cost)
+        small = restrict(model, keep)
+        found = solve_model(small, clock, None if best is None else _index(keep, best), caps)
+        if found.choice is None:
+            if whole:
+                return found
+            healed = next((h for h in (polish(model, x) for x in reversed(met)) if h is not None), None)
+            if healed is None:
+                return _least_memory(model, clock)
+            met.append(healed)
+            best = healed
+            continue
+        x = np.array([int(k[c]) for k, c in zip(keep, found.choice, strict=True)])
+        before = np.inf if best is None else model.total(best)
+        best = x
+        outcome = Outcome(x, found.bound if whole else -np.inf)
+        if whole or not clock.spend(0) or model.total(x) >= before:
+            break
+        met = [x]
+        extra += 1
+    if best is not None and outcome.choice is None:
+        outcome = Outcome(best, -np.inf)
+    return outcome
+
+
+def _least_memory(model: Model, clock: Clock) -> Outcome:
+    """Nothing on the alphabet fits: the exact solver on all strategies decides, within the clock."""
+    return solve_model(model, clock, None, (500,))
+
+
+def _index(keep: list[np.ndarray], x: np.ndarray) -> np.ndarray:
+    return np.array([int(np.flatnonzero(k == c)[0]) for k, c in zip(keep, x, strict=True)])
+
+
+def _alphabet(model: Model, met: list[np.ndarray], around: np.ndarray, rated: np.ndarray, extra: int) -> list[np.ndarray]:
+    """Per node, ascending: the strategies met, and the `extra` best by reputation and as single changes around one choice."""
+    keep: list[np.ndarray] = []
+    score = model.cost.copy()
+    offset = model.offset
+    for (u, v), table in model.pairs.items():
+        score[offset[u] : offset[u + 1]] += table[:, around[v]]
+        score[offset[v] : offset[v + 1]] += table[around[u]]
+    stack = np.stack(met)
+    for i in range(model.nodes):
+        own = score[offset[i] : offset[i + 1]]
+        chosen = set(stack[:, i].tolist())
+        chosen.add(int(around[i]))
+        if len(own) <= 2 * extra + len(chosen):
+            keep.append(np.arange(len(own)))
+            continue
+        chosen.update(np.argpartition(own, extra)[:extra].tolist())
+        chosen.update(np.argpartition(rated[offset[i] : offset[i + 1]], 2 * extra)[: 2 * extra].tolist())
+        keep.append(np.array(sorted(chosen)))
+    return keep
