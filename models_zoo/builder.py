@@ -84,6 +84,11 @@ class Net:
         """Declare a graph output; some node must already write the tensor `name`."""
         self._graph.output.append(self._value_info(name, shape, dtype))
 
+    def declare(self, name: str, shape: Sequence[Dim], dtype: str = "float32") -> str:
+        """Write the shape of a tensor whose operator has no shape inference in onnx; returns the name."""
+        self._graph.value_info.append(self._value_info(name, shape, dtype))
+        return name
+
     def _value_info(self, name: str, shape: Sequence[Dim], dtype: str) -> onnx.ValueInfoProto:
         elem = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return self._onnx.helper.make_tensor_value_info(name, elem, list(shape))

@@ -41,6 +41,7 @@ class MoeConfig(llama.LlamaConfig):
 def build(c: MoeConfig, net: Net) -> None:
     """input_ids [batch, seq] -> logits [batch, seq, vocab]."""
     require(c.top <= c.experts, f"{net.name}: top={c.top} is more than experts={c.experts}")
+    require(not c.mlp_bias, f"{net.name}: the experts have no biases", "leave out mlp_bias")
     forms = {"dense": _dense, "gathered": _gathered, "capacity": _capacity}
     llama.decoder(c, net, lambda s, x: forms[c.form](s.at("block_sparse_moe"), x, c))
 

@@ -2,7 +2,8 @@
 
 training=1 writes BatchNormalization with training_mode=1 and its three outputs (batch statistics, and the running mean
 and variance updated from them); training=0 uses the running ones. Running statistics are initializers, not parameters.
-mean=1 adds the second output "mean" of the MindSpore comparison.
+mean=1 is the MindSpore comparison's net, operator for operator: the pooling is a ReduceMean, and the mean of the logits is
+a second output "mean".
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def build(c: ResnetConfig, net: Net) -> None:
             stride = 2 if stage and not i else 1
             x = _block(s.at(f"layer{stage + 1}/{i}"), x, (channels, width), stride, c)
             channels = width * c.expansion
-    x = s.op("Flatten", s.op("GlobalAveragePool", x), axis=1)
+    x = s.op("ReduceMean", x, s.ints(2, 3), keepdims=0) if c.mean else s.op("Flatten", s.op("GlobalAveragePool", x), axis=1)
     linear(s.at("fc"), x, channels, c.classes, out="logits")
     net.output("logits", [net.batch, c.classes])
     if c.mean:

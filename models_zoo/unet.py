@@ -2,7 +2,8 @@
 
 Each level of the way down has `per_level` residual blocks (each followed by a transformer block but on the last level) and,
 but on the last level, a stride-2 convolution; every result is kept as a skip, and the way up (per_level + 1 blocks per
-level) concatenates one to each block's input. Time enters every residual block as a channel bias.
+level) concatenates one to each block's input. Time enters every residual block as a channel bias. onnx infers no shape for
+GroupNormalization, nor a symbolic dim through Resize, so these results are declared in value_info; decomposed=1 spreads it (and attention) out.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def build(c: UnetConfig, net: Net) -> None:
             side //= 2
             skips.append((x, width))
     mid = s.at("mid_block")
-    x = _residual(mid.at("resnets.0"), x, width, width, cond)
+    x = _residual(mid.at("resnets.0"), x, width, width, side, cond)
     x = _transformer(mid.at("attentions.0"), x, width, side, cond)
-    x = _residual(mid.at("resnets.1"), x, width, width, cond)
+    x = _residual(mid.at("resnets.1"), x, width, width, side, cond)
     for level, size in enumerate(reversed(widths)):
         up, last = s.at(f"up_blocks.{level}"), level == len(widths) - 1
         for i in range(c.per_level + 1):
@@ -65,9 +66,9 @@ def build(c: UnetConfig, net: Net) -> None:
             x = _stage(up, i, x, width + skip_width, size, side, cond, attention=level > 0)
             width = size
         if not last:
-            x = _upsample(up.at("upsamplers.0"), x, width)
             side *= 2
-    x = silu(s.at("conv_norm_out"), _group_norm(s.at("conv_norm_out"), x, width, c))
+            x = _upsample(up.at("upsamplers.0"), x, width, side)
+    x = silu(s.at("conv_norm_out"), _group_norm(s.at("conv_norm_out"), x, width, side, c))
     _conv(s.at("conv_out"), x, width, c.channels, 3, out="sample")
     net.output("sample", [net.batch, c.channels, c.side, c.side])
 
@@ -104,9 +105,17 @@ def _conv(s: Scope, x: str, size_in: int, size_out: int, kernel: int, *, stride:
     return s.op("Conv", x, w, bias, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4, out=out)
 
 
-def _group_norm(s: Scope, x: str, width: int, c: UnetConfig, epsilon: float = 1e-5) -> str:
+def _group_norm(s: Scope, x: str, width: int, side: int, c: UnetConfig, epsilon: float = 1e-5) -> str:
+    """The operator, or InstanceNormalization of the groups as exporters before opset 21 spread it out."""
     scale, bias = s.weight("weight", width, std=0.1, mean=1.0), s.weight("bias", width, std=0.1)
-    return s.op("GroupNormalization", x, scale, bias, num_groups=c.groups, epsilon=epsilon)
+    if not c.decomposed:
+        y = s.op("GroupNormalization", x, scale, bias, num_groups=c.groups, epsilon=epsilon)
+        return s.net.declare(y, [s.net.batch, width, side, side])
+    one, zero = (s.net.constant(np.full(c.groups, value, np.float32)) for value in (1.0, 0.0))
+    groups = s.op("Reshape", x, s.ints(0, c.groups, -1))
+    y = s.op("Reshape", s.op("InstanceNormalization", groups, one, zero, epsilon=epsilon), s.ints(0, width, side, side))
+    y = s.op("Mul", y, s.op("Unsqueeze", scale, s.ints(1, 2)))
+    return s.op("Add", y, s.op("Unsqueeze", bias, s.ints(1, 2)))
 
 
 def _time(s: Scope, steps: str, width: int) -> str:
@@ -120,23 +129,23 @@ def _time(s: Scope, steps: str, width: int) -> str:
 
 
 def _stage(s: Scope, i: int, x: str, size_in: int, size_out: int, side: int, cond: _Conditions, *, attention: bool) -> str:
-    x = _residual(s.at(f"resnets.{i}"), x, size_in, size_out, cond)
+    x = _residual(s.at(f"resnets.{i}"), x, size_in, size_out, side, cond)
     return _transformer(s.at(f"attentions.{i}"), x, size_out, side, cond) if attention else x
 
 
-def _residual(s: Scope, x: str, size_in: int, size_out: int, cond: _Conditions) -> str:
-    h = _conv(s.at("conv1"), silu(s, _group_norm(s.at("norm1"), x, size_in, cond.c)), size_in, size_out, 3)
+def _residual(s: Scope, x: str, size_in: int, size_out: int, side: int, cond: _Conditions) -> str:
+    h = _conv(s.at("conv1"), silu(s, _group_norm(s.at("norm1"), x, size_in, side, cond.c)), size_in, size_out, 3)
     t = s.at("time_emb_proj")
     bias = linear(t, silu(t, cond.time), cond.time_width, size_out)
     h = s.op("Add", h, t.op("Unsqueeze", bias, t.ints(2, 3)))
-    h = _conv(s.at("conv2"), silu(s, _group_norm(s.at("norm2"), h, size_out, cond.c)), size_out, size_out, 3)
+    h = _conv(s.at("conv2"), silu(s, _group_norm(s.at("norm2"), h, size_out, side, cond.c)), size_out, size_out, 3)
     return s.op("Add", x if size_in == size_out else _conv(s.at("conv_shortcut"), x, size_in, size_out, 1), h)
 
 
 def _transformer(s: Scope, x: str, width: int, side: int, cond: _Conditions) -> str:
     """Pixels as rows: self-attention, attention to the text, gated feed-forward, between 1x1 convolutions."""
     c, block = cond.c, s.at("transformer_blocks.0")
-    h = _conv(s.at("proj_in"), _group_norm(s.at("norm"), x, width, c, 1e-6), width, width, 1)
+    h = _conv(s.at("proj_in"), _group_norm(s.at("norm"), x, width, side, c, 1e-6), width, width, 1)
     h = s.op("Reshape", s.op("Transpose", h, perm=[0, 2, 3, 1]), s.ints(0, side * side, width))
     n = layer_norm(block.at("norm1"), h, width)
     h = block.op("Add", h, _attention(block.at("attn1"), n, n, (side * side, side * side), (width, width), c))
@@ -162,9 +171,11 @@ def _gated(s: Scope, x: str, width: int) -> str:
     return linear(s.at("net.2"), g.op("Mul", value, g.op("Gelu", gate)), 4 * width, width)
 
 
-def _upsample(s: Scope, x: str, width: int) -> str:
+def _upsample(s: Scope, x: str, width: int, side: int) -> str:
+    """Each pixel four times, then a convolution; to [B, width, side, side]."""
     scales = s.net.constant(np.array([1, 1, 2, 2], dtype=np.float32))
     x = s.op("Resize", x, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    s.net.declare(x, [s.net.batch, width, side, side])
     return _conv(s.at("conv"), x, width, width, 3)
 
 
