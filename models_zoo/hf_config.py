@@ -38,8 +38,8 @@ class _Fields:
             raise self.bad(key, f"a whole number from 1 to {limit}")
         return value
 
-    def maybe(self, key: str) -> int | None:
-        return None if self.data.get(key) is None else self.whole(key, 1)
+    def maybe(self, key: str, *, limit: int = WHOLE_LIMIT) -> int | None:
+        return None if self.data.get(key) is None else self.whole(key, 1, limit=limit)
 
     def layers(self, key: str, default: int) -> int:
         return self.whole(key, default, limit=LAYERS_LIMIT)
@@ -147,9 +147,8 @@ def _bert(f: _Fields) -> tuple[Family, Any]:
 def _t5(f: _Fields) -> tuple[Family, Any]:
     forms = {"relu": "relu", "gated-gelu": "gated-gelu"}
     length = f.length("n_positions", 512)
-    layers = f.layers("num_layers", 6)
     return t5.FAMILY, t5.T5Config(
-        layers=layers, decoder_layers=f.layers("num_decoder_layers", layers), hidden=f.whole("d_model", 512), heads=f.whole("num_heads", 8),
+        layers=f.layers("num_layers", 6), decoder_layers=f.maybe("num_decoder_layers", limit=LAYERS_LIMIT), hidden=f.whole("d_model", 512), heads=f.whole("num_heads", 8),
         head_dim=f.whole("d_kv", 64), ff=f.whole("d_ff", 2048), vocab=f.whole("vocab_size", 32128), seq=length, target=length,
         buckets=f.whole("relative_attention_num_buckets", 32), max_distance=f.whole("relative_attention_max_distance", 128),
         ff_form=f.one_of("feed_forward_proj", "relu", forms), tied=f.flag("tie_word_embeddings", True),

@@ -2,8 +2,10 @@
 
 Each level of the way down has `per_level` residual blocks (each followed by a transformer block but on the last level) and,
 but on the last level, a stride-2 convolution; every result is kept as a skip, and the way up (per_level + 1 blocks per
-level) concatenates one to each block's input. Time enters every residual block as a channel bias. onnx infers no shape for
-GroupNormalization, nor a symbolic dim through Resize, so these results are declared in value_info; decomposed=1 spreads it (and attention) out.
+level) concatenates one to each block's input. Time enters every residual block as a channel bias.
+
+onnx infers no shape for GroupNormalization, nor a symbolic dim through Resize, so these results are declared in value_info;
+decomposed=1 spreads GroupNormalization and attention out.
 """
 
 from __future__ import annotations

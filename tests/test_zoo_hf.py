@@ -1,0 +1,127 @@
+"""Hugging Face configs become the zoo's graphs; bad ones say which field."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import models_zoo
+from models_zoo.hf_config import from_config, model_types
+from planner.errors import PlanError
+
+from .test_zoo import PUBLISHED, checked, parameters
+
+LLAMA3 = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "vocab_size": 128256, "max_position_embeddings": 8192, "rope_theta": 500000.0, "rms_norm_eps": 1e-05, "torch_dtype": "bfloat16",
+}  # fmt: skip
+CONFIGS: list[tuple[str, dict[str, Any], int]] = [
+    ("llama", LLAMA3, PUBLISHED["llama3-8b"]),
+    ("llama", {}, PUBLISHED["llama2-7b"]),
+    ("gpt2", {}, PUBLISHED["gpt2-small"]),
+    ("gpt2", {"n_embd": 1600, "n_layer": 48, "n_head": 25}, PUBLISHED["gpt2-xl"]),
+    ("bert", {}, PUBLISHED["bert-base"]),
+    ("bert", {"architectures": ["BertForMaskedLM"]}, PUBLISHED["bert-base,head=mlm"]),
+    ("mixtral", {}, PUBLISHED["mixtral-8x7b"]),
+    ("t5", {}, PUBLISHED["t5-small"]),
+    ("t5", {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}, PUBLISHED["t5-base"]),
+    ("t5", {"d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, 76_961_152),
+    ("vit", {"id2label": {str(i): str(i) for i in range(1000)}}, PUBLISHED["vit-b16"]),
+]
+
+
+def write(folder: Path, data: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def notes(model: onnx.ModelProto) -> str:
+    return {p.key: p.value for p in model.metadata_props}.get("notes", "")
+
+
+@pytest.mark.parametrize(("kind", "fields", "count"), CONFIGS)
+def test_a_config_gives_the_model_of_that_size(kind: str, fields: dict[str, Any], count: int, tmp_path: Path) -> None:
+    model = from_config(write(tmp_path, {"model_type": kind, **fields}))
+    assert parameters(model) == count
+    assert all(0 not in shape for shape in checked(model).values())
+
+
+def test_a_config_equals_the_preset(tmp_path: Path) -> None:
+    ours = from_config(write(tmp_path, {"model_type": "llama", **LLAMA3}), {"seq": "8k"})
+    assert ours.graph.node == models_zoo.build("llama3-8b").graph.node
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    plain = from_config(write(tmp_path, {"model_type": "llama", "num_hidden_layers": 1}))
+    assert notes(plain) == ""
+    scaled = {"rope_type": "llama3", "factor": 8.0}
+    for rope in ({"rope_scaling": scaled}, {"rope_parameters": {**scaled, "rope_theta": 1e6}}):
+        long = from_config(write(tmp_path, {"model_type": "llama", "num_hidden_layers": 1, "max_position_embeddings": 131072, **rope}))
+        assert "Rotary rescaling" in notes(long) and "131072" in notes(long)
+        assert checked(long)["input_ids"] == ("batch", 4096)
+    windowed = from_config(write(tmp_path, {"model_type": "mixtral", "num_hidden_layers": 1, "sliding_window": 4096}))
+    assert "sliding" in notes(windowed)
+
+
+ERRORS: list[tuple[object, str, str, str]] = [
+    ({"model_type": "gpt-2"}, "P075", 'model_type "gpt-2" is not known', "did you mean 'gpt2'?"),
+    ({"model_type": "falcon"}, "P075", "falcon", "known: bert, gpt2, llama, mixtral, t5, vit"),
+    ({"model_type": ["llama"]}, "P075", '["llama"]', "known:"),
+    ({"hidden_size": 8}, "P075", "has no model_type", "known:"),
+    ([1], "P074", "a JSON object expected", ""),
+    ({"model_type": "llama", "hidden_size": "big"}, "P074", 'hidden_size = "big": a whole number', ""),
+    ({"model_type": "llama", "hidden_size": True}, "P074", "hidden_size = true", ""),
+    ({"model_type": "llama", "num_hidden_layers": 10**6}, "P074", "num_hidden_layers = 1000000", ""),
+    ({"model_type": "llama", "rope_theta": float("nan")}, "P074", "rope_theta = NaN", ""),
+    ({"model_type": "llama", "tie_word_embeddings": 1}, "P074", "true or false", ""),
+    ({"model_type": "llama", "hidden_act": "relu"}, "P074", 'hidden_act = "relu": one of silu, swish', ""),
+    ({"model_type": "llama", "num_attention_heads": 7}, "P073", "hidden=4096 is not a multiple of heads=7", ""),
+    ({"model_type": "t5", "feed_forward_proj": {}}, "P074", "one of relu, gated-gelu", ""),
+    ({"model_type": "vit", "qkv_bias": False}, "P074", "qkv_bias = false: true expected", ""),
+]
+
+
+@pytest.mark.parametrize(("data", "code", "what", "help"), ERRORS)
+def test_bad_configs_name_the_field(data: object, code: str, what: str, help: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError) as caught:
+        from_config(write(tmp_path, data))
+    assert caught.value.code == code and what in caught.value.what and help in "\n".join(caught.value.help)
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    for name, content in (("a", b"{"), ("b", b"\xff\xfe"), ("c", b"[" * 100_000), ("d", b" " * (5 << 20))):
+        (tmp_path / name).write_bytes(content)
+    for path in (*(tmp_path / name for name in "abcd"), tmp_path, tmp_path / "none", Path("\0")):
+        with pytest.raises(PlanError) as caught:
+            from_config(path)
+        assert caught.value.code == "P074"
+
+
+WIDE = st.one_of(st.none(), st.integers(-2, 20), st.floats(), st.text(max_size=4), st.booleans(), st.just([]), st.just({}))
+KEYS = re.findall(
+    r"\w+",
+    "hidden_size num_attention_heads num_key_value_heads head_dim rope_theta rope_scaling rope_parameters hidden_act n_embd n_head n_inner "
+    "n_positions id2label architectures image_size patch_size d_model d_kv relative_attention_num_buckets num_experts_per_tok vocab_size",
+)
+
+
+@given(st.sampled_from(model_types()), st.dictionaries(st.sampled_from(KEYS), WIDE, max_size=6))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_fields_give_a_model_or_a_plan_error(tmp_path: Path, kind: str, fields: dict[str, Any]) -> None:
+    path = write(tmp_path, {"model_type": kind, **fields})
+    try:
+        model = from_config(path, {"layers": "1"})
+    except PlanError as error:
+        assert error.code in ("P073", "P074")
+    else:
+        assert all(math.prod(t.dims) > 0 for t in model.graph.initializer if "." in t.name)
+        onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
