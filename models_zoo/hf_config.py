@@ -134,13 +134,13 @@ def _gpt2(f: _Fields) -> tuple[Family, Any]:
 def _bert(f: _Fields) -> tuple[Family, Any]:
     f.one_of("hidden_act", "gelu", {"gelu": True})
     names = f.data.get("architectures")
-    head = "mlm" if isinstance(names, list) and any(n in ("BertForMaskedLM", "BertForPreTraining") for n in names) else "cls"
+    predicts = isinstance(names, list) and any(n in ("BertForMaskedLM", "BertForPreTraining") for n in names)
     window = f.whole("max_position_embeddings", 512)
     return bert.FAMILY, bert.BertConfig(
         layers=f.layers("num_hidden_layers", 12), hidden=f.whole("hidden_size", 768), heads=f.whole("num_attention_heads", 12),
         ff=f.whole("intermediate_size", 3072), vocab=f.whole("vocab_size", 30522), seq=f.length("max_position_embeddings", 512),
         positions=window, types=f.whole("type_vocab_size", 2), classes=f.labels(2), epsilon=f.number("layer_norm_eps", 1e-12),
-        head="mlm" if head == "mlm" else "cls",
+        head="mlm" if predicts else "cls",
     )  # fmt: skip
 
 
@@ -148,7 +148,8 @@ def _t5(f: _Fields) -> tuple[Family, Any]:
     forms = {"relu": "relu", "gated-gelu": "gated-gelu"}
     length = f.length("n_positions", 512)
     return t5.FAMILY, t5.T5Config(
-        layers=f.layers("num_layers", 6), decoder_layers=f.maybe("num_decoder_layers", limit=LAYERS_LIMIT), hidden=f.whole("d_model", 512), heads=f.whole("num_heads", 8),
+        layers=f.layers("num_layers", 6), decoder_layers=f.maybe("num_decoder_layers", limit=LAYERS_LIMIT),
+        hidden=f.whole("d_model", 512), heads=f.whole("num_heads", 8),
         head_dim=f.whole("d_kv", 64), ff=f.whole("d_ff", 2048), vocab=f.whole("vocab_size", 32128), seq=length, target=length,
         buckets=f.whole("relative_attention_num_buckets", 32), max_distance=f.whole("relative_attention_max_distance", 128),
         ff_form=f.one_of("feed_forward_proj", "relu", forms), tied=f.flag("tie_word_embeddings", True),

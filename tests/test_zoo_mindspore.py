@@ -15,7 +15,8 @@ import models_zoo
 FILE = Path(__file__).parents[2] / "shared" / "data" / "mindspore" / "strategies.jsonl"
 NAMES = {"LayerNormalization": "LayerNorm", "Gelu": "GeLU", "Relu": "ReLU", "Conv": "Conv2D", "BatchNormalization": "BatchNorm"}
 HEADS = "MatMul Add Reshape Transpose "
-BLOCK = "LayerNorm " + 3 * HEADS + "BatchMatMul Mul Softmax BatchMatMul Transpose Reshape MatMul Add Add LayerNorm MatMul Add GeLU MatMul Add Add"
+BLOCK = "LayerNorm " + 3 * HEADS + "BatchMatMul Mul Softmax BatchMatMul Transpose Reshape MatMul Add Add "
+BLOCK += "LayerNorm MatMul Add GeLU MatMul Add Add"
 SPECS = {"gpt": "gpt,embedding=0,layers={layers}", "mlp": "mlp-mindspore,layers={layers}", "resnet": "resnet50-mindspore"}
 
 
