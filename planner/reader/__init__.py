@@ -1,0 +1,84 @@
+"""ONNX to `planner.graph.Graph`: `read` a file, `read_model` a ModelProto.
+
+    file       load and check the file; external data is never opened
+    check      structure: single assignment, no cycles, functions counted before they are entered
+    dims       every input dim becomes an integer
+    lower      one pass over the nodes: canonical operators, shapes, constants folded on the way
+    tidy, fuse views and no-ops removed; norms, activations, rotary embeddings and attention recognised
+    rebatch    another batch traced through a static export
+    params     which leaves are weights, which of them train, and what they are called
+
+What comes out computes what the file computes (up to float rounding): tests run both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.graph import Graph
+
+__all__ = ["read", "read_model"]
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    tokens_per_step: int | None = None,
+    devices: int = 1,
+) -> Graph:
+    """Reads an ONNX file for planning.
+
+    Args:
+        batch: global batch per step; default the exported one, rounded up to a multiple of `devices`.
+        dims: values of the other symbolic input dims, by name.
+        shapes: whole shapes of inputs, by name, for inputs that declare none.
+        tokens_per_step: instead of `batch`: tokens, divided by the sequence length.
+        devices: number of devices, for the default batch only.
+
+    Returns a Graph with every shape static. Raises PlanError for anything wrong with the file or the options.
+    """
+    from planner.reader.file import load
+
+    path = Path(path)
+    options: dict[str, Any] = {"batch": batch, "dims": dims, "shapes": shapes, "tokens_per_step": tokens_per_step, "devices": devices}
+    return _read(load(path), path.parent, path.stem, **options)
+
+
+def read_model(
+    model: Any,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    tokens_per_step: int | None = None,
+    devices: int = 1,
+) -> Graph:
+    """Reads an in-memory onnx.ModelProto; `folder` is where its external data would be (None: nowhere). See `read`."""
+    from planner.reader.file import check_model
+
+    name = model.graph.name or "model"
+    check_model(model, name)
+    options: dict[str, Any] = {"batch": batch, "dims": dims, "shapes": shapes, "tokens_per_step": tokens_per_step, "devices": devices}
+    return _read(model, None if folder is None else Path(folder), name, **options)
+
+
+def _read(model: Any, folder: Path | None, name: str, **options: Any) -> Graph:
+    from planner.reader.finish import finish
+    from planner.reader.fuse import fuse
+    from planner.reader.rebatch import rebatch
+    from planner.reader.start import start
+    from planner.reader.tidy import tidy
+
+    draft, bound = start(model, folder, name, **options)
+    tidy(draft)
+    fuse(draft)
+    if bound.exported is not None and bound.batch != bound.exported:
+        rebatch(draft, bound)
+    return finish(draft)

@@ -1,0 +1,72 @@
+"""A path to a checked ModelProto. External data stays closed; a file that protobuf cannot hold is refused by size."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlanError
+
+MOST_BYTES = 2**31 - 1
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """The ModelProto of an ONNX file. Raises PlanError for anything that is not one."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise PlanError("P101", f"{str(path)!r} is a folder, not an ONNX file", help=[f"give the file inside, such as {path / 'model.onnx'}"])
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise PlanError("P101", f"there is no file {str(path)!r}") from None
+    except (OSError, ValueError) as error:
+        raise PlanError("P101", f"{str(path)!r} cannot be read", detail=[str(error)]) from None
+    if not path.is_file():
+        raise PlanError("P101", f"{str(path)!r} is not a regular file")
+    if size == 0:
+        raise PlanError("P102", f"{str(path)!r} is empty: not an ONNX file")
+    if size > MOST_BYTES:
+        raise PlanError(
+            "P103", f"{str(path)!r} has {size} bytes; an ONNX file holds at most {MOST_BYTES}",
+            help=["save it with external data: onnx.save(model, path, save_as_external_data=True)"],
+        )  # fmt: skip
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PlanError("P101", f"{str(path)!r} cannot be read", detail=[str(error)]) from None
+    return parse(data, str(path))
+
+
+def parse(data: bytes, name: str) -> Any:
+    """The ModelProto in these bytes. Raises PlanError."""
+    from google.protobuf.message import DecodeError
+    from onnx import ModelProto
+
+    model = ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        nested = "MaxDepth" in str(error) or "recursion" in str(error).lower()
+        what = "its graphs are nested too deeply" if nested else "truncated, or not an ONNX protobuf"
+        raise PlanError("P102", f"{name!r} cannot be read as ONNX: {what}", detail=[str(error)[:200]]) from None
+    check_model(model, name)
+    return model
+
+
+def check_model(model: Any, name: str) -> None:
+    """The parts every model must have: a graph, and an opset that is known. Raises PlanError."""
+    from onnx import defs
+
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output or model.graph.input):
+        raise PlanError("P104", f"{name!r} holds no graph: not an ONNX model, or an empty one")
+    versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    if "" not in versions and (not versions or any(n.domain in ("", "ai.onnx") for n in model.graph.node)):
+        raise PlanError("P105", f"{name!r} does not say which opset it uses", help=["add opset_import to the model: onnx.helper.make_opsetid('', 20)"])
+    newest = defs.onnx_opset_version()
+    opset = versions.get("", newest)
+    if not 1 <= opset <= newest:
+        raise PlanError(
+            "P105", f"{name!r} uses opset {opset}; opsets 1 to {newest} are known to the installed onnx",
+            help=["export it with an older opset, or install a newer onnx"],
+        )  # fmt: skip

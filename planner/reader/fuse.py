@@ -1,0 +1,1 @@
+def fuse(draft): pass

@@ -1,0 +1,384 @@
+"""ONNX nodes to canonical operations, one pass in topological order.
+
+Dims are integers by now, so each node's output shapes follow at once from its inputs': shape arithmetic folds to constants
+on the way and never reaches the draft. Functions, constant Ifs and rare operators that ONNX defines by a body are entered
+through a `Frame` (a name table), never copied. What cannot be lowered is collected and reported in one error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.errors import PlanError
+from planner.graph import DTYPE_BYTES, AttrValue, WeightRef
+from planner.reader.check import order_nodes
+from planner.reader.draft import FOLD_ELEMENTS, Draft, proto_array
+from planner.reader.infer import ShapeError, Type
+from planner.reader.scopes import node_scope
+from planner.reader.tensors import check_tensor, dtype_name
+
+MAX_DEPTH = 64
+"""Nested subgraphs and functions beyond this are refused."""
+
+
+class Unsupported(Exception):
+    """This node cannot be planned; the text says why."""
+
+
+@dataclass
+class Frame:
+    """Names visible to a list of nodes: the main graph, a function body or a branch.
+
+    env maps ONNX names to draft tensors; None marks a tensor nothing is known about. Branches see their parent's names.
+    """
+
+    env: dict[str, str | None]
+    opsets: dict[str, int]
+    parent: Frame | None = None
+    attrs: dict[str, Any] = field(default_factory=dict)  # function attributes, for ref_attr_name
+    prefix: str = ""  # of node ids and tensor names
+    scope: str = ""
+    depth: int = 0
+
+    def find(self, name: str) -> str | None:
+        """Draft tensor of an ONNX name. Raises KeyError."""
+        frame: Frame | None = self
+        while frame is not None:
+            if name in frame.env:
+                return frame.env[name]
+            frame = frame.parent
+        raise KeyError(name)
+
+
+class Call:
+    """One ONNX node being lowered: resolved inputs, attributes with defaults, and ways to emit."""
+
+    __slots__ = ("attrs", "draft", "frame", "id", "inputs", "lowering", "node", "op", "opset", "scope")
+
+    def __init__(self, lowering: Lowering, node: Any, frame: Frame, id_: str, scope: str, inputs: list[str]) -> None:
+        self.lowering, self.node, self.frame, self.id, self.scope = lowering, node, frame, id_, scope
+        self.draft, self.inputs, self.op = lowering.draft, inputs, node.op_type
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        self.opset = frame.opsets.get(domain, frame.opsets.get("", 0))
+        self.attrs = {}
+        for a in node.attribute:
+            if a.ref_attr_name:
+                if a.ref_attr_name in frame.attrs:
+                    self.attrs[a.name] = frame.attrs[a.ref_attr_name]
+            else:
+                self.attrs[a.name] = a
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """Python value of an attribute, or the default."""
+        a = self.attrs.get(name)
+        return default if a is None else attribute_value(a)
+
+    def has(self, k: int) -> bool:
+        """True when optional input k is given."""
+        return k < len(self.inputs) and bool(self.inputs[k])
+
+    def arg(self, k: int) -> str:
+        """Draft tensor of input k, '' when absent."""
+        return self.inputs[k] if k < len(self.inputs) else ""
+
+    def shape(self, k: int = 0) -> tuple[int, ...]:
+        """Shape of input k."""
+        return self.draft.shape(self.inputs[k])
+
+    def dtype(self, k: int = 0) -> str:
+        """dtype of input k."""
+        return self.draft.dtype(self.inputs[k])
+
+    def const(self, k: int, what: str) -> np.ndarray:
+        """Value of input k, which must be constant. Raises Unsupported."""
+        found = self.draft.value(self.inputs[k])
+        if found is None:
+            raise Unsupported(f"{what} is computed from run-time data")
+        return found
+
+    def ints(self, k: int, what: str) -> list[int]:
+        """Input k as a flat list of ints."""
+        return [int(v) for v in self.const(k, what).reshape(-1)]
+
+    def axis(self, axis: int, rank: int) -> int:
+        """A non-negative axis. Raises ShapeError."""
+        if not -rank <= axis < max(rank, 1):
+            raise ShapeError(f"axis {axis} of a tensor with {rank} dims")
+        return axis % rank if rank else 0
+
+    def emit(self, op: str, inputs: Sequence[str], attrs: dict[str, AttrValue] | None = None, *, shape: Any = None, out: str = "") -> str:
+        """Adds a canonical operation; `out` names the result (default: derived from this node's first output)."""
+        return self.draft.add(op, inputs, attrs, out=out or f"{self.name(0)}/{op.lower()}", shape=shape)
+
+    def name(self, k: int = 0) -> str:
+        """Draft name for output k."""
+        return self.frame.prefix + self.node.output[k] if k < len(self.node.output) else ""
+
+    def bind(self, tensor: str, k: int = 0) -> None:
+        """Declares which draft tensor output k is."""
+        if k < len(self.node.output) and self.node.output[k]:
+            self.frame.env[self.node.output[k]] = tensor
+
+    def result(self, op: str, inputs: Sequence[str], attrs: dict[str, AttrValue] | None = None, *, shape: Any = None) -> None:
+        """Emits the operation that makes the (only) output."""
+        self.bind(self.draft.add(op, inputs, attrs, out=self.name(0), shape=shape))
+
+    def results(self, op: str, inputs: Sequence[str], attrs: dict[str, AttrValue] | None = None, *, shape: Any = None) -> None:
+        """Emits an operation with several outputs, named after this node's."""
+        names = [self.frame.prefix + o if o else "" for o in self.node.output]
+        for k, made in enumerate(self.draft.add_many(op, inputs, attrs or {}, names, shape)):
+            if made:
+                self.bind(made, k)
+
+    def wants(self, k: int) -> bool:
+        """True when output k has a name."""
+        return k < len(self.node.output) and bool(self.node.output[k])
+
+    def constant(self, array: np.ndarray, what: str = "const") -> str:
+        """A constant operand made by the reader."""
+        return self.draft.constant(f"{self.name(0)}/{what}", np.asarray(array))
+
+
+def attribute_value(a: Any) -> Any:
+    """Python value of an AttributeProto (strings decoded, tensors and graphs as protos)."""
+    kind = a.type
+    if kind == 1:
+        return a.f
+    if kind == 2:
+        return a.i
+    if kind == 3:
+        return a.s.decode("utf-8", "replace")
+    if kind == 4:
+        return a.t
+    if kind == 5:
+        return a.g
+    if kind == 6:
+        return list(a.floats)
+    if kind == 7:
+        return list(a.ints)
+    if kind == 8:
+        return [s.decode("utf-8", "replace") for s in a.strings]
+    raise Unsupported(f"attribute {a.name!r} has a type that is not handled")
+
+
+class Lowering:
+    """Drives one model through the operator tables; `functions` maps (domain, name, overload) to FunctionProtos."""
+
+    def __init__(self, draft: Draft, functions: dict[tuple[str, str, str], Any], declared: dict[str, Type]) -> None:
+        from planner.reader.tables import TABLE
+
+        self.draft, self.functions, self.declared, self.table = draft, functions, declared, TABLE
+        self.problems: list[str] = []
+        self.bad: dict[str, str] = {}
+        self.ids: set[str] = set()
+        self.ordinals: dict[str, int] = {}
+
+    # names and leaves
+
+    def unique_id(self, wanted: str) -> str:
+        """`wanted`, or with an ordinal when taken."""
+        if wanted in self.ids:
+            k = self.ordinals.get(wanted, 0) + 1
+            while f"{wanted}.{k}" in self.ids:
+                k += 1
+            self.ordinals[wanted] = k
+            wanted = f"{wanted}.{k}"
+        self.ids.add(wanted)
+        return wanted
+
+    def add_initializer(self, frame: Frame, tensor: Any, name: str, folder: Path | None = None) -> None:
+        """Registers a TensorProto as a leaf: small known values, or a reference to bytes not looked at."""
+        dtype, shape, ref = check_tensor(tensor, name, folder)
+        if dtype not in DTYPE_BYTES:
+            self.bad[name] = f"tensor {name!r} has type {dtype}, which cannot be planned"
+            frame.env[name] = None
+            return
+        made = self.draft.fresh(frame.prefix + name)
+        self.add_ref(made, shape, dtype, ref)
+        frame.env[name] = made
+
+    def add_ref(self, name: str, shape: tuple[int, ...], dtype: str, ref: WeightRef) -> None:
+        """Decides whether a leaf's value is known at once (integers, scalars) or may be a parameter."""
+        draft, elements = self.draft, int(np.prod(shape, dtype=object)) if shape else 1
+        is_float = dtype.startswith(("float", "bfloat"))
+        draft.types[name] = (shape, dtype)
+        if ref.kind == "inline" and elements <= (1 if is_float else FOLD_ELEMENTS):
+            draft.values[name] = proto_array(ref.proto)
+            if is_float and shape:
+                draft.keep_floats.add(name)
+        else:
+            draft.refs[name] = ref
+
+    # nodes
+
+    def run(self, nodes: Sequence[Any], frame: Frame) -> None:
+        """Lowers nodes in dependency order within a frame. Raises PlanError for contradictions."""
+        if frame.depth > MAX_DEPTH:
+            raise PlanError("P121", f"subgraphs and functions are nested deeper than {MAX_DEPTH}")
+        names: dict[str, int] = {}
+        if not frame.prefix:
+            for node in nodes:
+                names[node.name] = names.get(node.name, 0) + 1
+        for node in nodes:
+            self._node(node, frame, names)
+
+    def _identify(self, node: Any, frame: Frame, names: dict[str, int]) -> tuple[str, str]:
+        scope = node_scope(node) or frame.scope
+        if node.name and (frame.prefix or names.get(node.name) == 1):
+            wanted = frame.prefix + node.name
+        elif node.name:
+            wanted = f"{node.name}.{self.ordinals.setdefault('name:' + node.name, 0)}"
+            self.ordinals["name:" + node.name] += 1
+        else:
+            base = frame.prefix + (f"{scope}/{node.op_type}" if scope and not frame.prefix else node.op_type)
+            k = self.ordinals.get("op:" + base, 0)
+            self.ordinals["op:" + base] = k + 1
+            wanted = f"{base}.{k}"
+        return self.unique_id(wanted), scope
+
+    def _node(self, node: Any, frame: Frame, names: dict[str, int]) -> None:
+        inputs: list[str] = []
+        blocked = ""
+        for name in node.input:
+            if not name:
+                inputs.append("")
+                continue
+            try:
+                found = frame.find(name)
+            except KeyError:
+                raise PlanError("P111", f"tensor {name!r} is used by node {node.name!r} ({node.op_type}) but nothing makes it") from None
+            if found is None:
+                blocked = self.bad.get(name, "-")
+            inputs.append(found or "")
+        if node.op_type == "Constant" and not node.domain:
+            id_, scope = "", ""
+        else:
+            id_, scope = self._identify(node, frame, names)
+        if blocked:
+            if blocked != "-":
+                self.problems.append(f"{_kind(node)} (node {id_!r}): {blocked}")
+            self._unknown(node, frame)
+            return
+        call = Call(self, node, frame, id_, scope, inputs)
+        start = len(self.draft.ops)
+        try:
+            self._lower(call)
+        except Unsupported as reason:
+            self.problems.append(f"{_kind(node)} (node {id_!r}): {reason}")
+            del self.draft.ops[start:]
+            self._unknown(node, frame)
+            return
+        except ShapeError as reason:
+            shapes = ", ".join(f"{i} {list(self.draft.shape(i))}" for i in inputs if i)
+            raise PlanError("P115", f"node {id_!r} ({node.op_type}): {reason}", detail=[f"inputs: {shapes}"]) from None
+        for k, output in enumerate(node.output):
+            if output and output not in frame.env:
+                if k == 0:
+                    raise PlanError("P115", f"node {id_!r} ({node.op_type}) makes no {output!r}")
+                frame.env[output] = None
+                self.bad[output] = f"output {k} of {node.op_type} is not supported"
+        self._label(call, start)
+
+    def _unknown(self, node: Any, frame: Frame) -> None:
+        for output in node.output:
+            if output:
+                frame.env[output] = None
+
+    def _label(self, call: Call, start: int) -> None:
+        """Ids of what one node became: its own when it became one operation, else suffixed by the operation."""
+        made = [op for op in self.draft.ops[start:] if not op.id]
+        for op in made:
+            if len(made) == 1:
+                op.id = call.id
+            else:
+                op.id, op.members = self.unique_id(f"{call.id}/{op.op.lower()}"), (call.id,)
+            op.scope = call.scope
+
+    def _lower(self, call: Call) -> None:
+        node = call.node
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        body = self.functions.get((node.domain, node.op_type, getattr(node, "overload", "")))
+        if body is not None:
+            self._enter(call, body)
+            return
+        rule: Callable[[Call], None] | None = self.table.get((domain, node.op_type))
+        if rule is not None:
+            rule(call)
+            return
+        from planner.reader.opaque import keep_or_expand
+
+        keep_or_expand(call, domain)
+
+    def _enter(self, call: Call, function: Any) -> None:
+        """Lowers a function body in place of its call."""
+        env: dict[str, str | None] = dict.fromkeys(function.input, "")
+        for formal, actual in zip(function.input, call.inputs, strict=False):
+            env[formal] = actual
+        attrs = {a.name: a for a in function.attribute_proto} | {k: v for k, v in call.attrs.items()}
+        opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import} or call.frame.opsets
+        inner = Frame(env, opsets, None, attrs, f"{call.id}/", call.scope, call.frame.depth + 1)
+        self.run(order_nodes(function.node, set(env), f"function {function.name!r}"), inner)
+        for k, name in enumerate(function.output):
+            if k < len(call.node.output) and call.node.output[k]:
+                try:
+                    call.frame.env[call.node.output[k]] = inner.find(name)
+                except KeyError:
+                    raise PlanError("P113", f"function {function.name!r} never makes its output {name!r}") from None
+
+    def branch(self, call: Call, graph: Any) -> None:
+        """Lowers the taken branch of a constant If in place of it."""
+        inner = Frame({}, call.frame.opsets, call.frame, call.frame.attrs, f"{call.id}/", call.scope, call.frame.depth + 1)
+        for tensor in graph.initializer:
+            self.add_initializer(inner, tensor, tensor.name)
+        self.run(order_nodes(graph.node, None, f"branch of node {call.id!r}"), inner)
+        for k, output in enumerate(graph.output):
+            if k < len(call.node.output) and call.node.output[k]:
+                try:
+                    call.frame.env[call.node.output[k]] = inner.find(output.name)
+                except KeyError:
+                    raise PlanError("P113", f"a branch of node {call.id!r} never makes its output {output.name!r}") from None
+
+    def report(self) -> None:
+        """One error that lists everything that cannot be planned. Raises PlanError."""
+        if self.problems:
+            shown = self.problems[:40]
+            more = [f"... and {len(self.problems) - 40} more"] if len(self.problems) > 40 else []
+            raise PlanError("P130", f"{len(self.problems)} operator(s) of the model cannot be planned", detail=[*shown, *more])
+
+
+def _kind(node: Any) -> str:
+    return f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+
+
+def constant_node(call: Call) -> None:
+    """A Constant node: any of its value attributes."""
+    draft, out = call.draft, call.name(0)
+    if "value" in call.attrs:
+        tensor = call.attr("value")
+        call.lowering.add_initializer(call.frame, tensor, call.node.output[0])
+        return
+    for key, dtype in (("value_int", np.int64), ("value_ints", np.int64), ("value_float", np.float32), ("value_floats", np.float32)):
+        if key in call.attrs:
+            array = np.asarray(call.attr(key), dtype)
+            call.lowering.add_ref(out, tuple(array.shape), array.dtype.name, WeightRef("inline", proto=array))
+            call.bind(out)
+            return
+    if "sparse_value" in call.attrs:
+        raise Unsupported("a sparse constant")
+    name = call.node.output[0]
+    call.lowering.bad[name] = f"tensor {name!r} holds strings, which cannot be planned"
+    call.frame.env[name] = None
+    assert draft is call.draft
+
+
+def input_type(value_info: Any) -> tuple[str, str]:
+    """(kind, dtype name) of a ValueInfoProto; kind is 'tensor' or what else it is."""
+    kind = value_info.type.WhichOneof("value") or "untyped"
+    if kind != "tensor_type":
+        return kind.removesuffix("_type").capitalize(), ""
+    return "tensor", dtype_name(value_info.type.tensor_type.elem_type)

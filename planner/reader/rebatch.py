@@ -1,0 +1,1 @@
+def rebatch(draft, bound): raise NotImplementedError

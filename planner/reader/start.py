@@ -1,0 +1,132 @@
+"""From a ModelProto to the first draft: checks, dims, leaves, then one lowering pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.errors import PlanError
+from planner.graph import DTYPE_BYTES
+from planner.reader.check import check_functions, check_graph
+from planner.reader.dims import Bound, bind
+from planner.reader.draft import FOLD_ELEMENTS, Draft, proto_array
+from planner.reader.infer import Type
+from planner.reader.lower import Frame, Lowering, input_type
+from planner.reader.tensors import check_tensor
+
+
+def start(
+    model: Any,
+    folder: Path | None,
+    name: str,
+    *,
+    batch: int | None,
+    dims: Mapping[str, int] | None,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    tokens_per_step: int | None,
+    devices: int,
+) -> tuple[Draft, Bound]:
+    """The canonical draft of a model at its exported (or symbolic, now bound) batch. Raises PlanError."""
+    graph = model.graph
+    functions = check_functions(model)
+    nodes = check_graph(graph)
+    bound = bind(graph, batch=batch, dims=dims or {}, shapes=shapes or {}, tokens_per_step=tokens_per_step, devices=devices)
+    draft = Draft(name=name, dims=bound.dims, notes=list(bound.notes))
+    lowering = Lowering(draft, functions, _declared(graph, bound))
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    frame = Frame({}, opsets)
+    for input_, type_ in bound.inputs.items():
+        if type_[1] not in DTYPE_BYTES:
+            raise PlanError("P143", f"input {input_!r} holds {type_[1]} values, which cannot be planned")
+        draft.types[input_] = type_
+        draft.inputs.append(input_)
+        frame.env[input_] = input_
+    for tensor in graph.initializer:
+        lowering.add_initializer(frame, tensor, tensor.name, folder)
+    for sparse in graph.sparse_initializer:
+        _add_sparse(lowering, frame, sparse, folder)
+    for output in graph.output:
+        if output.type.WhichOneof("value") not in ("tensor_type", None):
+            raise PlanError("P143", f"output {output.name!r} has {input_type(output)[0]} type; only tensors can be planned")
+    lowering.run(nodes, frame)
+    lowering.report()
+    _name_outputs(draft, [o.name for o in graph.output], frame)
+    return draft, bound
+
+
+def _declared(graph: Any, bound: Bound) -> dict[str, Type]:
+    """Shapes the file declares for inner tensors, where the bound dims make them static (custom operators need them)."""
+    found: dict[str, Type] = {}
+    for value in [*graph.value_info, *graph.output]:
+        kind, dtype = input_type(value)
+        if kind != "tensor" or dtype not in DTYPE_BYTES or not value.type.tensor_type.HasField("shape"):
+            continue
+        dims: list[int] = []
+        for dim in value.type.tensor_type.shape.dim:
+            n = dim.dim_value if dim.WhichOneof("value") == "dim_value" else bound.dims.get(dim.dim_param, -1)
+            dims.append(n)
+        if min(dims, default=0) >= 0:
+            found[value.name] = (tuple(dims), dtype)
+    return found
+
+
+def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | None) -> None:
+    """A small sparse initializer becomes dense; a large one is refused before anything is allocated."""
+    name, shape = sparse.values.name, tuple(sparse.dims)
+    elements = 1
+    for n in shape:
+        elements *= max(n, 0)
+    if min(shape, default=0) < 0 or elements > FOLD_ELEMENTS:
+        raise PlanError(
+            "P136", f"sparse initializer {name!r} of shape {list(shape)} stands for {elements} elements, too many to make dense",
+            help=["store it as a dense initializer"],
+        )  # fmt: skip
+    dtype, count, values = check_tensor(sparse.values, name, folder)
+    _, where, indices = check_tensor(sparse.indices, f"{name} (indices)", folder)
+    if values.kind != "inline" or indices.kind != "inline" or dtype not in DTYPE_BYTES or not shape:
+        raise PlanError("P136", f"sparse initializer {name!r} has no values inside the file")
+    dense = np.zeros(elements, proto_array(values.proto).dtype)
+    index = proto_array(indices.proto).astype(np.int64)
+    try:
+        flat = np.ravel_multi_index(tuple(index.T), shape) if index.ndim == 2 else index
+        dense[flat] = proto_array(values.proto)
+    except (ValueError, IndexError) as error:
+        raise PlanError("P136", f"sparse initializer {name!r} has bad indices", detail=[str(error)[:200], f"{count} values, {where} indices"]) from None
+    from planner.graph import WeightRef
+
+    made = lowering.draft.fresh(name)
+    lowering.add_ref(made, shape, dtype, WeightRef("inline", proto=dense.reshape(shape)))
+    frame.env[name] = made
+
+
+def _name_outputs(draft: Draft, names: list[str], frame: Frame) -> None:
+    """Gives the graph's outputs their names back where aliases or functions hid them."""
+    made = [frame.find(name) for name in names]
+    taken: set[str] = set()
+    for name, tensor in zip(names, made, strict=True):
+        if tensor is None:
+            raise PlanError("P130", f"output {name!r} of the graph cannot be planned")
+        if tensor != name and name not in draft.types and tensor in draft.maker and tensor not in taken and tensor not in names:
+            rename(draft, tensor, name)
+            made = [name if t == tensor else t for t in made]
+            tensor = name
+        elif tensor != name or tensor in draft.inputs:  # an input, a constant, or a tensor that is already an output
+            tensor = draft.add("Identity", [tensor], out=name)
+            if tensor in draft.maker and not draft.maker[tensor].id:
+                draft.maker[tensor].id = f"{tensor}/identity"
+        taken.add(tensor)
+        draft.outputs.append(tensor)
+
+
+def rename(draft: Draft, old: str, new: str) -> None:
+    """Renames a tensor that an operation makes."""
+    op = draft.maker.pop(old)
+    draft.maker[new] = op
+    draft.types[new] = draft.types.pop(old)
+    op.outputs[op.outputs.index(old)] = new
+    for user in draft.ops:
+        if old in user.inputs:
+            user.inputs[:] = [new if i == old else i for i in user.inputs]
