@@ -40,8 +40,9 @@ class Collective:
     """One collective instruction. Bytes are for one device and one execution; multiply by `count`.
 
     axes: names in mesh order joined by "+", or "irregular:..." when the groups follow no axes. count: runs, loops multiplied.
-    dtype: XLA's name as sent ("f32"; "bf16+f32" for a mixed tuple). promoted: the reduction runs wider than the program asked
-    (XLA's CPU pass: bf16 is summed and sent as f32). unknown_loop: the enclosing loop whose trip count the text does not tell.
+    dtype: XLA's name as sent ("f32"; "bf16+f32" for a mixed tuple). promoted: sent wider than computed: XLA's CPU compiler sends bf16 as
+    f32, twice the bytes of an accelerator (certain for reductions; for other kinds an operand just converted from 16 bits).
+    unknown_loop: the enclosing loop whose trip count the text does not tell.
     branch: "conditional/branch" path; heaviest: False when another branch of that conditional moves more, and totals skip this one.
     """
 
@@ -150,7 +151,8 @@ class _Reader:
             return ()
         key = _repeat_key(instruction, computation, kind)
         parts = self._parts(instruction, computation, kind, shapes, size)
-        promoted = "promoted" in instruction.attribute(r"\bto_apply=%?([\w.\-]+)")
+        reducer = instruction.attribute(r"\bto_apply=%?([\w.\-]+)")
+        promoted = reducer.endswith("promoted") if reducer else all(self._widened(computation, name) for name in instruction.operands)
         return tuple(
             _Found(
                 Collective(
@@ -161,6 +163,16 @@ class _Reader:
             )
             for part_kind, part, payload in parts
         )  # fmt: skip
+
+    def _widened(self, computation: Computation, name: str) -> bool:
+        """Was this operand converted from a 16-bit float just before?"""
+        source = computation.by_name[name]
+        if source.opcode == "fusion":
+            computation = self.module.computations[source.callees[0]]
+            source = computation.root
+        while source.opcode in ("bitcast", "copy", "transpose"):
+            source = computation.by_name[source.operands[0]]
+        return source.opcode == "convert" and computation.operand_shapes(source)[0].dtype in ("bf16", "f16")
 
     def _parts(
         self, instruction: Instruction, computation: Computation, kind: str, shapes: tuple[Shape, ...], size: int

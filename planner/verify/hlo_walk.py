@@ -96,7 +96,8 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     if test is None:
         return None
     (left, right), direction = test
-    if left.element is None:
+    # Either side may be the bound: a constant, or an element that the body hands on unchanged.
+    if left.element is None or _body_element(module, body, left.element) == Linear(left.element, 0):
         left, right, direction = right, left, _MIRROR[direction]
     if left.element is None:
         return None
@@ -104,9 +105,9 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     start = _initial(module, computation, loop, left.element)
     bound: int | None = right.offset
     if right.element is not None:
-        kept = _body_element(module, body, right.element)
         first = _initial(module, computation, loop, right.element)
-        bound = right.offset + first if first is not None and kept == Linear(right.element, 0) else None
+        kept = _body_element(module, body, right.element) == Linear(right.element, 0)
+        bound = right.offset + first if kept and first is not None else None
     if step is None or step.element != left.element or start is None or bound is None:
         return None
     return _trips(start + left.offset, step.offset, bound, direction)
