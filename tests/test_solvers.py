@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from planner.problem import Budget, Problem, evaluate
@@ -34,3 +37,84 @@ def test_exact_solvers_find_the_optimum(name: str) -> None:
         assert verdict.feasible and verdict.cost == best, (name, seed, verdict, best)
         assert found.bound is not None and found.bound <= best * (1 + 1e-9)
         assert best - found.bound <= 1e-6 * max(1, best)
+
+
+def chain_problem(seed: int, blocks: int, strategies: int, limited: float | None) -> Problem:
+    """A layered net with residual edges, weights live all the time, activations in nested intervals, and two mesh axes."""
+    rng = np.random.default_rng(seed)
+    n = 6 * blocks
+    axes = np.stack(np.unravel_index(np.arange(strategies) % 9, (3, 3)), axis=1) - 1
+    choice = [axes[rng.permutation(strategies)] for _ in range(n)]
+    cost = [rng.integers(10, 1000, strategies) * 1000 for _ in range(n)]
+    convert = rng.integers(10, 600, (9, 9)) * 1000
+    np.fill_diagonal(convert, 0)
+    ends = [(i, i + 1) for i in range(n - 1)] + [(i, i + 3) for i in range(0, n - 3, 3)]
+    code = [(c[:, 0] + 1) * 3 + c[:, 1] + 1 for c in choice]
+    tables = tuple(convert[code[u]][:, code[v]] for u, v in ends)
+    usage = [rng.choice([1, 2, 4, 8], strategies) * int(rng.integers(10**6, 10**8)) for _ in range(2 * n)]
+    span = [(0, 2 * n)] * n + [(i, 2 * n - i) for i in range(n)]
+    problem = Problem(
+        tuple(cost), np.array(ends), np.arange(len(ends)), tables, np.array([*range(n), *range(n)]), np.array(span), tuple(usage), None,
+        axis_choice=tuple(choice), axis_size=(4, 2), weight=rng.random(n),
+    )  # fmt: skip
+    if limited is None:
+        return problem
+    free = evaluate(problem, solve(problem, "dp").choice).peak_usage
+    least = sum(int(u.min()) for u in usage)
+    return replace(problem, usage_limit=int(least + limited * (free - least)))
+
+
+@pytest.mark.parametrize("limited", [None, 0.6, 0.1])
+def test_recursive_is_near_the_optimum(limited: float | None) -> None:
+    ratios = []
+    for seed in range(6):
+        problem = chain_problem(seed, 5, 18, limited)
+        exact, quick = solve(problem, "dp"), solve(problem, "recursive")
+        assert exact.status == "optimal"
+        verdict = evaluate(problem, quick.choice)
+        assert verdict.feasible
+        ratios.append(verdict.cost / evaluate(problem, exact.choice).cost)
+    assert min(ratios) >= 1
+    assert max(ratios) <= 1.05 and np.mean(ratios) <= 1.02
+
+
+def test_recursive_on_small_problems_never_misses_a_fit() -> None:
+    for problem, best in zip(CASES, BEST, strict=True):
+        found = solve(problem, "recursive")
+        assert (found.status == "infeasible") == (best is None)
+        if best is not None:
+            verdict = evaluate(problem, found.choice)
+            assert verdict.feasible and verdict.cost >= best
+            assert found.status != "optimal" or verdict.cost == best
+            assert found.bound is None or found.bound <= best * (1 + 1e-9)
+
+
+def test_too_wide_for_elimination_still_gives_a_bound() -> None:
+    from planner.solvers import dp, minibucket
+    from planner.solvers.model import build
+
+    for seed, (problem, best) in enumerate(zip(CASES[:60], BEST[:60], strict=True)):
+        model = build(problem)
+        choice, bound = minibucket.bounded(model, dp.clock_of(Budget(), 1e9), None, limit=4)
+        if best is not None:
+            assert bound <= best * (1 + 1e-9), seed
+        if choice is not None:
+            verdict = evaluate(problem, choice)
+            assert best is not None and verdict.feasible and verdict.cost >= best
+
+
+def test_large_integers_stay_exact() -> None:
+    rng = np.random.default_rng(1)
+    big = 2**54
+    cost = tuple(big + rng.integers(0, 3, 3) for _ in range(5))
+    tables = tuple(big + rng.integers(0, 3, (3, 3)) for _ in range(4))
+    problem = Problem(cost, np.array([(i, i + 1) for i in range(4)]), np.arange(4), tables)
+    assert evaluate(problem, solve(problem, "dp").choice).cost == brute_force(problem)
+
+
+def test_a_budget_of_work_is_deterministic_and_anytime() -> None:
+    problem = chain_problem(3, 6, 18, 0.3)
+    first, again = solve(problem, "dp", Budget(work=200_000)), solve(problem, "dp", Budget(work=200_000))
+    assert first == again
+    assert first.status == "feasible" and first.stopped == "work"
+    assert first.bound is not None and evaluate(problem, first.choice).cost >= first.bound

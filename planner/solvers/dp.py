@@ -80,6 +80,10 @@ def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...
         if given is not None:
             dual.offer(given)
     maximise(dual)
+    if dual.best is None:
+        mended = polish(model, tree.run(model.cost + model.memory.priced(dual.price, len(model.cost)))[1])
+        if mended is not None:
+            dual.offer(mended)
     if dual.best is None and cannot_fit(model, tree, clock):
         return Outcome(None, np.inf, True)
     for cap in caps:

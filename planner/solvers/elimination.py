@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -87,31 +87,32 @@ class Tree:
     message_shape: list[tuple[int, ...]]  # shape in which v's message is added to its parent's table
     children: list[list[int]]
     integer: bool = False
+    tables: list[np.ndarray] = field(default_factory=list, repr=False)  # of the last run; overwritten by the next
 
     def run(self, unary: np.ndarray) -> tuple[float, np.ndarray, list[np.ndarray]]:
         """Minimum, a minimising choice, and every node's table, under flat unary costs [positions].
 
-        The value is +inf (or >= INF_INT) when every choice is forbidden; the choice is then meaningless.
+        The tables are those of this run until the next one. The value is +inf (or >= INF_INT) when every choice is forbidden; the choice is then meaningless.
         """
         offset, n = self.model.offset.tolist(), self.model.nodes
-        tables: list[np.ndarray] = [np.zeros(0)] * n
+        if not self.tables:
+            self.tables.extend(np.empty(s, np.int64 if self.integer else np.float64) for s in self.shape)
+        tables = self.tables
         messages: list[np.ndarray | None] = [None] * n
         value = 0 if self.integer else 0.0
         for v in self.order:
             own = unary[offset[v] : offset[v + 1]]
             shape = self.shape[v]
             depth = len(shape) - 1
-            table = self.base[v] + own.reshape(-1, *(1,) * depth)
+            table = tables[v]
+            np.add(self.base[v], own.reshape(-1, *(1,) * depth), out=table)
             if self.integer:
                 np.minimum(table, INF_INT, out=table)
-            if table.shape != shape:
-                table = np.ascontiguousarray(np.broadcast_to(table, shape))
             for c in self.children[v]:
                 table += messages[c].reshape(self.message_shape[c])  # type: ignore[union-attr]
                 if self.integer:
                     np.minimum(table, INF_INT, out=table)
                 messages[c] = None
-            tables[v] = table
             best = table.min(axis=0)
             if depth:
                 messages[v] = best

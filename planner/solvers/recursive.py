@@ -32,6 +32,8 @@ from planner.solvers.model import Model, build, restrict
 
 SWEEPS = 3
 DEFAULT_WORK = 5e8
+HIGH = 1e17
+"""Stands for +inf where messages are subtracted."""
 
 
 def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
@@ -115,6 +117,7 @@ def _reputation(model: Model, flat: np.ndarray, clock: Clock, passes: int = 2) -
     near = [list(d.items()) for d in model.adjacent]
     heard: list[dict[int, np.ndarray | float]] = [dict.fromkeys(d, 0.0) for d in model.adjacent]
     share = [1.0 / max(1, sum(j < i for j in d), sum(j > i for j in d)) for i, d in enumerate(model.adjacent)]
+    flat = np.minimum(flat, HIGH)
     score = flat.copy()
     for turn in range(2 * passes):
         for i in range(n) if turn % 2 == 0 else range(n - 1, -1, -1):
@@ -124,8 +127,7 @@ def _reputation(model: Model, flat: np.ndarray, clock: Clock, passes: int = 2) -
             for j, table in near[i]:
                 if (j > i) == (turn % 2 == 0):
                     message = (table + (own - heard[i][j])[:, None]).min(axis=0)
-                    least = message.min()
-                    heard[j][i] = message - least if np.isfinite(least) else message
+                    heard[j][i] = np.minimum(message - min(message.min(), HIGH), HIGH)
                     clock.work += table.size
     return score
 
@@ -146,7 +148,7 @@ def _under_prices(
     rate = 0.1 * max(model.total(free) if np.isfinite(model.total(free)) else 1.0, 1.0) / max(over, 1.0)
     found: list[np.ndarray] = []
     flat = model.cost
-    for _ in range(7):
+    for _ in range(5):
         if not clock.spend(0):
             break
         price[row] = rate
@@ -161,7 +163,7 @@ def _under_prices(
             rate *= 8
         elif low == 0.0:
             rate = high / 8
-        elif high / low < 1.5:
+        elif high / low < 4:
             break
         else:
             rate = float(np.sqrt(low * high))
@@ -173,7 +175,7 @@ def _mix(model: Model, met: list[np.ndarray], score: np.ndarray, clock: Clock, r
     best: np.ndarray | None = None
     caps = (500,) if model.nodes > 400 else (500, 10_000)
     outcome = Outcome(None, -np.inf)
-    for _ in range(rounds):
+    for _ in range(rounds if model.nodes <= 400 else 1):
         keep = _alphabet(model, met, met[-1] if best is None else best, score, extra)
         whole = sum(len(k) for k in keep) == len(model.cost)
         small = restrict(model, keep)
