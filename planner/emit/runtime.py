@@ -28,6 +28,24 @@ def cut(x, axes, dim):
     return piece(x)
 
 
+def gather_weight(shard, axes, dim):
+    """The weight from its shards; the gradient is reduce-scattered back. Under a checkpoint policy the name keeps it from being saved."""
+    return lax.all_gather(shard, axes, axis=dim, tiled=True)
+
+
+def reduce_gradient(g, sum_axes, scatter_axes, dim):
+    """The one reduction of a gradient that is pending over mesh axes: summed, or scattered along `dim` first."""
+    if scatter_axes:
+        g = lax.psum_scatter(g, scatter_axes, scatter_dimension=dim, tiled=True)
+    return lax.psum(g, sum_axes) if sum_axes else g
+
+
+def local_piece(x, axes, dim):
+    """This device's piece of `dim`, without a gradient."""
+    size = x.shape[dim] // lax.axis_size(axes)
+    return lax.dynamic_slice_in_dim(lax.pcast(x, axes, to="varying"), lax.axis_index(axes) * size, size, dim)
+
+
 def pad_to(x, dim, size):
     """x with `dim` padded by zeros at its end, up to `size`."""
     return jnp.pad(x, [(0, size - x.shape[dim]) if d == dim else (0, 0) for d in range(x.ndim)])

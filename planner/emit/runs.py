@@ -1,0 +1,124 @@
+"""Repeated blocks as one function: what a block takes, carries on and hands over, checked against every repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from planner.flow import Flow
+from planner.layout import Layout, Tree, convert
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A tensor handed from repeat to repeat: `enters` the first, `leaves[r]` repeat r; `layout` is the one it travels in."""
+
+    enters: str
+    leaves: tuple[str, ...]
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Run:
+    """Nodes [first, first + period) repeated. weights: per slot the tensor of each repeat; shared: tensors every repeat reads."""
+
+    first: int
+    period: int
+    repeats: int
+    carries: tuple[Carry, ...]
+    weights: tuple[tuple[str, ...], ...]
+    shared: tuple[str, ...]
+
+    @property
+    def end(self) -> int:
+        """Index after the last node of the last repeat."""
+        return self.first + self.period * self.repeats
+
+
+def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
+    """The run, or the reason why these repeats cannot share one function under this flow."""
+    graph, nodes = flow.graph, flow.graph.nodes
+    made = {o: (i - first, k) for i in range(first, first + period * repeats) for k, o in enumerate(nodes[i].outputs) if o}
+    weights: dict[tuple[str, ...], None] = {}
+    shared: dict[str, None] = {}
+    enters: dict[tuple[int, int], str] = {}
+    for j in range(period):
+        base = nodes[first + j]
+        for r in range(repeats):
+            if flow.split(first + j) != flow.split(first + r * period + j) or nodes[first + r * period + j].op != base.op:
+                return f"{nodes[first + r * period + j].id} is split otherwise than its first repeat"
+        for slot, name in enumerate(base.inputs):
+            names = tuple(nodes[first + r * period + j].inputs[slot] for r in range(repeats))
+            if not name:
+                continue
+            if len(set(names)) == 1:
+                shared[name] = None
+            elif all(n in graph.weights for n in names):
+                if len({flow.weights[n] for n in names}) > 1 or len({n in flow.grad for n in names}) > 1 or len(set(names)) < repeats:
+                    return f"weights of {base.id} are kept differently in its repeats"
+                weights[names] = None
+            else:
+                if name in made:  # inside the block
+                    if any(made.get(n) != (made[name][0] + r * period, made[name][1]) for r, n in enumerate(names)):
+                        return f"{base.id} reads another place in a later repeat"
+                    continue
+                if any(n not in made for n in names[1:]):
+                    return f"{base.id} reads different outside values in its repeats"
+                key = made[names[1]]
+                if any(made[n] != (key[0] + (r - 1) * period, key[1]) for r, n in enumerate(names) if r) or enters.setdefault(key, name) != name:
+                    return f"{base.id} reads another place in a later repeat"
+    carries = []
+    for (j, k), name in enters.items():
+        leaves = tuple(nodes[first + r * period + j].outputs[k] for r in range(repeats))
+        hub = flow.trees[leaves[0]].hub
+        if hub.partial or graph.tensors[name].shape != graph.tensors[leaves[0]].shape or (name in flow.grad) != (leaves[0] in flow.grad):
+            return f"{name} cannot be carried from block to block"
+        carries.append(Carry(name, leaves, hub))
+    last = {c.leaves[-1] for c in carries}
+    inside = set(range(first, first + period * repeats))
+    for o in made:
+        outside = [i for i, _ in graph.consumers.get(o, ()) if i not in inside]
+        if (outside or o in graph.outputs) and o not in last:
+            return f"{o} leaves the middle of a repeated block"
+    return Run(first, period, repeats, tuple(carries), tuple(weights), tuple(shared))
+
+
+def inner_flow(flow: Flow, run: Run) -> Flow:
+    """The flow inside the block: carried tensors arrive in their travelling layout."""
+    source, trees = dict(flow.source), dict(flow.trees)
+    inside = range(run.first, run.first + run.period)
+    for carry in run.carries:
+        targets = {flow.need[i, s] for i, s in flow.graph.consumers[carry.enters] if i in inside}
+        source[carry.enters] = carry.layout
+        trees[carry.enters] = _star(flow, carry.enters, carry.layout, targets)
+        own = carry.leaves[0]
+        targets = {flow.need[i, s] for i, s in flow.graph.consumers.get(own, ()) if i in inside} | {carry.layout}
+        trees[own] = _star(flow, own, carry.layout, targets, flow.source[own])
+    return replace(flow, source=source, trees=trees)
+
+
+def outer_flow(flow: Flow, run: Run) -> Flow:
+    """The flow after the run: what the last repeat hands over is in its travelling layout; what enters is also needed in it."""
+    source, trees = dict(flow.source), dict(flow.trees)
+    for carry in run.carries:
+        last = carry.leaves[-1]
+        targets = {flow.need[i, s] for i, s in flow.graph.consumers.get(last, ()) if i >= run.end}
+        if last in flow.graph.outputs:
+            targets.add(flow.source[last].stored)
+        source[last] = carry.layout
+        trees[last] = _star(flow, last, carry.layout, targets)
+        tree = trees[carry.enters]
+        if carry.layout != tree.hub and carry.layout not in tree.branches:
+            steps = convert(flow.graph.tensors[carry.enters].shape, tree.hub, carry.layout, flow.plan.mesh)
+            trees[carry.enters] = replace(tree, branches={**tree.branches, carry.layout: steps or ()})
+    return replace(flow, source=source, trees=trees)
+
+
+def _star(flow: Flow, name: str, hub: Layout, targets: set[Layout], source: Layout | None = None) -> Tree:
+    shape, mesh = flow.graph.tensors[name].shape, flow.plan.mesh
+    branches = {}
+    for target in sorted(targets - {hub}, key=repr):
+        steps = convert(shape, hub, target, mesh)
+        if steps is None:
+            raise AssertionError(f"{name}: no way from {hub.spell()} to {target.spell()}")
+        branches[target] = steps
+    return Tree(hub, convert(shape, source, hub, mesh) or () if source else (), branches)
