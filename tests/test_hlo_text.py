@@ -23,7 +23,8 @@ def module(body, before=""):
 GPU = module("""\
   %p = bf16[64,32]{1,0} parameter(0), metadata={op_name="x"}
   %all-reduce-start = bf16[64,32]{1,0} all-reduce-start(%p), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, \
-use_global_device_ids=true, to_apply=%add, metadata={op_name="jit(f)/psum" stack_frame_id=12}, backend_config={"collective_backend_config":{"is_sync":false}}
+use_global_device_ids=true, to_apply=%add, metadata={op_name="jit(f)/psum" stack_frame_id=12}, \
+backend_config={"collective_backend_config":{"is_sync":false}}
   %all-reduce-done = bf16[64,32]{1,0} all-reduce-done(%all-reduce-start), metadata={op_name="jit(f)/psum"}
   %reduce-scatter-start = ((bf16[64,32]{1,0}), bf16[8,32]{1,0}) reduce-scatter-start(%all-reduce-done), channel_id=1, \
 replica_groups=[1,8]<=[8], dimensions={0}, to_apply=%add
