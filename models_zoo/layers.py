@@ -61,6 +61,17 @@ def positions(s: Scope, length: int) -> str:
     return s.op("Range", s.i64(0), s.i64(length), s.i64(1))
 
 
+def angles(s: Scope, x: str, count: int, base: float) -> str:
+    """x * base^(-i / count) for i = 0 .. count-1: [n] -> [n, count].
+
+    The wave lengths are computed, so that nothing looks like a parameter, and divide: the data propagation of onnx's shape
+    inference takes a product of vectors [n, 1] and [count] for an element-wise one and fails.
+    """
+    index = s.op("Cast", positions(s, count), to=1)
+    length = s.op("Exp", s.op("Mul", index, s.f32(math.log(base) / count)))
+    return s.op("Div", s.op("Unsqueeze", x, s.ints(1)), length)
+
+
 def causal_mask(s: Scope, length: int) -> str:
     """bool [length, length], True where a query (row) may see a key (column)."""
     index = positions(s, length)

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from models_zoo.builder import Net, Scope
 from models_zoo.layers import (
     Masking,
+    angles,
     attend,
     causal_mask,
     embedding,
@@ -30,8 +29,6 @@ from models_zoo.layers import (
     tied_head,
 )
 from models_zoo.spec import Family, Preset, require
-
-WIDEST_HEAD = 65536  # its frequencies are an inline constant
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,7 @@ def decoder(c: LlamaConfig, net: Net, feed: Feed) -> None:
     """The whole model around a feed-forward (mixture-of-experts models pass theirs)."""
     require(c.head_dim is not None or c.hidden % c.heads == 0, f"{net.name}: hidden={c.hidden} is not a multiple of heads={c.heads}")
     require(c.heads % c.kv_heads == 0, f"{net.name}: heads={c.heads} is not a multiple of kv_heads={c.kv_heads}")
-    fits = c.width % 2 == 0 and c.width <= WIDEST_HEAD
-    require(fits, f"{net.name}: rotary positions need an even head width up to {WIDEST_HEAD}, {c.width} given")
+    require(c.width % 2 == 0, f"{net.name}: rotary positions need an even head width, {c.width} given")
     s = net.root.at("model")
     ids = net.input("input_ids", [net.batch, c.seq], "int64")
     x, table = embedding(s.at("embed_tokens"), ids, c.vocab, c.hidden)
@@ -121,9 +117,8 @@ def _attention(s: Scope, x: str, c: LlamaConfig, rotate: Feed, mask: Masking) ->
 def _rotary(s: Scope, ids: str, c: LlamaConfig) -> Feed:
     """Write the tables cos, sin of position * theta^(-2i/D) once; return what rotates x [B, H, S, D]."""
     half = c.width // 2
-    frequency = s.net.constant((c.theta ** (-np.arange(half, dtype=np.float64) / half)).astype(np.float32))
     index = positions(s, c.seq)
-    angle = s.op("Mul", s.op("Unsqueeze", s.op("Cast", index, to=1), s.ints(1)), frequency)
+    angle = angles(s, s.op("Cast", index, to=1), half, c.theta)
     if c.rotary == "op":
         cos, sin = s.op("Cos", angle), s.op("Sin", angle)
         where = s.op("Expand", s.op("Unsqueeze", index, s.ints(0)), s.op("Shape", ids))

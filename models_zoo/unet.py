@@ -10,13 +10,12 @@ decomposed=1 spreads GroupNormalization and attention out.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from models_zoo.builder import Net, Scope
-from models_zoo.layers import Masking, attend, layer_norm, linear, merge_heads, silu, split_heads
+from models_zoo.layers import Masking, angles, attend, layer_norm, linear, merge_heads, silu, split_heads
 from models_zoo.spec import Family, Preset, require
 
 
@@ -122,9 +121,7 @@ def _group_norm(s: Scope, x: str, width: int, side: int, c: UnetConfig, epsilon:
 
 def _time(s: Scope, steps: str, width: int) -> str:
     """Sinusoids of the step through two dense layers -> [B, 4 width]."""
-    half = width // 2
-    frequency = s.net.constant(np.exp(-math.log(10000.0) * np.arange(half) / half).astype(np.float32))
-    angle = s.op("Mul", s.op("Unsqueeze", steps, s.ints(1)), frequency)
+    angle = angles(s, steps, width // 2, 10000.0)
     h = s.op("Concat", s.op("Cos", angle), s.op("Sin", angle), axis=1)
     h = silu(s, linear(s.at("linear_1"), h, width, 4 * width))
     return linear(s.at("linear_2"), h, 4 * width, 4 * width)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models_zoo
-from models_zoo import moe, ssm, t5
+from models_zoo import layers, moe, ssm, t5
 from models_zoo.builder import Net, Scope
 
 from .test_zoo import checked
@@ -172,6 +172,12 @@ def test_the_chunked_state_space_is_the_recurrence(chunks: int, steps: int, seed
         state = state * np.exp(feeds["a"][:, t])[:, :, None, None] + np.einsum("bn,bhp->bhnp", feeds["b"][:, t], feeds["x"][:, t])
         wanted[:, t] = np.einsum("bn,bhnp->bhp", feeds["k"][:, t], state)
     close(first(model, feeds), wanted)
+
+
+def test_angles_are_positions_over_wave_lengths() -> None:
+    model = piece(lambda at, x: layers.angles(at, x, 5, 500.0), {"x": (3,)}, (3, 5))
+    x = np.array([0.0, 1.0, 70.0], np.float32)
+    close(first(model, {"x": x}), x[:, None] * 500.0 ** (-np.arange(5) / 5), 1e-6)
 
 
 @pytest.mark.parametrize("both", [True, False])
