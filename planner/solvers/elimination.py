@@ -92,7 +92,9 @@ class Tree:
     def run(self, unary: np.ndarray) -> tuple[float, np.ndarray, list[np.ndarray]]:
         """Minimum, a minimising choice, and every node's table, under flat unary costs [positions].
 
-        The tables are those of this run until the next one. The value is +inf (or >= INF_INT) when every choice is forbidden; the choice is then meaningless.
+        The tables are those of this run until the next one.
+
+        The value is +inf (or >= INF_INT) when every choice is forbidden; the choice is then meaningless.
         """
         offset, n = self.model.offset.tolist(), self.model.nodes
         if not self.tables:
