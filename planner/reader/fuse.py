@@ -1,1 +1,25 @@
-def fuse(draft): pass
+"""Recognises what exporters spread out, innermost patterns first."""
+
+from __future__ import annotations
+
+from planner.reader.draft import Draft
+from planner.reader.finder import Finder
+from planner.reader.fuse_attention import attentions, repeated_heads
+from planner.reader.fuse_norm import group_norms, norms
+from planner.reader.fuse_point import gelus, rotaries, silus
+from planner.reader.tidy import drop_dead, fold_transposes, shorten_views, sink_expands
+
+
+def fuse(draft: Draft) -> None:
+    """Activations, norms, rotary embeddings, attention; then the views they leave behind."""
+    for patterns in ((silus, gelus), (norms, group_norms), (rotaries,), (attentions,), (repeated_heads,)):
+        finder = Finder(draft)
+        for pattern in patterns:
+            pattern(finder)
+        finder.apply()
+    sink_expands(draft)
+    drop_dead(draft)
+    shorten_views(draft)
+    drop_dead(draft)
+    fold_transposes(draft)
+    drop_dead(draft)
