@@ -28,12 +28,16 @@ NO_GRADIENT = frozenset({"Floor", "Ceil", "Round", "Sign"})
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """How a weight is kept: cut as `layout` says; `zero` is the optimizer-sharding level over `axes`, along dim `dim` (-1: none possible)."""
+    """How a weight is kept: cut as `layout` says; `zero` is the optimizer-sharding level over `axes`, along dim `dim` (-1: none possible).
+
+    fan: the axes over which its gradient is pending when the backward pass leaves it (axes of `zero` included).
+    """
 
     layout: Layout
     zero: int = 0
     axes: Axes = ()
     dim: int = -1
+    fan: Axes = ()
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] 
     for name in graph.weights:
         if name in needs:
             weights[name] = plan.weight_plans.get(name) or weight_plan(graph, name, needs[name], plan, name in grad)
-            source[name] = weights[name].layout
+            source[name] = replace(weights[name].layout, fan=weights[name].fan)
     trees: dict[str, Tree] = {}
     for name, targets in needs.items():
         tree = distribute(graph.tensors[name].shape, source[name], tuple(targets), plan.mesh, name in grad)
@@ -166,19 +170,18 @@ def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, 
     zero axes among those its gradient is partial over, along the first dim that divides evenly."""
     targets = list(targets)
     layout = targets[0].stored
-    if not trained or not plan.zero:
+    if not trained:
         return WeightPlan(layout)
-    common = [a for a in plan.zero_axes if all(a in t.fan for t in targets)]
-    axes = tuple(common)
-    sizes = dict(plan.mesh)
-    if not axes or len({t.stored for t in targets}) > 1:
-        return WeightPlan(layout)
-    local = local_shape(graph.tensors[name].shape, layout, sizes)
-    for d, extent in enumerate(local):
-        even = graph.tensors[name].shape[d] % group(layout.dims[d] + axes, sizes) == 0
-        if even and extent % group(axes, sizes) == 0 and extent > 1:
-            return WeightPlan(layout, plan.zero, axes, d)
-    return WeightPlan(layout)
+    cut = {a for dim in layout.dims for a in dim}
+    fan = tuple(a for a in plan.order if a not in cut and all(a in t.fan for t in targets))
+    axes = tuple(a for a in fan if a in plan.zero_axes)
+    if not plan.zero or not axes:
+        return WeightPlan(layout, fan=fan)
+    sizes, shape = dict(plan.mesh), graph.tensors[name].shape
+    for d, extent in enumerate(local_shape(shape, layout, sizes)):
+        if shape[d] % group(layout.dims[d] + axes, sizes) == 0 and extent > 1:
+            return WeightPlan(layout, plan.zero, axes, d, fan)
+    return WeightPlan(layout, fan=fan)
 
 
 def stored_layout(weight: WeightPlan) -> Layout:

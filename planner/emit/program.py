@@ -43,13 +43,12 @@ class Program:
 
 @dataclass
 class Parameter:
-    """One entry of the program's parameter dict: a weight, or the stacked weights of a repeated block; `fan`: axes its gradient is pending over."""
+    """One entry of the program's parameter dict: a weight, or the stacked weights of a repeated block."""
 
     key: str
     tensors: tuple[str, ...]
     stacked: bool
     plan: WeightPlan
-    fan: tuple[str, ...]
 
 
 @dataclass
@@ -104,8 +103,7 @@ def _collect_parameters(w: Writer, runs: list[Run]) -> None:
         if name in stacked:
             label = _template([graph.labels.get(n, n) for n in names])
         plan = w.flow.weights[name]
-        fan = w.flow.trees[name].hub.fan if name in w.flow.grad else ()
-        w.parameters[name] = Parameter(label, names, name in stacked, plan, fan)
+        w.parameters[name] = Parameter(label, names, name in stacked, plan)
 
 
 def _template(labels: list[str]) -> str:
@@ -125,7 +123,7 @@ def _weight_expression(w: Writer, key: str, plan: WeightPlan, container: str) ->
 
 
 def _bind_weights(w: Writer, body: Body, names: list[tuple[str, str, str]]) -> None:
-    """names: (tensor, key, container): bind each weight in its hub layout (its gradient is pending there)."""
+    """names: (tensor, key, container): bind each weight as it is kept, its gradient pending."""
     for tensor, key, container in names:
         plan = w.flow.weights[tensor]
         expression = _weight_expression(w, key, plan, container)
@@ -133,9 +131,7 @@ def _bind_weights(w: Writer, body: Body, names: list[tuple[str, str, str]]) -> N
             variable = body.fresh("w")
             body.lines.append(f"{variable} = {expression}")
             expression = variable
-        hub = w.flow.trees[tensor].hub
         body.bind(tensor, w.flow.source[tensor], expression)
-        body.bind(tensor, hub, expression)
 
 
 def _forward(w: Writer, runs: list[Run]) -> Body:

@@ -260,7 +260,7 @@ def _table(name: str, what: str, parameters: list[Parameter], w: Writer) -> str:
         labels = [graph.labels.get(t, t) for t in p.tensors]
         shown = _label_list(p.key, labels)
         dtype = {"float64": "float32", "int64": "int32", "bfloat16": "float32"}.get(graph.tensors[p.tensors[0]].dtype, graph.tensors[p.tensors[0]].dtype)
-        rows.append(f"    {literal(p.key)}: ({shape}, {dtype!r}, {shown}, {_mean(graph, p.tensors[0])}, {spec}),")
+        rows.append(f"    {literal(p.key)}: ({shape}, {dtype!r}, {shown}, {initial_mean(graph, p.tensors[0])}, {spec}),")
     return "\n".join([*rows, "}", ""])
 
 
@@ -270,7 +270,7 @@ def _label_list(key: str, labels: list[str]) -> str:
     return "[" + ", ".join(literal(x) for x in labels) + "]"
 
 
-def _mean(graph: Graph, tensor: str) -> float:
+def initial_mean(graph: Graph, tensor: str) -> float:
     """Scales of normalisations and variances start around one."""
     for i, slot in graph.consumers.get(tensor, ()):
         op = graph.nodes[i].op
@@ -287,7 +287,7 @@ def _reduction(parameters: list[Parameter], w: Writer) -> str:
         lift = 1 if p.stacked else 0
         plan = p.plan
         scatter = plan.axes if plan.zero in (1, 2) and plan.dim >= 0 else ()
-        rest = tuple(a for a in p.fan if not (plan.zero and plan.dim >= 0 and a in plan.axes))
+        rest = tuple(a for a in p.plan.fan if not (plan.zero and plan.dim >= 0 and a in plan.axes))
         rows.append(f"    {literal(p.key)}: ({rest!r}, {scatter!r}, {plan.dim + lift if scatter else 0}),")
         layout = cut_layout(plan) if plan.zero else plan.layout
         spec = Layout(((), *layout.dims)) if p.stacked else layout
@@ -301,7 +301,7 @@ def _reduction(parameters: list[Parameter], w: Writer) -> str:
     if w.backend == "jit":
         return "\n".join([*grads, "}", *states, "}", ""])
     fans = ["# axes over which each gradient is pending when it leaves the backward pass", "PENDING = {"]
-    fans += [f"    {literal(p.key)}: {tuple(a for a in p.fan if not (p.plan.zero == 3 and p.plan.dim >= 0 and a in p.plan.axes))!r}," for p in parameters]
+    fans += [f"    {literal(p.key)}: {tuple(a for a in p.plan.fan if not (p.plan.zero == 3 and p.plan.dim >= 0 and a in p.plan.axes))!r}," for p in parameters]
     each = any(p.plan.zero == 2 and p.plan.dim >= 0 for p in parameters)
     return "\n".join([*rows, "}", *fans, "}", *grads, "}", *states, "}", f"REDUCE_EACH_MICROBATCH = {each}", ""])
 

@@ -229,6 +229,10 @@ class Draft:
             if op == "Concat":
                 return x if len(inputs) == 1 else ""
             return x
+        if op in ("And", "Or"):
+            for x, other in ((inputs[0], inputs[1]), (inputs[1], inputs[0])):
+                if x not in self.values and self.types[x] == found and self.splat(other) == (op == "And"):
+                    return x
         if op in ("Mul", "Div", "Add", "Sub", "Pow") and len(inputs) == 2:
             for x, other in ((inputs[0], inputs[1]), (inputs[1], inputs[0])):
                 if other == inputs[0] and op not in ("Mul", "Add"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.reader.draft import Draft
 from planner.reader.finder import Finder
+from planner.reader.flatten import unflatten
 from planner.reader.fuse_attention import attentions, repeated_heads
 from planner.reader.fuse_norm import group_norms, norms
 from planner.reader.fuse_point import gelus, rotaries, silus
@@ -17,6 +18,7 @@ def fuse(draft: Draft) -> None:
         for pattern in patterns:
             pattern(finder)
         finder.apply()
+    unflatten(draft)
     sink_expands(draft)
     drop_dead(draft)
     shorten_views(draft)

@@ -19,7 +19,7 @@ import numpy as np
 from planner.graph import AttrValue
 from planner.reader.draft import Op
 from planner.reader.finder import Finder
-from planner.reader.masks import Masks
+from planner.reader.masks import MASKED, Masks
 
 _LOWEST = -1e30
 """An additive mask at or below this absorbs any score it is added to, so replacing the score is the same as adding."""
@@ -229,7 +229,7 @@ def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) 
     where = find.maker(mask, "Where")
     if draft.dtype(mask) != "bool" and where is not None:
         high, low = draft.scalar(where.inputs[1]), draft.scalar(where.inputs[2])
-        if high == 0.0 and low is not None and low <= MASKED_LOW:
+        if high == 0.0 and low is not None and low <= MASKED:
             if masks.kind(where.inputs[0], s, t) in ("all", "causal"):
                 op.attrs["causal"] = int(masks.kind(where.inputs[0], s, t) == "causal" or op.attrs["causal"] == 1)
                 del op.inputs[3:]
@@ -247,9 +247,6 @@ def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) 
         find.readers.setdefault(mask, []).append(op)
     else:
         op.attrs.pop("guard", None)
-
-
-MASKED_LOW = -6e4
 
 
 def _reduce_conjunction(find: Finder, masks: Masks, op: Op, mask: str, s: int, t: int, place: Op) -> str:
@@ -284,35 +281,48 @@ def _reduce_conjunction(find: Finder, masks: Masks, op: Op, mask: str, s: int, t
 
 def repeated_heads(find: Finder) -> None:
     """Keys and values that an exporter repeated over groups of heads enter Attention with their own heads."""
-    draft = find.draft
-    for op in list(draft.ops):
+    for op in list(find.draft.ops):
         if op.op != "Attention":
             continue
-        k, v = _unrepeated(find, op.inputs[1]), _unrepeated(find, op.inputs[2])
-        if k is None or v is None or draft.shape(k)[1] != draft.shape(v)[1]:
+        found = [_unrepeated(find, name) for name in op.inputs[1:3]]
+        if found[0] is None or found[1] is None or found[0][1] != found[1][1]:
             continue
-        op.inputs[1], op.inputs[2] = k, v
-        op.members = op.members or (op.id,)
+        heads = found[0][1]
+        for slot, each in enumerate(found, 1):
+            assert each is not None
+            _, _, t, d = find.draft.shape(op.inputs[slot])
+            source, _, swapped = each
+            b = find.draft.shape(op.inputs[0])[0]
+            x = find.insert(op, "Reshape", [source], shape=(b, t, heads, d) if swapped else (b, heads, t, d))
+            op.inputs[slot] = find.insert(op, "Transpose", [x], {"perm": (0, 2, 1, 3)}) if swapped else x
 
 
-def _unrepeated(find: Finder, name: str) -> str | None:
-    """x [B, G, T, D] when `name` is x with each head repeated H/G times in a row."""
+def _unrepeated(find: Finder, name: str) -> tuple[str, int, bool] | None:
+    """(source, G, swapped) when `name` [B, H, T, D] is a source of G heads with each repeated H/G times in a row.
+
+    swapped: the source is laid out [B, T, G, D].
+    """
     draft = find.draft
     b, h, t, d = draft.shape(name)
-    merge = find.maker(name, "Reshape")
-    spread = find.maker(merge.inputs[0], "Expand") if merge is not None else None
-    split = find.maker(spread.inputs[0], "Reshape") if spread is not None else None
-    if spread is not None and split is not None:
-        x = split.inputs[0]
-        if len(draft.shape(x)) == 4:
-            g = draft.shape(x)[1]
-            if h % g == 0 and draft.shape(x) == (b, g, t, d) and draft.shape(split.outputs[0]) == (b, g, 1, t, d):
-                if draft.shape(spread.outputs[0]) == (b, g, h // g, t, d):
-                    return x
     gather = find.maker(name, "Gather")
     if gather is not None and gather.attrs["axis"] == 1 and len(draft.shape(gather.inputs[0])) == 4:
         g = draft.shape(gather.inputs[0])[1]
         index = draft.value(gather.inputs[1])
-        if index is not None and h % g == 0 and bool((index == np.repeat(np.arange(g), h // g)).all()):
-            return gather.inputs[0]
-    return None
+        repeated = index is not None and h % g == 0 and bool((index == np.repeat(np.arange(g), h // g)).all())
+        return (gather.inputs[0], g, False) if repeated else None
+    swap = find.maker(name, "Transpose")
+    if swap is not None:
+        if swap.attrs["perm"] != (0, 2, 1, 3):
+            return None
+        name = swap.inputs[0]
+    merge = find.maker(name, "Reshape")
+    spread = find.maker(merge.inputs[0], "Expand") if merge is not None else None
+    if spread is None:
+        return None
+    axis = 3 if swap is not None else 2
+    before, after = draft.shape(spread.inputs[0]), draft.shape(spread.outputs[0])
+    if len(before) != 5 or before[axis] != 1 or before[:axis] + before[axis + 1 :] != after[:axis] + after[axis + 1 :]:
+        return None
+    g, r = after[axis - 1], after[axis]
+    expected = (b, t, g, r, d) if swap is not None else (b, g, r, t, d)
+    return (spread.inputs[0], g, swap is not None) if after == expected and g * r == h else None

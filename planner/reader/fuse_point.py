@@ -92,12 +92,13 @@ def _products(find: Finder, plus: Op) -> list[tuple[Op, str, list[Op]]]:
     """Candidate roots: the products that (1 + curve) enters, with the x each would be a Gelu of."""
     found = []
     at, path = plus, []
+    names: list[str] = []
     for _ in range(3):
         up = find.only(at.outputs[0], "Mul", "Div")
         if up is None:
             break
-        for name in _leaves(find, up, at.outputs[0]):
-            found.append((up, name, list(path)))
+        names += _leaves(find, up, at.outputs[0])
+        found += [(up, name, list(path)) for name in names]
         path.append(up)
         at = up
     return found

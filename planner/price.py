@@ -1,0 +1,59 @@
+"""Prices on one mesh: what a collective over some axes, a product or a pass over memory costs, in seconds.
+
+A thin reading of `costmodels` for the planner: it knows the mesh's axes, the machine under them, the runtime profile and the precision recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from costmodels import collectives, compute
+from costmodels.precision import Recipe
+from costmodels.runtime import Runtime
+from planner.graph import DTYPE_BYTES
+from planner.layout import Axes
+from planner.topology import Mesh, Topology
+
+
+@dataclass
+class Pricer:
+    """Memoised prices. mesh order is outermost first."""
+
+    topology: Topology
+    mesh: Mesh
+    runtime: Runtime
+    recipe: Recipe
+    _affine: dict[tuple[str, Axes], tuple[tuple[float, float], ...]] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """axis -> size."""
+        return {a.name: a.size for a in self.mesh.axes}
+
+    def collective_s(self, kind: str, axes: Axes, payload_bytes: float) -> float:
+        """Seconds of one collective over the axes; 0 when it moves nothing."""
+        if not kind or not axes or not payload_bytes:
+            return 0.0
+        key = (kind, axes)
+        lines = self._affine.get(key)
+        if lines is None:
+            group = self.topology.group(self.mesh, axes)
+            lines = self._affine[key] = collectives.collective_lines(kind, group)
+        return min(latency + payload_bytes * slope for latency, slope in lines)
+
+    def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
+        """Seconds of one kernel: the slower of arithmetic and memory, and the launch floor."""
+        return compute.roofline_time_s(self.topology.device, flops, size_bytes, dtype)
+
+    def itemsize(self, dtype: str) -> float:
+        """Bytes per element as computed with under the recipe: floats of the model take the recipe's compute type."""
+        if dtype in ("float32", "float64"):
+            return DTYPE_BYTES[self.recipe.compute]
+        if dtype == "int64":
+            return 4
+        return DTYPE_BYTES[dtype]
+
+    def optimizer_s(self, elements: float) -> float:
+        """Seconds of the optimizer's pass over local parameters."""
+        return compute.optimizer_time_s(self.topology.device, elements, self.recipe)

@@ -1,0 +1,121 @@
+"""Equal tables are stored once and every question about a table is answered once.
+
+Large problems have a hundred thousand edges and a thousand distinct tables. `Pool` gives each distinct table (and each index map) a
+number; results of operations are remembered by those numbers, so a pass over all edges costs dictionary look-ups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class Pool:
+    """Interned tables (float64, +inf = forbidden) and index maps (int64), with remembered operations."""
+
+    tables: list[np.ndarray] = field(default_factory=list)
+    maps: list[np.ndarray] = field(default_factory=list)
+    _table_of: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
+    _map_of: dict[bytes, int] = field(default_factory=dict)
+    _taken: dict[tuple[int, int], int] = field(default_factory=dict)
+    _turned: dict[int, int] = field(default_factory=dict)
+    _sums: dict[tuple[int, int], int] = field(default_factory=dict)
+    _alive: dict[int, np.ndarray | None] = field(default_factory=dict)
+    _parts: dict[int, tuple[np.ndarray, np.ndarray, int] | None] = field(default_factory=dict)
+    _function: dict[int, np.ndarray | None] = field(default_factory=dict)
+    _lead: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def table(self, array: np.ndarray) -> int:
+        """Number of this table."""
+        array = np.ascontiguousarray(array, np.float64)
+        key = (array.shape, array.tobytes())
+        found = self._table_of.get(key)
+        if found is None:
+            found = self._table_of[key] = len(self.tables)
+            self.tables.append(array)
+        return found
+
+    def map(self, index: np.ndarray) -> int:
+        """Number of this index map."""
+        index = np.ascontiguousarray(index, np.int64)
+        key = index.tobytes()
+        found = self._map_of.get(key)
+        if found is None:
+            found = self._map_of[key] = len(self.maps)
+            self.maps.append(index)
+        return found
+
+    def take(self, t: int, m: int) -> int:
+        """The table's rows in the order of a map."""
+        found = self._taken.get((t, m))
+        if found is None:
+            found = self._taken[t, m] = self.table(self.tables[t][self.maps[m]])
+        return found
+
+    def turn(self, t: int) -> int:
+        """The transposed table."""
+        found = self._turned.get(t)
+        if found is None:
+            found = self._turned[t] = self.table(self.tables[t].T)
+            self._turned[found] = t
+        return found
+
+    def add(self, a: int, b: int) -> int:
+        """The sum of two tables."""
+        key = (a, b) if a < b else (b, a)
+        found = self._sums.get(key)
+        if found is None:
+            found = self._sums[key] = self.table(self.tables[a] + self.tables[b])
+        return found
+
+    def alive(self, t: int) -> np.ndarray | None:
+        """Rows with a finite entry, or None when all have one."""
+        if t not in self._alive:
+            finite = np.isfinite(self.tables[t]).any(axis=1)
+            self._alive[t] = None if finite.all() else finite
+        return self._alive[t]
+
+    def function(self, t: int) -> np.ndarray | None:
+        """The column of each row's one finite entry, or None when some row has another number of them."""
+        if t not in self._function:
+            finite = np.isfinite(self.tables[t])
+            self._function[t] = finite.argmax(axis=1) if (finite.sum(axis=1) == 1).all() else None
+        return self._function[t]
+
+    def parts(self, t: int) -> tuple[np.ndarray, np.ndarray, int] | None:
+        """(row part, column part, rest's number or -1 when nothing is left); None when the table is its own rest.
+
+        table = row[:, None] + column[None] + rest, rest >= 0 with a zero in every row and column that has a finite entry.
+        """
+        if t not in self._parts:
+            table = self.tables[t]
+            row = _finite_min(table, 1)
+            column = _finite_min(table - row[:, None], 0)
+            if not row.any() and not column.any() and table.any():
+                self._parts[t] = None
+            else:
+                rest = table - row[:, None] - column[None]
+                if len(rest) and rest.any() and np.isfinite(rest).all():
+                    # a base row other than the cheapest may show that the table separates after all
+                    flat = rest - rest[:1]
+                    if (flat == flat[:, :1]).all():
+                        row, column, rest = row + flat[:, 0], column + rest[0], np.zeros(rest.shape)
+                self._parts[t] = (row, column, self.table(rest) if rest.any() else -1)
+        return self._parts[t]
+
+    def lead(self, t: int) -> np.ndarray:
+        """[a, b] least of table[a, y] - table[b, y] over y; y forbidden to a counts for nothing."""
+        found = self._lead.get(t)
+        if found is None:
+            table = self.tables[t]
+            with np.errstate(invalid="ignore"):
+                steps = table[:, None, :] - table[None]
+            found = self._lead[t] = np.where(np.isinf(table)[:, None, :], np.inf, steps).min(axis=2)
+        return found
+
+
+def _finite_min(table: np.ndarray, axis: int) -> np.ndarray:
+    least = table.min(axis=axis)
+    return np.where(np.isfinite(least), least, 0.0)
