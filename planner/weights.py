@@ -20,6 +20,7 @@ from planner.graph import DTYPE_BYTES, Graph, WeightRef
 from planner.reader.draft import proto_array
 from planner.reader.fold import numpy_dtype
 from planner.reader.tensors import external_path
+from planner.reader.transforms import transformed
 
 STANDARD_DEVIATION = 0.02
 _ONES = {"LayerNormalization": (1,), "RMSNormalization": (1,), "InstanceNormalization": (1,), "GroupNormalization": (1,), "BatchNormalization": (1, 4)}
@@ -49,11 +50,7 @@ def load_one(
         array = _external(ref, name, tensor.dtype, where)
     else:
         array = proto_array(ref.proto)
-    if not ref.transform:
-        array = array.reshape(tensor.shape)
-    for kind, arg in ref.transform:
-        array = array.reshape(arg) if kind == "reshape" else array.transpose(arg)
-    return array
+    return transformed(array, ref.transform, name).reshape(tensor.shape)
 
 
 def missing(graph: Graph, folder: str | os.PathLike[str] | None) -> tuple[str, ...]:

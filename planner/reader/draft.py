@@ -18,6 +18,7 @@ from planner.errors import PlanError
 from planner.graph import FLOATS, AttrValue, WeightRef
 from planner.reader.fold import evaluate
 from planner.reader.infer import ShapeError, Type, infer
+from planner.reader.transforms import transformed
 
 FOLD_ELEMENTS = 65_536
 """Most elements a folded constant may keep in the finished graph."""
@@ -106,7 +107,7 @@ class Draft:
             return None
         found: np.ndarray | None = None
         if name in self.refs:
-            found = ref_array(self.refs[name])
+            found = ref_array(self.refs[name], name)
         elif name in self.maker:
             found = self._evaluate(self.maker[name], name, limit)
         self._looked[name] = found
@@ -123,7 +124,7 @@ class Draft:
                 if math.prod(self.shape(i)) > limit or (i not in self.refs and i not in self.maker):
                     self._looked[i] = None
                 elif i in self.refs:
-                    self._looked[i] = ref_array(self.refs[i])
+                    self._looked[i] = ref_array(self.refs[i], i)
                 else:
                     stack.append(self.maker[i])
                     ready = False
@@ -257,14 +258,9 @@ def _lossless(narrow: str, wide: str) -> bool:
     return wide in _WIDER.get(narrow, "").split()
 
 
-def ref_array(ref: WeightRef) -> np.ndarray | None:
+def ref_array(ref: WeightRef, name: str) -> np.ndarray | None:
     """The array of an inline weight with the reader's rewrites applied; None for external or absent bytes."""
-    if ref.kind != "inline":
-        return None
-    array = proto_array(ref.proto)
-    for kind, arg in ref.transform:
-        array = array.reshape(arg) if kind == "reshape" else array.transpose(arg)
-    return array
+    return transformed(proto_array(ref.proto), ref.transform, name) if ref.kind == "inline" else None
 
 
 def proto_array(proto: Any) -> np.ndarray:

@@ -1,1 +1,204 @@
-def rebatch(draft, bound): raise NotImplementedError
+"""Another batch for a static export.
+
+The batch is followed through the canonical draft as a factor of dims, from dim 0 of the inputs: a dim is a sequence of factors, major
+first, in which 0 stands for the batch (16384 = 8 * 2048 is (0, 2048)). Shapes are then written anew with the new batch. Constants that
+meet the batch are lengthened: they must repeat along it, or count along it as index tables do. What is neither is an error that names
+the constant; so is a batch that an operator splits, slices or contracts in a way that has no meaning at another size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from planner.errors import PlanError
+from planner.graph import WeightRef
+from planner.reader.dims import Bound
+from planner.reader.draft import FOLD_ELEMENTS, Draft, Op, ref_array
+from planner.reader.infer import ShapeError, infer
+from planner.reader.tidy import drop_dead
+from planner.reader.trace import Demand, Dims, Marks, Tracer, size
+from planner.reader.transforms import transformed
+
+_ROUNDS = 12
+
+
+def rebatch(draft: Draft, bound: Bound) -> None:
+    """Rewrites the draft from the exported batch to the wanted one. Raises PlanError when the batch cannot be followed."""
+    old, new = bound.exported, bound.batch
+    assert old is not None
+    drop_dead(draft)
+    leaves: dict[str, Dims] = {}
+    made: dict[int, Dims] = {}
+    for _ in range(_ROUNDS):
+        tracer = Tracer(draft, old, {name: leaves[name] for name in leaves}, made, bound.traced)
+        tracer.run()
+        if not tracer.demands:
+            break
+        for demand in tracer.demands:
+            _satisfy(tracer, demand, leaves, made)
+    else:
+        raise _error("the batch does not settle", old, [])
+    grown = [_grow(draft, name, dims, old, new) for name, dims in sorted(leaves.items())]
+    _write(draft, tracer.marks, tracer.expands, old, new)
+    draft.notes.append(f"rebatched from the exported {old} to {new}" + (f"; lengthened {', '.join(grown[:6])}" if grown else ""))
+
+
+def _error(what: str, old: int, detail: list[str]) -> PlanError:
+    return PlanError("P146", f"cannot change the exported batch of {old}: {what}", detail=detail, help=[f"plan with --batch {old}, or export with a dynamic batch"])
+
+
+def _satisfy(tracer: Tracer, demand: Demand, leaves: dict[str, Dims], made: dict[int, Dims]) -> None:
+    """Follows a demand for a batch dim back to the leaves, or to the operation that makes the dim."""
+    draft, old = tracer.draft, tracer.batch
+    stack = [(demand.tensor, demand.axis, demand.factors)]
+    seen: set[tuple[str, int]] = set()
+    while stack:
+        name, axis, factors = stack.pop()
+        if (name, axis) in seen:
+            continue
+        seen.add((name, axis))
+        shape = draft.shape(name)
+        if 0 in tracer.dims(name)[axis]:
+            continue
+        if shape[axis] != size(factors, old):
+            raise _error(f"tensor {name!r} of shape {list(shape)} does not carry it", old, [demand.why])
+        op = draft.maker.get(name)
+        if op is None:
+            if name in draft.inputs:
+                raise _error(f"input {name!r} does not have the batch in dim {axis}", old, [demand.why])
+            dims = leaves.get(name, tuple((n,) for n in shape))
+            leaves[name] = (*dims[:axis], factors, *dims[axis + 1 :])
+            continue
+        below = _behind(draft, op, name, axis, factors, old)
+        if below is None:
+            raise _error(f"node {op.id!r} ({op.op}) hides it", old, [demand.why])
+        if not below:
+            dims = made.get(id(op), tuple((n,) for n in shape))
+            made[id(op)] = (*dims[:axis], factors, *dims[axis + 1 :])
+        stack.extend(below)
+
+
+def _behind(draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...], old: int) -> list[tuple[str, int, tuple[int, ...]]] | None:
+    """Where dim `axis` of an operation's result comes from; [] when the operation itself makes it, None when unknown."""
+    from planner.reader.tidy import BROADCASTING, _ALONE
+
+    rank = len(draft.shape(name))
+    n = draft.shape(name)[axis]
+    if op.op in BROADCASTING:
+        below = []
+        for i in op.inputs:
+            at = axis - (rank - len(draft.shape(i)))
+            if at >= 0 and draft.shape(i)[at] == n and n != 1:
+                below.append((i, at, factors))
+        return below or None
+    if op.op in _ALONE or op.op in ("CumSum", "Trilu"):
+        return [(op.inputs[0], axis, factors)]
+    if op.op == "Transpose":
+        return [(op.inputs[0], op.attrs["perm"][axis], factors)]  # type: ignore[index]
+    if op.op == "Concat" and op.attrs["axis"] != axis:
+        return [(i, axis, factors) for i in op.inputs]
+    if op.op in ("Slice", "Split", "Pad") and draft.shape(op.inputs[0])[axis] == n:
+        return [(op.inputs[0], axis, factors)]
+    if op.op == "Expand":
+        at = axis - (rank - len(draft.shape(op.inputs[0])))
+        return [(op.inputs[0], at, factors)] if at >= 0 and draft.shape(op.inputs[0])[at] == n and n != 1 else []
+    if op.op == "ConstantOfShape":
+        return []
+    if op.op == "Reshape":
+        source, target = draft.shape(op.inputs[0]), draft.shape(name)
+        before = math.prod(target[:axis])
+        for k, m in enumerate(source):
+            if m == n and math.prod(source[:k]) == before:
+                return [(op.inputs[0], k, factors)]
+        return None
+    if op.op == "Gather":
+        data, indices, g = draft.shape(op.inputs[0]), draft.shape(op.inputs[1]), int(op.attrs["axis"])  # type: ignore[arg-type]
+        if axis < g:
+            return [(op.inputs[0], axis, factors)]
+        if axis < g + len(indices):
+            return [(op.inputs[1], axis - g, factors)]
+        return [(op.inputs[0], axis - len(indices) + 1, factors)] if data else None
+    if op.op == "GatherND" and axis < len(draft.shape(op.inputs[1])) - 1:
+        below = [(op.inputs[1], axis, factors)]
+        if factors == (0,) and draft.shape(op.inputs[0])[0] == old:
+            below.append((op.inputs[0], 0, factors))  # an index that counts along the batch needs as many rows
+        return below
+    return None
+
+
+def _grow(draft: Draft, name: str, dims: Dims, old: int, new: int) -> str:
+    """Lengthens a leaf along its batch factors; external ones when they are loaded. Returns how to name it in a note."""
+    shape = draft.shape(name)
+    steps: list[tuple[str, tuple[int, ...]]] = []
+    for axis, factors in enumerate(dims):
+        if 0 in factors:
+            k = factors.index(0)
+            steps.append(("rebatch", (axis, math.prod(factors[:k]), old, math.prod(factors[k + 1 :]), new)))
+    if name in draft.values:
+        value = transformed(draft.values[name], steps, name)
+        draft.values[name] = value
+        draft.types[name] = (tuple(value.shape), draft.dtype(name))
+        if value.size > FOLD_ELEMENTS:
+            draft.refs[name] = WeightRef("inline", proto=draft.values.pop(name))
+    else:
+        ref = draft.refs[name]
+        if ref.kind == "inline" and (array := ref_array(ref, name)) is not None:
+            transformed(array, steps, name)  # complains now rather than when the weights are loaded
+        draft.refs[name] = replace(ref, transform=(*(ref.transform or (("reshape", shape),)), *steps))
+        draft.types[name] = (tuple(n // old * new if 0 in f else n for n, f in zip(shape, dims, strict=True)), draft.dtype(name))
+    draft._looked.pop(name, None)
+    return f"{name!r} {list(shape)}"
+
+
+def _write(draft: Draft, marks: dict[str, Marks], expands: list[tuple[Op, int, int]], old: int, new: int) -> None:
+    """New shapes everywhere, attributes that hold batch positions, and Expands where a single sample met a batch."""
+
+    def scaled(name: str) -> tuple[int, ...]:
+        found = marks.get(name)
+        shape = draft.shape(name)
+        if found is None:
+            return shape
+        return tuple(n // old * new if 0 in f else n for n, f in zip(shape, found, strict=True))
+
+    for name in draft.inputs:
+        draft.types[name] = (scaled(name), draft.dtype(name))
+    added: dict[int, list[Op]] = {}
+    targets = {id(op): [scaled(o) for o in op.outputs if o] for op in draft.ops}
+    for op in draft.ops:
+        found = marks.get(op.inputs[0]) if op.inputs else None
+        if op.op == "Slice" and found is not None:
+            for key in ("starts", "ends"):
+                op.attrs[key] = tuple(
+                    v // old * new if 0 in found[a] else v
+                    for v, a in zip(op.attrs[key], op.attrs["axes"], strict=True)  # type: ignore[arg-type]
+                )
+        for o, shape in zip((o for o in op.outputs if o), targets[id(op)], strict=True):
+            draft.types[o] = (shape, draft.dtype(o))
+    for op, slot, axis in expands:
+        name = op.inputs[slot]
+        shape = draft.shape(name)
+        made = draft.fresh(f"{name}/expand")
+        draft.types[made] = ((*shape[:axis], new, *shape[axis + 1 :]), draft.dtype(name))
+        expand = Op("Expand", [name], [made], {}, f"{op.id}/expand.{slot}", op.scope, op.members or (op.id,))
+        draft.maker[made] = expand
+        op.inputs[slot] = made
+        added.setdefault(id(op), []).append(expand)
+    draft.ops = [each for op in draft.ops for each in (*added.get(id(op), ()), op)]
+    _verify(draft, old)
+
+
+def _verify(draft: Draft, old: int) -> None:
+    """Every operation must still fit its operands. Raises PlanError naming the node."""
+    for op in draft.ops:
+        shapes = [draft.shape(o) for o in op.outputs if o]
+        types = [draft.types[i] if i else None for i in op.inputs]
+        try:
+            found = infer(op.op, op.attrs, types, shapes if op.op == "Split" else shapes[0])
+        except KeyError:
+            continue
+        except ShapeError as error:
+            raise _error(f"node {op.id!r} ({op.op}) no longer fits: {error}", old, []) from None
+        wrong = [f"{list(a)} expected, {list(b)} found" for (a, _), b in zip(found, shapes, strict=False) if a != b]
+        if wrong and all(op.outputs[: len(found)]):
+            raise _error(f"node {op.id!r} ({op.op}) gets another shape", old, wrong)

@@ -1,0 +1,55 @@
+"""Rewrites of stored weights: what `WeightRef.transform` lists, applied after loading.
+
+    ("reshape", shape)                            the array in another shape
+    ("transpose", perm)                           its dims permuted
+    ("rebatch", (axis, major, old, minor, new))   lengthened along a dim of major * old * minor elements, old being a batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from planner.errors import PlanError
+
+
+def transformed(array: np.ndarray, steps: Iterable[tuple[str, tuple[int, ...]]], name: str) -> np.ndarray:
+    """The array after all steps. Raises PlanError for a constant that cannot follow another batch."""
+    for kind, arg in steps:
+        if kind == "reshape":
+            array = array.reshape(arg)
+        elif kind == "transpose":
+            array = array.transpose(arg)
+        else:
+            array = lengthen(array, arg, name)
+    return array
+
+
+def lengthen(array: np.ndarray, step: tuple[int, ...], name: str) -> np.ndarray:
+    """A constant for another batch: `step` is (axis, major, old, minor, new). Raises PlanError when it does not say how it goes on.
+
+    Repeating values repeat; integers that grow by one amount per sample go on growing. From a batch of 2 only 0 and 1 per sample are
+    believed.
+    """
+    axis, major, old, minor, new = step
+    shape = array.shape
+    parts = array.reshape(*shape[:axis], major, old, minor, *shape[axis + 1 :])
+    at = axis + 1
+    first = parts.take([0], at)
+    out = None
+    if bool((parts == first).all()):
+        out = np.repeat(first, new, at)
+    elif array.dtype.kind in "iu":
+        delta = parts.take([1], at) - first
+        counts = np.arange(old).reshape([-1 if k == at else 1 for k in range(parts.ndim)])
+        even = bool((delta == delta.reshape(-1)[0]).all() and (parts == first + delta * counts).all())
+        if even and (old > 2 or int(delta.reshape(-1)[0]) == 1):
+            out = first + delta.reshape(-1)[0] * np.arange(new).reshape(counts.shape)
+    if out is None:
+        raise PlanError(
+            "P146", f"cannot change the exported batch of {old}: constant {name!r} of shape {list(shape)} depends on it",
+            detail=[f"its dim {axis} holds the batch, and its values neither repeat nor count"],
+            help=[f"plan with --batch {old}, or export with a dynamic batch"],
+        )  # fmt: skip
+    return out.astype(array.dtype).reshape(*shape[:axis], major * new * minor, *shape[axis + 1 :])
