@@ -65,9 +65,19 @@ def _sort(nodes: Sequence[Any], needs: list[set[int]], where: str) -> list[Any]:
             if waiting[user] == 0:
                 heapq.heappush(ready, user)
     if len(done) < len(nodes):
-        stuck = [describe(nodes[k]) for k, n in enumerate(waiting) if n]
-        raise PlanError("P112", f"the nodes of {where} form a cycle", detail=stuck[:8] + (["..."] if len(stuck) > 8 else []))
+        loop = [describe(nodes[k]) for k in _cycle(needs, waiting)]
+        raise PlanError("P112", f"nodes of {where} form a cycle", detail=loop[:8] + (["..."] if len(loop) > 8 else []))
     return done
+
+
+def _cycle(needs: list[set[int]], waiting: list[int]) -> list[int]:
+    """One cycle among the nodes that never became ready, in the order they feed each other."""
+    at = next(k for k, n in enumerate(waiting) if n)
+    path: list[int] = []
+    while at not in path:
+        path.append(at)
+        at = min(k for k in needs[at] if waiting[k])
+    return path[path.index(at) :][::-1]
 
 
 def _uses(node: Any) -> Iterable[str]:
@@ -122,7 +132,7 @@ def check_graph(graph: Any) -> list[Any]:
     return nodes
 
 
-MAX_INLINED = 1_000_000
+MAX_INLINED = 250_000
 
 
 def check_functions(model: Any) -> dict[tuple[str, str, str], Any]:
@@ -147,8 +157,8 @@ def check_functions(model: Any) -> dict[tuple[str, str, str], Any]:
     def total(nodes: Iterable[Any], depth: int) -> int:
         count = 0
         for key in calls(nodes):
-            count += 1
             if key not in table:
+                count += 1
                 continue
             if key in open_:
                 raise PlanError("P122", f"function {key[1]!r} calls itself")

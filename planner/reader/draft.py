@@ -59,7 +59,7 @@ class Draft:
     maker: dict[str, Op] = field(default_factory=dict)
     keep_floats: set[str] = field(default_factory=set)
     """Float leaves that may be parameters: looked up on demand, never folded away early."""
-    _looked: dict[str, np.ndarray | None] = field(default_factory=dict)
+    _looked: dict[int, dict[str, np.ndarray | None]] = field(default_factory=dict)  # limit -> what `value` found
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Static shape of a tensor."""
@@ -101,48 +101,47 @@ class Draft:
         known = self.values.get(name)
         if known is not None:
             return known
-        if name in self._looked:
-            return self._looked[name]
         if not name or math.prod(self.shape(name)) > limit:
             return None
-        found: np.ndarray | None = None
-        if name in self.refs:
-            found = ref_array(self.refs[name], name)
-        elif name in self.maker:
-            found = self._evaluate(self.maker[name], name, limit)
-        self._looked[name] = found
-        return found
+        looked = self._looked.setdefault(limit, {})
+        if name not in looked:
+            looked[name] = None
+            if name in self.refs:
+                looked[name] = ref_array(self.refs[name], name)
+            elif name in self.maker:
+                self._evaluate(self.maker[name], looked, limit)
+        return looked[name]
 
-    def _evaluate(self, op: Op, name: str, limit: int) -> np.ndarray | None:
+    def forget(self, name: str | None = None) -> None:
+        """Drops remembered values: of one leaf that changed, or all of them to free memory."""
+        for looked in self._looked.values():
+            looked.pop(name, None) if name is not None else looked.clear()
+
+    def _evaluate(self, op: Op, looked: dict[str, np.ndarray | None], limit: int) -> None:
         """Evaluates constant ancestors, iteratively (chains may be deeper than the recursion limit)."""
         stack = [op]
         while stack:
             top = stack[-1]
-            waiting = [i for i in top.inputs if i and i not in self.values and i not in self._looked]
-            ready = True
-            for i in waiting:
-                if math.prod(self.shape(i)) > limit or (i not in self.refs and i not in self.maker):
-                    self._looked[i] = None
-                elif i in self.refs:
-                    self._looked[i] = ref_array(self.refs[i], i)
+            below: list[Op] = []
+            for i in top.inputs:
+                if not i or i in self.values or i in looked:
+                    continue
+                if i in self.refs and math.prod(self.shape(i)) <= limit:
+                    looked[i] = ref_array(self.refs[i], i)
+                elif i in self.maker and math.prod(self.shape(i)) <= limit:
+                    below.append(self.maker[i])
                 else:
-                    stack.append(self.maker[i])
-                    ready = False
-            if not ready:
+                    looked[i] = None
+            if below:
+                stack.extend(below)
                 continue
             stack.pop()
-            arrays = [self._known(i) if i else None for i in top.inputs]
-            outputs: Sequence[np.ndarray] | None = None
-            small = all(math.prod(self.shape(o)) <= limit for o in top.outputs if o)
-            if small and all(a is not None or not i for a, i in zip(arrays, top.inputs, strict=True)):
-                outputs = evaluate(top.op, top.attrs, arrays, [self.types[o] for o in top.outputs if o])
+            arrays = [self.values.get(i, looked.get(i)) if i else None for i in top.inputs]
+            known = all(a is not None or not i for a, i in zip(arrays, top.inputs, strict=True))
+            cheap = all(math.prod(self.shape(o)) <= (FOLD_ELEMENTS if top.op == "MatMul" else limit) for o in top.outputs if o)
+            made = evaluate(top.op, top.attrs, arrays, [self.types[o] for o in top.outputs if o]) if known and cheap else None
             for k, out in enumerate(o for o in top.outputs if o):
-                self._looked[out] = None if outputs is None else outputs[k]
-        return self._looked.get(name)
-
-    def _known(self, name: str) -> np.ndarray | None:
-        found = self.values.get(name)
-        return found if found is not None else self._looked.get(name)
+                looked[out] = None if made is None else made[k]
 
     def scalar(self, name: str) -> float | None:
         """The number a one-element constant holds, or None."""

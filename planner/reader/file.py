@@ -47,8 +47,7 @@ def parse(data: bytes, name: str) -> Any:
     try:
         model.ParseFromString(data)
     except DecodeError as error:
-        nested = "MaxDepth" in str(error) or "recursion" in str(error).lower()
-        what = "its graphs are nested too deeply" if nested else "truncated, or not an ONNX protobuf"
+        what = "truncated, not an ONNX protobuf, or nested deeper than protobuf allows"
         raise PlanError("P102", f"{name!r} cannot be read as ONNX: {what}", detail=[str(error)[:200]]) from None
     check_model(model, name)
     return model

@@ -1,26 +1,165 @@
-"""The finished draft as a frozen Graph."""
+"""The finished draft as a frozen Graph: roles, labels, unique ids, nothing unused."""
 
 from __future__ import annotations
 
-from planner.graph import Graph, Node, Tensor
-from planner.reader.draft import FOLD_ELEMENTS, Draft
+import math
+import re
+
+import numpy as np
+
+from planner.errors import PlanError
+from planner.graph import FLOATS, Graph, Node, Role, Tensor, WeightRef
+from planner.reader.draft import FOLD_ELEMENTS, Draft, Op, ref_array
+from planner.reader.params import Use, lost_ties, parameter_uses, resolve_ties
+from planner.reader.tidy import drop_copies, drop_dead
+
+_GENERATED = re.compile(r"^(val_\d+|onnx::\w+|\d+|_tensor_constant\d+|.*Constant(_\d+)?_output_0|const_fold_opt_.*)$")
+_SLOTS = {
+    "BatchNormalization": {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"},
+    "LSTM": {1: "weight_ih", 2: "weight_hh", 3: "bias"}, "GRU": {1: "weight_ih", 2: "weight_hh", 3: "bias"},
+}  # fmt: skip
+_STATE = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 
 
 def finish(draft: Draft) -> Graph:
-    import math
-    from planner.reader.tidy import drop_dead
+    """Decides what every leaf is and freezes the draft. Raises PlanError when nothing is left to plan."""
+    drop_copies(draft)
+    resolve_ties(draft)
+    uses = parameter_uses(draft)
+    trainable = {u.leaf for u in uses}
+    _fold_rest(draft, trainable)
     drop_dead(draft)
-    used = {i for op in draft.ops for i in op.inputs if i} | set(draft.outputs) | set(draft.inputs)
-    made = {o for op in draft.ops for o in op.outputs if o}
-    tensors = {}
-    weights, constants = {}, {}
-    for n in draft.types:
-        if n not in used and n not in made: continue
-        shape, dtype = draft.types[n]
-        role = "activation"
-        if n in draft.inputs: role = "input"
-        elif n in draft.values: role = "constant"; constants[n] = draft.values[n]
-        elif n in draft.refs: role = "weight"; weights[n] = draft.refs[n]
-        tensors[n] = Tensor(n, shape, dtype, role)
+    if not draft.ops:
+        raise PlanError("P114", "every output of the model is constant: there is nothing to plan")
+    draft.notes.extend(lost_ties(draft, uses))
+    weights, constants = _roles(draft, trainable)
+    _name_ids(draft.ops)
+    tensors = _tensors(draft, weights, constants)
+    labels = _labels(draft, list(weights), uses)
     nodes = tuple(Node(op.id, op.op, tuple(op.inputs), tuple(op.outputs), op.attrs, op.scope, op.members) for op in draft.ops)
-    return Graph(draft.name, nodes, tensors, tuple(draft.inputs), tuple(draft.outputs), weights, constants, {n: n for n in weights}, frozenset(), dict(draft.dims), tuple(draft.notes))
+    return Graph(
+        name=draft.name, nodes=nodes, tensors=tensors, inputs=tuple(draft.inputs), outputs=tuple(draft.outputs), weights=weights,
+        constants=constants, labels=labels, trainable=frozenset(w for w in weights if w in trainable), dims=dict(draft.dims),
+        notes=tuple(draft.notes),
+    )  # fmt: skip
+
+
+def _fold_rest(draft: Draft, trainable: set[str]) -> None:
+    """Float tables that turned out to be no parameters: small operations on them alone are done now (Expand is left lazy)."""
+    known: set[str] = set(draft.values) - trainable
+    for name, ref in draft.refs.items():
+        if ref.kind == "inline" and name not in trainable and math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
+            known.add(name)
+    kept: list[Op] = []
+    for op in draft.ops:
+        small = all(math.prod(draft.shape(o)) <= FOLD_ELEMENTS for o in op.outputs if o)
+        if op.op != "Expand" and op.inputs and small and all(i in known for i in op.inputs if i) and len([o for o in op.outputs if o]) == 1:
+            value = draft.value(op.outputs[0], FOLD_ELEMENTS)
+            if value is not None:
+                draft.values[op.outputs[0]] = value
+                known.add(op.outputs[0])
+                continue
+        kept.append(op)
+    draft.ops = kept
+
+
+def _roles(draft: Draft, trainable: set[str]) -> tuple[dict[str, WeightRef], dict[str, np.ndarray]]:
+    """Leaves in order of first use: weights (parameters, state, large or unknown values) and small constants."""
+    weights: dict[str, WeightRef] = {}
+    constants: dict[str, np.ndarray] = {}
+    fills: dict[str, Op] = {}
+    order = [(op, slot, name) for op in draft.ops for slot, name in enumerate(op.inputs) if name]
+    for op, slot, name in [*order, *((OUTPUT, 0, name) for name in draft.outputs)]:
+        if name in weights or name in constants or name in fills or not draft.is_leaf(name):
+            continue
+        state = (op.op, slot) in _STATE
+        if name in draft.values and (draft.values[name].size > FOLD_ELEMENTS or name in trainable or state):
+            draft.refs[name] = WeightRef("inline", proto=draft.values.pop(name))
+        ref = draft.refs.get(name)
+        if ref is None:
+            constants[name] = draft.values[name]
+        elif name in trainable or state or ref.kind != "inline":
+            weights[name] = ref
+        elif math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
+            array = ref_array(ref, name)
+            assert array is not None
+            constants[name] = np.ascontiguousarray(array)
+        elif isinstance(ref.proto, np.ndarray) and not any(ref.proto.strides):
+            fills[name] = _fill(draft, name, ref.proto)
+        else:
+            weights[name] = ref
+    draft.ops = [*fills.values(), *draft.ops]
+    return weights, constants
+
+
+OUTPUT = Op("", [], [], {})
+
+
+def _fill(draft: Draft, name: str, array: np.ndarray) -> Op:
+    """A large tensor of one repeated value is made where it is needed."""
+    value = array.reshape(-1)[0].item() if array.size else 0.0
+    op = Op("ConstantOfShape", [], [name], {"value": value, "dtype": draft.dtype(name)}, id=name)
+    draft.maker[name] = op
+    return op
+
+
+def _name_ids(ops: list[Op]) -> None:
+    """Ids are unique by construction; one that is not (a user's name equal to a derived one) gets an ordinal."""
+    seen: set[str] = set()
+    for op in ops:
+        wanted, k = op.id or f"{op.op}", 1
+        while wanted in seen:
+            wanted, k = f"{op.id}.{k}", k + 1
+        op.id = wanted
+        seen.add(wanted)
+        if op.members == (op.id,):
+            op.members = ()
+
+
+def _tensors(draft: Draft, weights: dict[str, WeightRef], constants: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    """Inputs, then leaves, then what each node makes."""
+    found: dict[str, Tensor] = {}
+
+    def put(name: str, role: Role) -> None:
+        shape, dtype = draft.types[name]
+        found[name] = Tensor(name, tuple(int(n) for n in shape), dtype, role)
+
+    for name in draft.inputs:
+        put(name, "input")
+    for name in weights:
+        put(name, "weight")
+    for name in constants:
+        put(name, "constant")
+    for op in draft.ops:
+        for o in op.outputs:
+            if o:
+                put(o, "activation")
+    return found
+
+
+def _labels(draft: Draft, weights: list[str], uses: list[Use]) -> dict[str, str]:
+    """A readable, unique name per weight: its own when it is a module path, else the scope of its first use and the slot."""
+    first: dict[str, tuple[Op, int, str]] = {}
+    for use in uses:
+        first.setdefault(use.leaf, (use.op, use.slot, use.kind))
+    for op in draft.ops:
+        for slot, name in enumerate(op.inputs):
+            first.setdefault(name, (op, slot, "buffer" if name and draft.types[name][1] in FLOATS else "table"))
+    labels: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in weights:
+        label = name
+        if "." not in name or "::" in name or "/" in name:
+            op, slot, kind = first.get(name, (OUTPUT, 0, "buffer"))
+            what = _SLOTS.get(op.op, {}).get(slot) or {"scale": "weight"}.get(kind, kind)
+            if op.scope:
+                label = f"{op.scope}.{what}"
+            elif _GENERATED.match(name):
+                base = (op.members[-1] if op.members else op.id).strip("/").replace("/", ".")
+                label = f"{base}.{what}"
+        unique, k = label, 1
+        while unique in taken:
+            unique, k = f"{label}.{k}", k + 1
+        taken.add(unique)
+        labels[name] = unique
+    return labels

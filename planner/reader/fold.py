@@ -165,7 +165,6 @@ _RULES: dict[str, Callable[..., Any]] = {
         "Sigmoid": lambda x: 1 / (1 + np.exp(-x)), "Reciprocal": lambda x: 1 / x, "Where": np.where, "Identity": lambda x: x,
     }.items()},
     "Div": _div, "Mod": _mod, "Cast": _cast, "Clip": _clip, "MatMul": _matmul, "Softmax": _softmax,
-    "Einsum": lambda attrs, a, types: np.einsum(attrs["equation"], *a),
     "ReduceSum": _reduce(np.sum), "ReduceMean": _reduce(np.mean), "ReduceMax": _reduce(np.max), "ReduceMin": _reduce(np.min),
     "ReduceProd": _reduce(np.prod),
     "Reshape": lambda attrs, a, types: a[0], "Expand": lambda attrs, a, types: np.broadcast_to(a[0], types[0][0]),

@@ -276,6 +276,10 @@ class Lowering:
         except ShapeError as reason:
             shapes = ", ".join(f"{i} {list(self.draft.shape(i))}" for i in inputs if i)
             raise PlanError("P115", f"node {id_!r} ({node.op_type}): {reason}", detail=[f"inputs: {shapes}"]) from None
+        except (IndexError, KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, ZeroDivisionError) as error:
+            # inputs or attributes that the operator does not have: files are not trusted to be well-formed
+            what = f"{type(error).__name__}: {error}"[:200]
+            raise PlanError("P116", f"node {id_!r} ({_kind(node)}) has wrong inputs or attributes", detail=[what]) from error
         for k, output in enumerate(node.output):
             if output and output not in frame.env:
                 if k == 0:

@@ -26,6 +26,8 @@ def keep_or_expand(call: Call, domain: str) -> None:
     if domain == "" and call.op in _NEVER:
         raise Unsupported(_NEVER[call.op])
     schema = _schema(call, domain)
+    if schema is None and domain == "":
+        raise Unsupported(f"opset {call.opset} has no such operator")
     if schema is not None and (body := _body(call, schema)) is not None:
         call.lowering._enter(call, body)
         return
@@ -61,7 +63,8 @@ def _body(call: Call, schema: Any) -> Any:
         for version in reversed(schema.function_opset_versions):
             if version <= call.opset:
                 body = FunctionProto()
-                body.ParseFromString(schema.get_function_with_opset_version(version).SerializeToString())
+                made = schema.get_function_with_opset_version(version)
+                body.ParseFromString(made if isinstance(made, bytes) else made.SerializeToString())
                 return _with_defaults(call, schema, body)
     return None
 

@@ -147,7 +147,7 @@ def _grow(draft: Draft, name: str, dims: Dims, old: int, new: int) -> str:
             transformed(array, steps, name)  # complains now rather than when the weights are loaded
         draft.refs[name] = replace(ref, transform=(*(ref.transform or (("reshape", shape),)), *steps))
         draft.types[name] = (tuple(n // old * new if 0 in f else n for n, f in zip(shape, dims, strict=True)), draft.dtype(name))
-    draft._looked.pop(name, None)
+    draft.forget(name)
     return f"{name!r} {list(shape)}"
 
 

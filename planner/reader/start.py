@@ -53,6 +53,7 @@ def start(
             raise PlanError("P143", f"output {output.name!r} has {input_type(output)[0]} type; only tensors can be planned")
     lowering.run(nodes, frame)
     lowering.report()
+    draft.forget()
     _name_outputs(draft, [o.name for o in graph.output], frame)
     return draft, bound
 

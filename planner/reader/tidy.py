@@ -205,10 +205,33 @@ def fold_transposes(draft: Draft) -> None:
             else:
                 value = draft.values[x]
                 draft.values[x] = value.reshape(step[1]) if step[0] == "reshape" else value.transpose(step[1])
-            draft._looked.pop(x, None)
+            draft.forget(x)
             draft.types[x] = draft.types[y]
             replace_tensor(readers.get(y, []), y, x)
             readers[x] = readers.get(y, [])
             continue
         kept.append(op)
+    draft.ops = kept
+
+
+def drop_copies(draft: Draft) -> None:
+    """Removes Reshapes and Identities that change nothing, those that only give a graph output its name included."""
+    readers = users(draft)
+    kept: list[Op] = []
+    for op in draft.ops:
+        x = op.inputs[0] if op.inputs else ""
+        y = op.outputs[0]
+        if op.op not in ("Reshape", "Identity") or draft.types[x] != draft.types[y]:
+            kept.append(op)
+        elif y not in draft.outputs:
+            replace_tensor(readers.get(y, []), y, x)
+            readers.setdefault(x, []).extend(readers.get(y, []))
+        elif x in draft.maker and x not in draft.outputs:
+            maker = draft.maker.pop(x)
+            maker.outputs[maker.outputs.index(x)] = y
+            draft.maker[y] = maker
+            replace_tensor(readers.get(x, []), x, y)
+            readers[y] = [*readers.get(y, []), *(r for r in readers.get(x, []) if r is not op)]
+        else:
+            kept.append(op)
     draft.ops = kept

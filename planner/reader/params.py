@@ -1,0 +1,197 @@
+"""Which leaves are parameters, and which of them were merged or copied by the exporter.
+
+A float leaf is a parameter when it feeds a parameter slot, directly or through Reshape, Transpose, Cast or Identity:
+
+    MatMul, Einsum      either operand of rank >= 2, the other depending on data
+    Conv, ConvTranspose filters;  LSTM, GRU, RNN  W, R, B;  Gather, GatherND  the table
+    norms               scale and bias
+    Add, Mul            a vector as long as the last dim, or [C, 1, ..], of an operand that depends on data
+
+Not: running statistics, scalars, tables of rank two and more that are added or multiplied, anything quantised. Exporters merge
+initializers of equal value: scales of one and biases of zero that belong to different modules are parted again here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.reader.draft import Draft, Op
+
+_TRAINABLE = ("float64", "float32", "float16", "bfloat16")
+_NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization")
+_RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
+_MADE_UP = re.compile(r"^val_\d+$|/?Constant(_\d+)?_output_0$")
+"""Names that torch's exporters give to constants, never to parameters of norms."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A parameter slot that a leaf feeds. kind: 'weight', 'scale', 'bias', 'weight_ih', 'weight_hh'; direct: without views between."""
+
+    leaf: str
+    op: Op
+    slot: int
+    kind: str
+    direct: bool
+
+
+def depends_on_data(draft: Draft) -> set[str]:
+    """Tensors that depend on a graph input."""
+    found = set(draft.inputs)
+    for op in draft.ops:
+        if any(i in found for i in op.inputs):
+            found.update(o for o in op.outputs if o)
+    return found
+
+
+def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
+    """What parameter slot of an operation holds, '' when it is none."""
+    kind = op.op
+    shape = draft.shape(op.inputs[slot])
+    others = [i for k, i in enumerate(op.inputs) if k != slot and i]
+    if kind in ("MatMul", "Einsum"):
+        return "weight" if len(shape) >= 2 and any(i in data for i in others) else ""
+    if kind in ("Conv", "ConvTranspose"):
+        return "weight" if slot == 1 else ""
+    if kind in ("Gather", "GatherND"):
+        return "weight" if slot == 0 else ""
+    if kind in _NORMS or kind == "BatchNormalization":
+        return {1: "scale", 2: "bias"}.get(slot, "")
+    if kind in ("LSTM", "GRU", "RNN"):
+        return _RECURRENT.get(slot, "")
+    if kind in ("Add", "Mul") and others and others[0] in data and _vector(shape, draft.shape(others[0])):
+        return "bias" if kind == "Add" else "scale"
+    return ""
+
+
+def _vector(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
+    """True for [last dim], and for [C, 1, ..] or [1, C, 1, ..] aligned to dim 1 of a tensor of rank three or more."""
+    if len(shape) == 1:
+        return bool(out) and shape[0] == out[-1]
+    lead = len(out) - len(shape)
+    channel = [k + lead for k, n in enumerate(shape) if n != 1]
+    return len(out) >= 3 and lead <= 1 and channel == [1] and len(shape) > 2 and shape[1 - lead] == out[1]
+
+
+def parameter_uses(draft: Draft) -> list[Use]:
+    """Every use of a float leaf in a parameter slot, in node order."""
+    data = depends_on_data(draft)
+    found: list[Use] = []
+    for op in draft.ops:
+        for slot, name in enumerate(op.inputs):
+            if not name or name in data or draft.dtype(name) not in _TRAINABLE:
+                continue
+            leaf, direct = _leaf(draft, name)
+            if not leaf or draft.dtype(leaf) not in _TRAINABLE or (leaf in draft.values and leaf not in draft.keep_floats):
+                continue
+            kind = slot_kind(draft, op, slot, data)
+            if kind and not (kind in ("scale", "bias") and op.op in _NORMS and _made_up(draft, leaf, kind)):
+                found.append(Use(leaf, op, slot, kind, direct))
+    return found
+
+
+def _leaf(draft: Draft, name: str) -> tuple[str, bool]:
+    direct = True
+    while name in draft.maker:
+        op = draft.maker[name]
+        if op.op not in ("Reshape", "Transpose", "Cast", "Identity"):
+            return "", False
+        name, direct = op.inputs[0], False
+    return (name, direct) if draft.is_leaf(name) else ("", False)
+
+
+def _made_up(draft: Draft, leaf: str, kind: str) -> bool:
+    """True for the ones and zeros an exporter writes for a norm without affine parameters."""
+    return bool(_MADE_UP.search(leaf)) and draft.splat(leaf) == (1.0 if kind == "scale" else 0.0)
+
+
+def resolve_ties(draft: Draft) -> None:
+    """Parts merged scales and biases, and joins the copies of anything else."""
+    uses = parameter_uses(draft)
+    by_leaf: dict[str, list[Use]] = {}
+    for use in uses:
+        by_leaf.setdefault(use.leaf, []).append(use)
+    _join_copies(draft, by_leaf)
+    parted: list[str] = []
+    for leaf in list(by_leaf):
+        soft = [u for u in by_leaf[leaf] if u.kind in ("scale", "bias") and u.direct]
+        if len(soft) < 2 or len(soft) != len(by_leaf[leaf]) or not _may_part(draft, leaf):
+            continue
+        groups: dict[str, list[Use]] = {}
+        for use in soft:
+            groups.setdefault(use.op.scope or use.op.id, []).append(use)
+        keeper = next((scope for scope in groups if leaf.startswith(scope + ".")), next(iter(groups)))
+        for scope, group in groups.items():
+            if scope != keeper:
+                _part(draft, leaf, scope, group)
+        if len(groups) > 1:
+            parted.append(leaf)
+    if parted:
+        shown = ", ".join(repr(p) for p in parted[:3]) + (", ..." if len(parted) > 3 else "")
+        draft.notes.append(f"scales and biases of different modules that the exporter had merged ({shown}) are separate parameters again")
+
+
+def _may_part(draft: Draft, leaf: str) -> bool:
+    """Merged by value: all elements equal, or the values are not known."""
+    ref = draft.refs.get(leaf)
+    return (ref is not None and ref.kind != "inline") or draft.splat(leaf) is not None
+
+
+def _part(draft: Draft, leaf: str, scope: str, group: list[Use]) -> None:
+    """Gives a module its own copy of a shared leaf."""
+    what = "weight" if group[0].kind == "scale" else "bias"
+    name = draft.fresh(f"{scope}.{what}")
+    draft.types[name] = draft.types[leaf]
+    if leaf in draft.refs:
+        draft.refs[name] = draft.refs[leaf]
+    else:
+        draft.values[name] = draft.values[leaf]
+        draft.keep_floats.add(name)
+    for use in group:
+        use.op.inputs[use.slot] = name
+
+
+def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> None:
+    """Initializers known under several names: one again, unless all of it is scales and biases that may be parted."""
+    families: dict[str, list[str]] = {}
+    for name, origin in draft.copy_of.items():
+        if name in draft.refs:
+            families.setdefault(origin, []).append(name)
+    kept = 0
+    for origin, copies in families.items():
+        names = [n for n in (origin, *copies) if n in draft.refs]
+        soft = all(u.kind in ("scale", "bias") for n in names for u in by_leaf.get(n, ()))
+        if soft and _may_part(draft, origin):
+            kept += len(copies)
+            continue
+        first = names[0]
+        for name in names[1:]:
+            if draft.refs[name] == draft.refs[first] and draft.types[name] == draft.types[first]:
+                for op in draft.ops:
+                    op.inputs[:] = [first if i == name else i for i in op.inputs]
+                by_leaf.setdefault(first, []).extend(by_leaf.pop(name, []))
+                del draft.refs[name]
+    if kept:
+        draft.notes.append(f"{kept} scales and biases that the exporter stored once because their values are equal are separate parameters")
+
+
+def lost_ties(draft: Draft, uses: list[Use]) -> Iterator[str]:
+    """Notes on embeddings and output layers that are equal copies: training would untie them."""
+    tables = {u.leaf: u for u in uses if u.op.op == "Gather"}
+    heads = {u.leaf: u for u in uses if u.op.op == "MatMul" and u.leaf not in tables}
+    for table in tables:
+        v, d = (*draft.shape(table), 0, 0)[:2]
+        for head, use in heads.items():
+            shape = draft.shape(head)
+            if len(draft.shape(table)) != 2 or v < 2 or tuple(sorted(shape)) != tuple(sorted((v, d))) or draft.dtype(head) != draft.dtype(table):
+                continue
+            a, b = draft.value(table, 1 << 33), draft.value(head, 1 << 33)
+            if a is not None and b is not None:
+                if (a.shape == b.shape and np.array_equal(a, b)) or (a.shape == b.T.shape and np.array_equal(a, b.T)):
+                    yield f"{table!r} and {head!r} hold equal values: the tie was lost in the export, and training would untie them"
+            elif use.op.outputs[0] in draft.outputs and d and shape[0 if use.op.attrs.get("trans_b") else 1] == v:
+                yield f"{table!r} and {head!r} have matching shapes: if they were tied before the export, training would untie them"
