@@ -56,4 +56,4 @@ class Pricer:
 
     def optimizer_s(self, elements: float) -> float:
         """Seconds of the optimizer's pass over local parameters."""
-        return compute.optimizer_time_s(self.topology.device, elements, self.recipe)
+        return compute.optimizer_time_s(self.topology.device, elements, self.runtime.optimizer_bytes)

@@ -22,7 +22,7 @@ from planner.flow import Plan, gradient_tensors, rule_of, weight_plan
 from planner.graph import Graph
 from planner.layout import Axes, Layout, Step, convert, group, local_shape
 from planner.ops import OPERATORS
-from planner.rule import Limits, Rule, Split, candidates
+from planner.rule import PENDING, Limits, Rule, Split, candidates
 
 if TYPE_CHECKING:
     from planner.price import Pricer
@@ -167,7 +167,7 @@ class _Builder:
 
     def _op(self, i: int) -> None:
         node, rule = self.graph.nodes[i], self.base.rules[i]
-        splits = self.allowed.get(i) or candidates(rule, self.sizes, self.limits)
+        splits = self.allowed.get(i) or self._reachable(i, candidates(rule, self.sizes, self.limits))
         v = Variable(node.id, "op", self.base.times[i], i, splits, flops=rule.flops * self.base.times[i])
         rows = [self._op_row(i, s) for s in splits]
         v.forward_s, v.backward_s, v.replay_s, v.kept_bytes = (np.array(c) for c in zip(*rows, strict=True))
@@ -176,6 +176,13 @@ class _Builder:
             v.reduce_s[z], v.each_s[z], v.state_bytes[z] = (np.array(c) for c in zip(*cells, strict=True))
         self.op_of[i] = len(self.variables)
         self.variables.append(v)
+
+    def _reachable(self, i: int, splits: tuple[Split, ...]) -> tuple[Split, ...]:
+        """Without splits that want a weight, an input or a constant as pending terms: only operators make those."""
+        graph, rule = self.graph, self.base.rules[i]
+        if all(graph.nodes[i].inputs[slot] in graph.producer for slot in rule.linear):
+            return splits
+        return tuple(s for s in splits if not s.axes(PENDING))
 
     def _op_row(self, i: int, split: Split) -> tuple[float, float, float, float]:
         """(forward, backward, replayed collectives, bytes kept) of one node under a split."""

@@ -94,6 +94,7 @@ def _collect_parameters(w: Writer, runs: list[Run]) -> None:
     graph = w.flow.graph
     stacked = {names[0]: names for run in runs for names in run.weights} if not w.unroll else {}
     within = {n for names in stacked.values() for n in names}
+    taken: set[str] = set()
     used = {n for i, node in enumerate(graph.nodes) for n in node.inputs if n in graph.weights}
     for name in graph.weights:
         if name not in used or (name in within and name not in stacked):
@@ -102,6 +103,9 @@ def _collect_parameters(w: Writer, runs: list[Run]) -> None:
         label = graph.labels.get(name, name)
         if name in stacked:
             label = _template([graph.labels.get(n, n) for n in names])
+        while label in taken:
+            label += "'"
+        taken.add(label)
         plan = w.flow.weights[name]
         w.parameters[name] = Parameter(label, names, name in stacked, plan)
 
@@ -109,7 +113,7 @@ def _collect_parameters(w: Writer, runs: list[Run]) -> None:
 def _template(labels: list[str]) -> str:
     """A common label with `*` where the repeats differ (layers.*.attn.q.weight); the first label when they do not line up."""
     parts = [label.split(".") for label in labels]
-    if len({len(p) for p in parts}) != 1:
+    if len({len(p) for p in parts}) != 1 or len(parts[0]) < 2:
         return labels[0] + " (stacked)"
     return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*parts, strict=True))
 

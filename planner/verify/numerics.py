@@ -36,6 +36,7 @@ def load_program(program: Program, name: str = "emitted") -> types.ModuleType:
     module.__file__ = f"{name}.py"
     text = re.sub(r"^CONSTANTS = .*$", "CONSTANTS = GIVEN_CONSTANTS", program.text, flags=re.M)
     module.__dict__["GIVEN_CONSTANTS"] = dict(program.constants)
+    import os; os.environ.get("DUMP") and open(os.environ["DUMP"]+name,"w").write(text)
     exec(compile(text, f"{name}.py", "exec"), module.__dict__)
     return module
 

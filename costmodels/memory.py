@@ -1,0 +1,52 @@
+"""What a device can hold, part by part.
+
+    usable = capacity - context - collective buffers - reserve
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from costmodels.device import Device
+
+COLLECTIVE_BUFFERS_BYTES = 512 * 2**20
+"""Staging buffers of the collectives library on a GPU with several devices: a guess in the range users report."""
+DEFAULT_RESERVE_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The parts of a device's memory, in bytes."""
+
+    capacity: int
+    context: int
+    collective_buffers: int
+    reserve: int
+
+    @property
+    def usable(self) -> int:
+        """What a program may allocate."""
+        return self.capacity - self.context - self.collective_buffers - self.reserve
+
+
+def capacity(device: Device, devices: int, reserve_bytes: int | None = None) -> Capacity:
+    """Capacity of a device in a job of `devices`; the default reserve shrinks on small devices to 4 % of what they have."""
+    reserve = min(DEFAULT_RESERVE_BYTES, device.memory_bytes // 25) if reserve_bytes is None else reserve_bytes
+    buffers = COLLECTIVE_BUFFERS_BYTES if devices > 1 and device.kind == "gpu" else 0
+    return Capacity(device.memory_bytes, device.context_bytes, buffers, reserve)
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Peak memory of one device, in bytes."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts: they coexist at the end of the last forward pass."""
+        return sum(getattr(self, f.name) for f in fields(self))
