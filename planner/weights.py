@@ -23,7 +23,13 @@ from planner.reader.tensors import external_path
 from planner.reader.transforms import transformed
 
 STANDARD_DEVIATION = 0.02
-_ONES = {"LayerNormalization": (1,), "RMSNormalization": (1,), "InstanceNormalization": (1,), "GroupNormalization": (1,), "BatchNormalization": (1, 4)}
+_ONES = {
+    "LayerNormalization": (1,),
+    "RMSNormalization": (1,),
+    "InstanceNormalization": (1,),
+    "GroupNormalization": (1,),
+    "BatchNormalization": (1, 4),
+}
 """Slots whose absent weights are near 1: scales, and BatchNorm's variance."""
 
 
@@ -36,9 +42,7 @@ def load(graph: Graph, folder: str | os.PathLike[str] | None, seed: int = 0, *, 
     return {graph.labels[name]: load_one(graph, name, folder, seed, seed_missing=seed_missing) for name in graph.weights}
 
 
-def load_one(
-    graph: Graph, name: str, folder: str | os.PathLike[str] | None, seed: int = 0, *, seed_missing: bool = False
-) -> np.ndarray:
+def load_one(graph: Graph, name: str, folder: str | os.PathLike[str] | None, seed: int = 0, *, seed_missing: bool = False) -> np.ndarray:
     """The array of one weight, by tensor name. See `load`."""
     ref, tensor = graph.weights[name], graph.tensors[name]
     where = None if folder is None else Path(folder)

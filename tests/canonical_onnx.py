@@ -126,10 +126,11 @@ class Writer:
         self.node(node.op, i, o, **{k: _plain(v) for k, v in a.items() if k != "count_include_pad"})
 
     def _Resize(self, node: Node, a: Any, i: Any, o: Any) -> None:
-        sizes = self.ints(*self.shape(o[0]))
+        exact = all(math.floor(n * s) == m for n, s, m in zip(self.shape(i[0]), a["scales"], self.shape(o[0]), strict=True))
+        goal = [self.const(np.asarray(a["scales"], np.float32))] if exact else ["", self.ints(*self.shape(o[0]))]
         extra = {"cubic_coeff_a": a["cubic_coeff_a"]} if "cubic_coeff_a" in a else {}
         self.node(
-            "Resize", [i[0], "", "", sizes], o, mode=a["mode"], coordinate_transformation_mode=a["coordinate_mode"],
+            "Resize", [i[0], "", *goal], o, mode=a["mode"], coordinate_transformation_mode=a["coordinate_mode"],
             nearest_mode=a["nearest_mode"], **extra,
         )  # fmt: skip
 
@@ -196,9 +197,9 @@ def to_onnx(graph: Graph, folder: Any = None, seed: int = 0) -> ModelProto:
         writer.write(node)
     arrays = load(graph, folder, seed, seed_missing=folder is None)
     for name, label in graph.labels.items():
-        writer.initializers.append(numpy_helper.from_array(np.ascontiguousarray(arrays[label]), name))
+        writer.initializers.append(numpy_helper.from_array(np.array(arrays[label], order="C"), name))
     for name, array in graph.constants.items():
-        writer.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        writer.initializers.append(numpy_helper.from_array(np.array(array, order="C"), name))
     inputs = [helper.make_tensor_value_info(n, ELEMENT[graph.tensors[n].dtype], graph.tensors[n].shape) for n in graph.inputs]
     outputs = [helper.make_tensor_value_info(n, ELEMENT[graph.tensors[n].dtype], graph.tensors[n].shape) for n in graph.outputs]
     made = helper.make_graph(writer.nodes, "canonical", inputs, outputs, writer.initializers)

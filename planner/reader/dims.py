@@ -16,9 +16,9 @@ from typing import Any
 from planner.errors import PlanError, did_you_mean
 from planner.reader.draft import MOST_ELEMENTS
 from planner.reader.infer import Type
-from planner.reader.lower import input_type
+from planner.reader.tensors import input_type
 
-_BATCH = re.compile(r"(?i)^(b|n|bs|bsz|batch|batch_?(size|dim|axis)?|dynamic_?batch|batch_?size_?\d*|n?_?batch(es)?|unk__.*_batch|s_batch)$")
+_BATCH = re.compile(r"(?i)^(b|n|bs|bsz|(\w+_)?batch(es)?(_?(size|dim|axis|num))?(_?\d+)?)$")
 
 
 @dataclass
@@ -54,8 +54,8 @@ def bind(
         for axis, n in enumerate(shape):
             if isinstance(n, str):
                 tree = _formula(n)
-                for symbol in [n] if tree is None else [t.id for t in ast.walk(tree) if isinstance(t, ast.Name)]:
-                    symbols.setdefault(symbol, []).append((name, axis))
+                for part in [n] if tree is None else [t.id for t in ast.walk(tree) if isinstance(t, ast.Name)]:
+                    symbols.setdefault(part, []).append((name, axis))
     _bind_shapes(declared, shapes, known)
     symbol = _batch_symbol(declared, symbols)
     for key in known:
@@ -67,7 +67,9 @@ def bind(
             )  # fmt: skip
     if "batch" in known and symbol != "batch":
         if symbol in known or (batch is not None and batch != known["batch"]):
-            raise PlanError("P142", "the batch is given twice with different values", detail=[f"--batch {batch}, --dim batch={known['batch']}"])
+            raise PlanError(
+                "P142", "the batch is given twice with different values", detail=[f"--batch {batch}, --dim batch={known['batch']}"]
+            )
         batch = known.pop("batch")
     batch = None if batch is None else _positive(batch, "--batch")
     if symbol is not None and symbol in known:
@@ -117,7 +119,9 @@ def _declared(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tu
     unknown = [name for name in shapes if name not in found]
     if unknown:
         close = did_you_mean(unknown[0], list(found))
-        raise PlanError("P141", f"the model has no input named {unknown[0]!r}" + (f"; {close}" if close else ""), detail=["inputs: " + ", ".join(found)])
+        raise PlanError(
+            "P141", f"the model has no input named {unknown[0]!r}" + (f"; {close}" if close else ""), detail=["inputs: " + ", ".join(found)]
+        )
     firsts = {name: dims[0] for name, (dims, _) in found.items() if dims}
     if firsts and all(first == f"{name}.0" for name, first in firsts.items()):  # no input says its first dim: one batch
         for name in firsts:
@@ -135,7 +139,9 @@ def _dim(name: str, axis: int, dim: Any) -> int | str:
     return f"{name}.{axis}"  # no value, 0, or the -1 that some exporters write: unknown
 
 
-def _bind_shapes(declared: Mapping[str, tuple[tuple[int | str, ...], str]], shapes: Mapping[str, tuple[int, ...]], known: dict[str, int]) -> None:
+def _bind_shapes(
+    declared: Mapping[str, tuple[tuple[int | str, ...], str]], shapes: Mapping[str, tuple[int, ...]], known: dict[str, int]
+) -> None:
     for name, given in shapes.items():
         dims = declared[name][0]
         if len(given) != len(dims):
@@ -144,7 +150,11 @@ def _bind_shapes(declared: Mapping[str, tuple[tuple[int | str, ...], str]], shap
             value = _positive(value, f"--shape {name}")
             if isinstance(n, int):
                 if n != value:
-                    raise PlanError("P142", f"--shape {name}={list(given)} contradicts the model's {list(dims)}", help=["a static batch is changed by --batch"])
+                    raise PlanError(
+                        "P142",
+                        f"--shape {name}={list(given)} contradicts the model's {list(dims)}",
+                        help=["a static batch is changed by --batch"],
+                    )
             elif not _formula(n) and known.setdefault(n, value) != value:
                 raise PlanError("P142", f"dim {n!r} is given twice: {known[n]} and {value}")
 
@@ -172,12 +182,13 @@ def _from_tokens(
     declared: Mapping[str, tuple[tuple[int | str, ...], str]], known: Mapping[str, int], symbol: str | None, tokens: int, batch: int | None
 ) -> int:
     """The batch that makes `tokens` tokens a step; the sequence is dim 1 of the first two-dimensional integer input."""
-    for name, (shape, dtype) in declared.items():
-        if dtype.startswith(("int", "uint")) and len(shape) == 2:
-            length = shape[1] if isinstance(shape[1], int) else known.get(shape[1], 0)
-            break
-    else:
-        raise PlanError("P145", "--tokens-per-step needs an input of token ids [batch, sequence]; this model has none", help=["give --batch"])
+    tokens_of = [(n, shape) for n, (shape, dtype) in declared.items() if dtype.startswith(("int", "uint")) and len(shape) == 2]
+    if not tokens_of:
+        raise PlanError(
+            "P145", "--tokens-per-step needs an input of token ids [batch, sequence]; this model has none", help=["give --batch"]
+        )
+    name, dims = tokens_of[0]
+    length = dims[1] if isinstance(dims[1], int) else known.get(dims[1], 0)
     if length < 1 or tokens < 1 or tokens % length:
         raise PlanError("P145", f"--tokens-per-step {tokens} is no multiple of the sequence length {length} of input {name!r}")
     if batch is not None and batch != tokens // length:
@@ -192,7 +203,9 @@ def _static(name: str, shape: tuple[int | str, ...], known: Mapping[str, int]) -
             n = known[n] if n in known else _evaluate(n, known)
         out.append(n)
     if min(out, default=1) < 1:
-        raise PlanError("P140", f"input {name!r} gets the shape {out} from {list(shape)}", help=["choose dims that make every size positive"])
+        raise PlanError(
+            "P140", f"input {name!r} gets the shape {out} from {list(shape)}", help=["choose dims that make every size positive"]
+        )
     elements = 1
     for n in out:
         elements *= n

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import PlanError
-from planner.graph import FLOATS, AttrValue, WeightRef
+from planner.graph import FLOATS, WeightRef
 from planner.reader.fold import evaluate
 from planner.reader.infer import ShapeError, Type, infer
 from planner.reader.transforms import transformed
@@ -35,7 +35,7 @@ class Op:
     op: str
     inputs: list[str]
     outputs: list[str]
-    attrs: dict[str, AttrValue]
+    attrs: dict[str, Any]
     id: str = ""
     scope: str = ""
     members: tuple[str, ...] = ()
@@ -160,7 +160,7 @@ class Draft:
         first = found.reshape(-1)[0]
         return float(first) if bool((found == first).all()) else None
 
-    def add(self, op: str, inputs: Sequence[str], attrs: dict[str, AttrValue] | None = None, *, out: str = "", shape: Any = None) -> str:
+    def add(self, op: str, inputs: Sequence[str], attrs: dict[str, Any] | None = None, *, out: str = "", shape: Any = None) -> str:
         """Adds an operation and returns its first output; `shape` gives what inputs do not determine.
 
         The returned name may differ from `out`: nothing is added where the operation does nothing or folds. Raises ShapeError.
@@ -172,13 +172,11 @@ class Draft:
             return same
         return self._append(op, inputs, attrs, [out], found)[0]
 
-    def add_many(
-        self, op: str, inputs: Sequence[str], attrs: dict[str, AttrValue], out: Sequence[str], shape: Any = None
-    ) -> list[str]:
+    def add_many(self, op: str, inputs: Sequence[str], attrs: dict[str, Any], out: Sequence[str], shape: Any = None) -> list[str]:
         """Like `add` for an operation with several outputs; '' marks one that nobody reads. Returns their names."""
         return self._append(op, list(inputs), dict(attrs), out, infer(op, attrs, [self.types[i] if i else None for i in inputs], shape))
 
-    def _append(self, op: str, inputs: list[str], attrs: dict[str, AttrValue], out: Sequence[str], found: list[Type]) -> list[str]:
+    def _append(self, op: str, inputs: list[str], attrs: dict[str, Any], out: Sequence[str], found: list[Type]) -> list[str]:
         for shape, _ in found:
             if math.prod(shape) > MOST_ELEMENTS:
                 raise ShapeError(f"a tensor of shape {list(shape)} has {math.prod(shape)} elements, which no device memory holds")
@@ -195,7 +193,7 @@ class Draft:
         self.ops.append(node)
         return made
 
-    def _bypass(self, op: str, inputs: list[str], attrs: dict[str, AttrValue]) -> list[str]:
+    def _bypass(self, op: str, inputs: list[str], attrs: dict[str, Any]) -> list[str]:
         """Looks through a view that the new operation makes pointless (the old one dies if nothing else uses it)."""
         if op not in ("Reshape", "Cast", "Transpose", "Expand"):
             return inputs
@@ -204,28 +202,28 @@ class Draft:
             return inputs
         if op == "Transpose":
             old = before.attrs["perm"]
-            attrs["perm"] = tuple(old[k] for k in attrs["perm"])  # type: ignore[index,union-attr,misc]
+            attrs["perm"] = tuple(old[k] for k in attrs["perm"])
         elif op == "Cast" and not _lossless(self.dtype(before.inputs[0]), str(before.attrs["to"])):
             return inputs
         return list(before.inputs)
 
-    def _fold(self, op: str, inputs: Sequence[str], attrs: dict[str, AttrValue], found: list[Type]) -> Sequence[np.ndarray] | None:
+    def _fold(self, op: str, inputs: Sequence[str], attrs: dict[str, Any], found: list[Type]) -> Sequence[np.ndarray] | None:
         if any(math.prod(s) > FOLD_ELEMENTS for s, _ in found):
             return None
         return evaluate(op, attrs, [self.values[i] if i else None for i in inputs], found)
 
-    def _same(self, op: str, inputs: Sequence[str], attrs: dict[str, AttrValue], found: Type) -> str:
+    def _same(self, op: str, inputs: Sequence[str], attrs: dict[str, Any], found: Type) -> str:
         """The existing tensor this operation would only copy, or ''. Views of views lose the one between."""
         if op in ("Reshape", "Expand", "Cast", "Transpose", "Slice", "Tile", "Concat", "Pad"):
             x = inputs[0]
             if found != self.types[x]:
                 return ""
             if op == "Transpose":
-                return x if tuple(attrs["perm"]) == tuple(range(len(found[0]))) else ""  # type: ignore[arg-type]
+                return x if tuple(attrs["perm"]) == tuple(range(len(found[0]))) else ""
             if op == "Slice":
-                return x if all(s == 1 for s in attrs["steps"]) else ""  # type: ignore[union-attr]
+                return x if all(s == 1 for s in attrs["steps"]) else ""
             if op == "Pad":
-                return "" if any(attrs["pads"]) else x  # type: ignore[arg-type]
+                return "" if any(attrs["pads"]) else x
             if op == "Concat":
                 return x if len(inputs) == 1 else ""
             return x

@@ -6,8 +6,8 @@ A group may be fused only when nothing outside it reads what it makes inside (`F
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from planner.graph import AttrValue
 from planner.reader.draft import Draft, Op
 from planner.reader.tidy import drop_dead, users
 
@@ -61,11 +61,16 @@ class Finder:
         for k in (1, 0) if op.op == "Mul" else (1,):
             c = self.draft.scalar(op.inputs[k])
             x = op.inputs[1 - k]
-            if c is not None and (op.op == "Mul" or c != 0) and self.draft.types[x] == self.draft.types[op.outputs[0]] and not self.draft.is_leaf(x):
+            if (
+                c is not None
+                and (op.op == "Mul" or c != 0)
+                and self.draft.types[x] == self.draft.types[op.outputs[0]]
+                and not self.draft.is_leaf(x)
+            ):
                 return x, (c if op.op == "Mul" else 1 / c)
         return None
 
-    def insert(self, root: Op, op: str, inputs: Sequence[str], attrs: dict[str, AttrValue] | None = None, *, shape: object = None) -> str:
+    def insert(self, root: Op, op: str, inputs: Sequence[str], attrs: dict[str, Any] | None = None, *, shape: object = None) -> str:
         """A new operation placed before `root`, with an id derived from it."""
         draft = self.draft
         kept, draft.ops = draft.ops, []
@@ -82,7 +87,7 @@ class Finder:
         self.before.setdefault(id(root), []).extend(new)
         return made
 
-    def fuse(self, root: Op, inside: Iterable[Op], op: str, inputs: Sequence[str], attrs: dict[str, AttrValue]) -> None:
+    def fuse(self, root: Op, inside: Iterable[Op], op: str, inputs: Sequence[str], attrs: dict[str, Any]) -> None:
         """Turns `root` into the fused operation; the rest of the group is dropped."""
         group = sorted({id(o): o for o in [*inside, root]}.values(), key=lambda o: self.place.get(id(o), -1))
         members: list[str] = []

@@ -83,7 +83,7 @@ def _roles(draft: Draft, trainable: set[str]) -> tuple[dict[str, WeightRef], dic
         elif math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
             array = ref_array(ref, name)
             assert array is not None
-            constants[name] = np.ascontiguousarray(array)
+            constants[name] = np.array(array, order="C")
         elif isinstance(ref.proto, np.ndarray) and not any(ref.proto.strides):
             fills[name] = _fill(draft, name, ref.proto)
         else:

@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable
 
 from planner.reader.draft import Draft, Op
-from planner.reader.infer import ARITHMETIC
+from planner.reader.infer import ARITHMETIC, words
 from planner.reader.tidy import OUTPUT, drop_dead, users
 
-_POINTWISE = frozenset(
-    "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu Elu LeakyRelu HardSigmoid Gelu Clip Cast Dropout".split()
+_POINTWISE = words(
+    "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu Elu LeakyRelu HardSigmoid Gelu Clip Cast Dropout"
 )
-_LAST = frozenset("Softmax LogSoftmax LayerNormalization RMSNormalization".split())
+_LAST = words("Softmax LogSoftmax LayerNormalization RMSNormalization")
 
 
 def unflatten(draft: Draft) -> None:
@@ -110,7 +110,7 @@ class _Lift:
             slots = []
             for i in op.inputs:
                 shape = draft.shape(i)
-                if len(shape) == 2 and shape[0] != 1 or shape == flat:
+                if (len(shape) == 2 and shape[0] != 1) or shape == flat:
                     slots.append(i)
                 elif len(shape) > 2:
                     return None

@@ -151,7 +151,7 @@ def _range(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.nda
     return (attrs["start"] + np.arange(types[0][0][0]) * attrs["delta"]).astype(numpy_dtype(types[0][1]))
 
 
-def _simple(function: Callable[..., Any]) -> Callable[..., Any]:
+def _simple(function: Any) -> Callable[..., Any]:
     return lambda attrs, a, types: function(*a)
 
 

@@ -13,10 +13,10 @@ everywhere they mean something else. Keys and values repeated over groups of hea
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from planner.graph import AttrValue
 from planner.reader.draft import Op
 from planner.reader.finder import Finder
 from planner.reader.masks import MASKED, Masks
@@ -62,7 +62,7 @@ def _attention(find: Finder, masks: Masks, root: Op) -> None:
     if scores.attrs.get("trans_a") or any(len(draft.shape(i)) != rank for i in scores.inputs):
         return
     q, k = (_unscaled(find, name, match) for name in scores.inputs)
-    if not find.closed(root, match.inside):
+    if not find.closed(root, match.inside) or {draft.dtype(x) for x in (q, k, root.inputs[1])} != {draft.dtype(root.outputs[0])}:
         return
     if not scores.attrs.get("trans_b"):
         k = find.insert(root, "Transpose", [k], {"perm": (*range(rank - 2), rank - 1, rank - 2)})
@@ -77,7 +77,7 @@ def _attention(find: Finder, masks: Masks, root: Op) -> None:
     mask = _mask_operand(find, root, match)
     if mask and rank == 3 and len(draft.shape(mask)) == 3:
         mask = find.insert(root, "Reshape", [mask], shape=(draft.shape(mask)[0], 1, *draft.shape(mask)[1:]))
-    attrs: dict[str, AttrValue] = {"scale": match.scale, "causal": 0}
+    attrs: dict[str, Any] = {"scale": match.scale, "causal": 0}
     if match.guard and mask:
         attrs["guard"] = 1
     operands = [q, k, v]
@@ -209,7 +209,9 @@ def _mask_operand(find: Finder, root: Op, match: _Match) -> str:
     if fill == -math.inf:
         return condition
     dtype = np.dtype("float32")
-    zero, low = (draft.constant(f"{root.outputs[0]}/{what}", np.asarray(v, dtype)) for what, v in (("zero", 0.0), ("low", max(fill, -3.4028235e38))))
+    zero, low = (
+        draft.constant(f"{root.outputs[0]}/{what}", np.asarray(v, dtype)) for what, v in (("zero", 0.0), ("low", max(fill, -3.4028235e38)))
+    )
     return find.insert(root, "Where", [condition, zero, low])
 
 

@@ -35,11 +35,11 @@ def _norm(find: Finder, root: Op) -> None:
     plus = find.maker(root.inputs[0], "Add")
     if power not in (0.5, -0.5) or plus is None:
         return
-    for v, e in (plus.inputs, plus.inputs[::-1]):
-        epsilon = draft.scalar(e)
-        if epsilon is not None and epsilon >= 0:
-            break
-    else:
+    constant = [k for k in (0, 1) if draft.scalar(plus.inputs[k]) is not None]
+    if len(constant) != 1:
+        return
+    epsilon, v = draft.scalar(plus.inputs[constant[0]]), plus.inputs[1 - constant[0]]
+    if epsilon is None or epsilon < 0:
         return
     inside.append(plus)
     quotient = _quotient(find, root, power, inside)
@@ -90,7 +90,7 @@ def _mean(find: Finder, name: str) -> tuple[Op, str, tuple[int, ...]] | None:
     op = find.maker(name, "ReduceMean")
     if op is None or not op.attrs["keepdims"]:
         return None
-    return op, op.inputs[0], tuple(op.attrs["axes"])  # type: ignore[arg-type]
+    return op, op.inputs[0], tuple(op.attrs["axes"])
 
 
 def _variance(find: Finder, v: str, d: str, inside: list[Op]) -> tuple[str, str, tuple[int, ...]] | None:
@@ -165,7 +165,12 @@ def _finish(find: Finder, kind: str, x: str, axis: int, epsilon: float, normed: 
     if kind == "LayerNormalization" and scale:
         total = find.only(last.outputs[0], "Add")
         other = find.other(total, last.outputs[0]) if total is not None else None
-        if total is not None and other and _is_vector(find, other, normal, dtype) and draft.types[total.outputs[0]] == draft.types[last.outputs[0]]:
+        if (
+            total is not None
+            and other
+            and _is_vector(find, other, normal, dtype)
+            and draft.types[total.outputs[0]] == draft.types[last.outputs[0]]
+        ):
             bias, last = other, total
             inside.append(total)
     if not find.closed(last, inside):

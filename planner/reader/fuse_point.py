@@ -1,8 +1,8 @@
 """Silu, Gelu and rotary embeddings from their parts.
 
-    Silu    x * sigmoid(x)
-    Gelu    0.5 x (1 + erf(x / sqrt 2)), or 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-    Rotary  x * cos + concat(-x[h:], x[:h]) * sin, h half of the last dim
+Silu    x * sigmoid(x)
+Gelu    0.5 x (1 + erf(x / sqrt 2)), or 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+Rotary  x * cos + concat(-x[h:], x[:h]) * sin, h half of the last dim
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def gelus(find: Finder) -> None:
 def _products(find: Finder, plus: Op) -> list[tuple[Op, str, list[Op]]]:
     """Candidate roots: the products that (1 + curve) enters, with the x each would be a Gelu of."""
     found = []
-    at, path = plus, []
+    at = plus
+    path: list[Op] = []
     names: list[str] = []
     for _ in range(3):
         up = find.only(at.outputs[0], "Mul", "Div")

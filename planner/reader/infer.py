@@ -19,15 +19,20 @@ class ShapeError(Exception):
     """Operand shapes contradict the operator; the caller adds node and file."""
 
 
-SAME = frozenset(
+def words(text: str) -> frozenset[str]:
+    """Names separated by blanks."""
+    return frozenset(text.split())
+
+
+SAME = words(
     "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu Floor Ceil Round Sign Elu LeakyRelu "
     "HardSigmoid Gelu Clip Softmax LogSoftmax LayerNormalization RMSNormalization InstanceNormalization "
-    "GroupNormalization Trilu CumSum ScatterElements ScatterND Identity".split()
+    "GroupNormalization Trilu CumSum ScatterElements ScatterND Identity"
 )
-ARITHMETIC = frozenset("Add Sub Mul Div Pow Max Min Mod".split())
-COMPARE = frozenset("Equal Less LessOrEqual Greater GreaterOrEqual".split())
-LOGIC = frozenset("And Or Xor".split())
-REDUCE = frozenset("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd".split())
+ARITHMETIC = words("Add Sub Mul Div Pow Max Min Mod")
+COMPARE = words("Equal Less LessOrEqual Greater GreaterOrEqual")
+LOGIC = words("And Or Xor")
+REDUCE = words("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd")
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,162 +8,22 @@ through a `Frame` (a name table), never copied. What cannot be lowered is collec
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from planner.errors import PlanError
-from planner.graph import DTYPE_BYTES, AttrValue, WeightRef
+from planner.graph import DTYPE_BYTES, WeightRef
+from planner.reader.call import Call, Frame, Unsupported
 from planner.reader.check import order_nodes
 from planner.reader.draft import FOLD_ELEMENTS, Draft, proto_array
 from planner.reader.infer import ShapeError, Type
 from planner.reader.scopes import node_scope
-from planner.reader.tensors import check_tensor, dtype_name
+from planner.reader.tensors import check_tensor
 
 MAX_DEPTH = 64
 """Nested subgraphs and functions beyond this are refused."""
-
-
-class Unsupported(Exception):
-    """This node cannot be planned; the text says why."""
-
-
-@dataclass
-class Frame:
-    """Names visible to a list of nodes: the main graph, a function body or a branch.
-
-    env maps ONNX names to draft tensors; None marks a tensor nothing is known about. Branches see their parent's names.
-    """
-
-    env: dict[str, str | None]
-    opsets: dict[str, int]
-    parent: Frame | None = None
-    attrs: dict[str, Any] = field(default_factory=dict)  # function attributes, for ref_attr_name
-    prefix: str = ""  # of node ids and tensor names
-    scope: str = ""
-    depth: int = 0
-
-    def find(self, name: str) -> str | None:
-        """Draft tensor of an ONNX name. Raises KeyError."""
-        frame: Frame | None = self
-        while frame is not None:
-            if name in frame.env:
-                return frame.env[name]
-            frame = frame.parent
-        raise KeyError(name)
-
-
-class Call:
-    """One ONNX node being lowered: resolved inputs, attributes with defaults, and ways to emit."""
-
-    __slots__ = ("attrs", "draft", "frame", "id", "inputs", "lowering", "node", "op", "opset", "scope")
-
-    def __init__(self, lowering: Lowering, node: Any, frame: Frame, id_: str, scope: str, inputs: list[str]) -> None:
-        self.lowering, self.node, self.frame, self.id, self.scope = lowering, node, frame, id_, scope
-        self.draft, self.inputs, self.op = lowering.draft, inputs, node.op_type
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        self.opset = frame.opsets.get(domain, frame.opsets.get("", 0))
-        self.attrs = {}
-        for a in node.attribute:
-            if a.ref_attr_name:
-                if a.ref_attr_name in frame.attrs:
-                    self.attrs[a.name] = frame.attrs[a.ref_attr_name]
-            else:
-                self.attrs[a.name] = a
-
-    def attr(self, name: str, default: Any = None) -> Any:
-        """Python value of an attribute, or the default."""
-        a = self.attrs.get(name)
-        return default if a is None else attribute_value(a)
-
-    def has(self, k: int) -> bool:
-        """True when optional input k is given."""
-        return k < len(self.inputs) and bool(self.inputs[k])
-
-    def arg(self, k: int) -> str:
-        """Draft tensor of input k, '' when absent."""
-        return self.inputs[k] if k < len(self.inputs) else ""
-
-    def shape(self, k: int = 0) -> tuple[int, ...]:
-        """Shape of input k."""
-        return self.draft.shape(self.inputs[k])
-
-    def dtype(self, k: int = 0) -> str:
-        """dtype of input k."""
-        return self.draft.dtype(self.inputs[k])
-
-    def const(self, k: int, what: str) -> np.ndarray:
-        """Value of input k, which must be constant. Raises Unsupported."""
-        found = self.draft.value(self.inputs[k])
-        if found is None:
-            raise Unsupported(f"{what} is computed from run-time data")
-        return found
-
-    def ints(self, k: int, what: str) -> list[int]:
-        """Input k as a flat list of ints."""
-        return [int(v) for v in self.const(k, what).reshape(-1)]
-
-    def axis(self, axis: int, rank: int) -> int:
-        """A non-negative axis. Raises ShapeError."""
-        if not -rank <= axis < max(rank, 1):
-            raise ShapeError(f"axis {axis} of a tensor with {rank} dims")
-        return axis % rank if rank else 0
-
-    def emit(self, op: str, inputs: Sequence[str], attrs: dict[str, AttrValue] | None = None, *, shape: Any = None, out: str = "") -> str:
-        """Adds a canonical operation; `out` names the result (default: derived from this node's first output)."""
-        return self.draft.add(op, inputs, attrs, out=out or f"{self.name(0)}/{op.lower()}", shape=shape)
-
-    def name(self, k: int = 0) -> str:
-        """Draft name for output k."""
-        return self.frame.prefix + self.node.output[k] if k < len(self.node.output) else ""
-
-    def bind(self, tensor: str, k: int = 0) -> None:
-        """Declares which draft tensor output k is."""
-        if k < len(self.node.output) and self.node.output[k]:
-            self.frame.env[self.node.output[k]] = tensor
-
-    def result(self, op: str, inputs: Sequence[str], attrs: dict[str, AttrValue] | None = None, *, shape: Any = None) -> None:
-        """Emits the operation that makes the (only) output."""
-        self.bind(self.draft.add(op, inputs, attrs, out=self.name(0), shape=shape))
-
-    def results(self, op: str, inputs: Sequence[str], attrs: dict[str, AttrValue] | None = None, *, shape: Any = None) -> None:
-        """Emits an operation with several outputs, named after this node's."""
-        names = [self.frame.prefix + o if o else "" for o in self.node.output]
-        for k, made in enumerate(self.draft.add_many(op, inputs, attrs or {}, names, shape)):
-            if made:
-                self.bind(made, k)
-
-    def wants(self, k: int) -> bool:
-        """True when output k has a name."""
-        return k < len(self.node.output) and bool(self.node.output[k])
-
-    def constant(self, array: np.ndarray, what: str = "const") -> str:
-        """A constant operand made by the reader."""
-        return self.draft.constant(f"{self.name(0)}/{what}", np.asarray(array))
-
-
-def attribute_value(a: Any) -> Any:
-    """Python value of an AttributeProto (strings decoded, tensors and graphs as protos)."""
-    kind = a.type
-    if kind == 1:
-        return a.f
-    if kind == 2:
-        return a.i
-    if kind == 3:
-        return a.s.decode("utf-8", "replace")
-    if kind == 4:
-        return a.t
-    if kind == 5:
-        return a.g
-    if kind == 6:
-        return list(a.floats)
-    if kind == 7:
-        return list(a.ints)
-    if kind == 8:
-        return [s.decode("utf-8", "replace") for s in a.strings]
-    raise Unsupported(f"attribute {a.name!r} has a type that is not handled")
 
 
 class Lowering:
@@ -320,10 +180,9 @@ class Lowering:
 
     def _enter(self, call: Call, function: Any) -> None:
         """Lowers a function body in place of its call."""
-        env: dict[str, str | None] = dict.fromkeys(function.input, "")
-        for formal, actual in zip(function.input, call.inputs, strict=False):
-            env[formal] = actual
-        attrs = {a.name: a for a in function.attribute_proto} | {k: v for k, v in call.attrs.items()}
+        given = [*call.inputs, *[""] * len(function.input)]
+        env: dict[str, str | None] = dict(zip(function.input, given, strict=False))
+        attrs = {a.name: a for a in function.attribute_proto} | call.attrs
         opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import} or call.frame.opsets
         inner = Frame(env, opsets, None, attrs, f"{call.id}/", call.scope, call.frame.depth + 1)
         self.run(order_nodes(function.node, set(env), f"function {function.name!r}"), inner)
@@ -357,32 +216,3 @@ class Lowering:
 
 def _kind(node: Any) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
-
-
-def constant_node(call: Call) -> None:
-    """A Constant node: any of its value attributes."""
-    draft, out = call.draft, call.name(0)
-    if "value" in call.attrs:
-        tensor = call.attr("value")
-        call.lowering.add_initializer(call.frame, tensor, call.node.output[0])
-        return
-    for key, dtype in (("value_int", np.int64), ("value_ints", np.int64), ("value_float", np.float32), ("value_floats", np.float32)):
-        if key in call.attrs:
-            array = np.asarray(call.attr(key), dtype)
-            call.lowering.add_ref(out, tuple(array.shape), array.dtype.name, WeightRef("inline", proto=array))
-            call.bind(out)
-            return
-    if "sparse_value" in call.attrs:
-        raise Unsupported("a sparse constant")
-    name = call.node.output[0]
-    call.lowering.bad[name] = f"tensor {name!r} holds strings, which cannot be planned"
-    call.frame.env[name] = None
-    assert draft is call.draft
-
-
-def input_type(value_info: Any) -> tuple[str, str]:
-    """(kind, dtype name) of a ValueInfoProto; kind is 'tensor' or what else it is."""
-    kind = value_info.type.WhichOneof("value") or "untyped"
-    if kind != "tensor_type":
-        return kind.removesuffix("_type").capitalize(), ""
-    return "tensor", dtype_name(value_info.type.tensor_type.elem_type)

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.graph import AttrValue
+from planner.reader.call import Call, Unsupported
 from planner.reader.fold import numpy_dtype
-from planner.reader.infer import ShapeError
-from planner.reader.lower import Call, Unsupported
+from planner.reader.infer import ShapeError, words
 from planner.reader.tensors import dtype_name
 
 Rule = Callable[[Call], None]
@@ -39,6 +38,10 @@ def legacy_broadcast(call: Call) -> list[str]:
 
 def _binary(call: Call) -> None:
     call.result(call.op, legacy_broadcast(call))
+
+
+def _where(call: Call) -> None:
+    call.result("Where", call.inputs)
 
 
 def _pow(call: Call) -> None:
@@ -189,7 +192,7 @@ def _reduce_by_parts(call: Call) -> None:
     """ReduceL1, L2, SumSquare, LogSum and LogSumExp from the plain reductions."""
     axes = reduce_axes(call)
     x, op = call.arg(0), call.op
-    keep: dict[str, AttrValue] = {"axes": axes or (), "keepdims": int(call.attr("keepdims", 1))}
+    keep: dict[str, Any] = {"axes": axes or (), "keepdims": int(call.attr("keepdims", 1))}
     if op == "ReduceLogSumExp":
         if axes is None:
             call.bind(x)
@@ -237,7 +240,7 @@ def _matmul(call: Call) -> None:
 def _fused_matmul(call: Call) -> None:
     if call.attr("transBatchA", 0) or call.attr("transBatchB", 0):
         raise Unsupported("FusedMatMul with batch transposes")
-    flags: dict[str, AttrValue] = {"trans_a": int(call.attr("transA", 0)), "trans_b": int(call.attr("transB", 0))}
+    flags: dict[str, Any] = {"trans_a": int(call.attr("transA", 0)), "trans_b": int(call.attr("transB", 0))}
     call.bind(scaled(call, call.emit("MatMul", [call.arg(0), call.arg(1)], flags), call.attr("alpha", 1.0)))
 
 
@@ -248,7 +251,7 @@ def scaled(call: Call, x: str, factor: float) -> str:
 
 def _gemm(call: Call) -> None:
     alpha, beta = call.attr("alpha", 1.0), call.attr("beta", 1.0)
-    flags: dict[str, AttrValue] = {k: 1 for k, given in (("trans_a", "transA"), ("trans_b", "transB")) if call.attr(given, 0)}
+    flags: dict[str, Any] = {k: 1 for k, given in (("trans_a", "transA"), ("trans_b", "transB")) if call.attr(given, 0)}
     plain = alpha == 1.0 and not call.has(2)
     x = scaled(call, call.emit("MatMul", [call.arg(0), call.arg(1)], flags, out=call.name(0) if plain else ""), alpha)
     if call.has(2) and beta != 0.0:
@@ -291,22 +294,21 @@ def _arg_reduce(call: Call) -> None:
 
 def _cumsum(call: Call) -> None:
     axis = call.axis(call.ints(1, "the axis")[0], len(call.shape()))
-    flags: dict[str, AttrValue] = {"exclusive": int(call.attr("exclusive", 0)), "reverse": int(call.attr("reverse", 0))}
+    flags: dict[str, Any] = {"exclusive": int(call.attr("exclusive", 0)), "reverse": int(call.attr("reverse", 0))}
     call.result("CumSum", [call.arg(0)], {"axis": axis, **flags})
 
 
+_PLAIN = words("Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus IsNaN Not Floor Ceil Round Sign")
 MATH: dict[str, Rule] = {
-    **dict.fromkeys(
-        "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus IsNaN Not Floor Ceil Round Sign".split(), _unary
-    ),
+    **dict.fromkeys(_PLAIN, _unary),
     "Elu": _with_floats(alpha=1.0), "LeakyRelu": _with_floats(alpha=0.01), "HardSigmoid": _with_floats(alpha=0.2, beta=0.5),
-    **dict.fromkeys("Add Sub Mul Div Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor".split(), _binary),
-    "Where": lambda call: call.result("Where", call.inputs),
+    **dict.fromkeys(words("Add Sub Mul Div Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor"), _binary),
+    "Where": _where,
     "Pow": _pow, "Mod": _mod, "Max": _variadic("Max"), "Min": _variadic("Min"), "Sum": _variadic("Add"), "Mean": _mean,
     "Clip": _clip, "Cast": _cast, "CastLike": _cast_like, "Identity": _identity, "Gelu": _gelu, "QuickGelu": _quick_gelu,
     "Swish": _swish, "HardSwish": _hard_swish, "PRelu": _prelu, "Softmax": _softmax, "LogSoftmax": _softmax,
-    **dict.fromkeys("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd".split(), _reduce),
-    **dict.fromkeys("ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp".split(), _reduce_by_parts),
+    **dict.fromkeys(words("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd"), _reduce),
+    **dict.fromkeys(words("ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp"), _reduce_by_parts),
     "MatMul": _matmul, "FusedMatMul": _fused_matmul, "Gemm": _gemm, "Einsum": _einsum, "ArgMax": _arg_reduce, "ArgMin": _arg_reduce,
     "CumSum": _cumsum,
 }  # fmt: skip

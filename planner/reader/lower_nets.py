@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from planner.graph import AttrValue
+from planner.reader.call import Call, Unsupported
 from planner.reader.draft import FOLD_ELEMENTS
 from planner.reader.infer import ShapeError
-from planner.reader.lower import Call, Unsupported
 from planner.reader.lower_math import number
+from planner.reader.opaque import keep_or_expand
 
 Rule = Callable[[Call], None]
 
 
-def _windows(call: Call, kernel: tuple[int, ...], sizes: tuple[int, ...]) -> dict[str, AttrValue]:
+def _windows(call: Call, kernel: tuple[int, ...], sizes: tuple[int, ...]) -> dict[str, Any]:
     """strides, dilations and pads (begins, then ends), with auto_pad worked out."""
     n = len(kernel)
     strides = tuple(call.attr("strides", [1] * n))
@@ -68,7 +69,7 @@ def _conv_transpose(call: Call) -> None:
                 extra[k], total = extra[k] - total, 0
             less = total // 2
             pads[k], pads[n + k] = (total - less, less) if auto == "SAME_LOWER" else (less, total - less)
-    attrs: dict[str, AttrValue] = {
+    attrs: dict[str, Any] = {
         "strides": tuple(strides), "pads": tuple(pads), "dilations": tuple(dilations), "group": int(call.attr("group", 1)),
         "output_padding": tuple(extra),
     }  # fmt: skip
@@ -81,7 +82,11 @@ def _pool(call: Call) -> None:
         raise Unsupported("the indices of the maxima are asked for")
     kernel = tuple(call.attr("kernel_shape"))
     attrs = _windows(call, kernel, call.shape()[2:])
-    attrs |= {"kernel_shape": kernel, "ceil_mode": int(call.attr("ceil_mode", 0)), "count_include_pad": int(call.attr("count_include_pad", 0))}
+    attrs |= {
+        "kernel_shape": kernel,
+        "ceil_mode": int(call.attr("ceil_mode", 0)),
+        "count_include_pad": int(call.attr("count_include_pad", 0)),
+    }
     call.result(call.op, [call.arg(0)], attrs)
 
 
@@ -92,9 +97,10 @@ def _global_pool(call: Call) -> None:
 
 def _layer_norm(call: Call) -> None:
     if call.wants(1) or call.wants(2):
-        raise Unsupported("the mean or deviation of a LayerNormalization is an output")
+        keep_or_expand(call, "")
+        return
     axis = call.axis(call.attr("axis", -1), len(call.shape()))
-    attrs: dict[str, AttrValue] = {"axis": axis, "epsilon": float(call.attr("epsilon", 1e-5))}
+    attrs: dict[str, Any] = {"axis": axis, "epsilon": float(call.attr("epsilon", 1e-5))}
     simple = call.op in ("RMSNormalization", "SimplifiedLayerNormalization")
     call.result("RMSNormalization" if simple else "LayerNormalization", [i for i in call.inputs[: 2 if simple else 3] if i], attrs)
 
@@ -106,7 +112,7 @@ def _instance_norm(call: Call) -> None:
 def _group_norm(call: Call) -> None:
     x, scale, bias = call.inputs[:3]
     channels, groups = call.shape()[1], int(call.attr("num_groups"))
-    attrs: dict[str, AttrValue] = {"num_groups": groups, "epsilon": float(call.attr("epsilon", 1e-5))}
+    attrs: dict[str, Any] = {"num_groups": groups, "epsilon": float(call.attr("epsilon", 1e-5))}
     if call.opset < 21 and groups != channels:  # opset 18 gives one scale per group
         repeat = (groups, channels // groups)
         scale, bias = (
@@ -123,7 +129,7 @@ def _batch_norm(call: Call) -> None:
     if call.attr("spatial", 1) == 0:
         raise Unsupported("statistics per element (spatial = 0)")
     momentum, epsilon = float(call.attr("momentum", 0.9)), float(call.attr("epsilon", 1e-5))
-    attrs: dict[str, AttrValue] = {"epsilon": epsilon, "momentum": momentum, "training_mode": training}
+    attrs: dict[str, Any] = {"epsilon": epsilon, "momentum": momentum, "training_mode": training}
     if not training:
         call.result("BatchNormalization", call.inputs[:5], attrs)
         return
@@ -185,7 +191,7 @@ def _resize(call: Call) -> None:
     if all(s == 1.0 for s in scales) and sizes == list(shape):
         call.bind(call.arg(0))
         return
-    attrs: dict[str, AttrValue] = {"mode": mode, "coordinate_mode": coordinate, "nearest_mode": nearest, "scales": tuple(scales)}
+    attrs: dict[str, Any] = {"mode": mode, "coordinate_mode": coordinate, "nearest_mode": nearest, "scales": tuple(scales)}
     if mode == "cubic":
         attrs["cubic_coeff_a"] = float(call.attr("cubic_coeff_a", -0.75))
     call.result("Resize", [call.arg(0)], attrs, shape=tuple(sizes))
@@ -199,7 +205,7 @@ def _recurrent(call: Call) -> None:
     direction = call.attr("direction", "forward")
     directions = 2 if direction == "bidirectional" else 1
     activations = call.attr("activations")
-    attrs: dict[str, AttrValue] = {"hidden_size": int(call.attr("hidden_size", call.shape(2)[-1])), "direction": direction}
+    attrs: dict[str, Any] = {"hidden_size": int(call.attr("hidden_size", call.shape(2)[-1])), "direction": direction}
     if activations and [a.lower() for a in activations] != [a.lower() for a in _STANDARD[call.op] * directions]:
         attrs["activations"] = tuple(activations)
     if "clip" in call.attrs:
@@ -240,8 +246,10 @@ def _split_heads(call: Call, x: str, heads: int) -> str:
 
 def _attention(call: Call) -> None:
     """The Attention operator of opset 23 and later, in its 3-d and 4-d forms, with key/value caches concatenated."""
-    if call.attr("softcap", 0.0) or call.wants(3) or (len(call.inputs) > 6 and call.inputs[6]):
-        raise Unsupported("softcap, score outputs or padded key/value lengths of Attention")
+    windows = call.attr("left_window_size", -1) >= 0 or call.attr("right_window_size", -1) >= 0
+    if call.attr("softcap", 0.0) or call.wants(3) or call.has(6) or windows:
+        keep_or_expand(call, "")
+        return
     q, k, v = call.inputs[:3]
     flat = len(call.shape()) == 3
     if flat:
@@ -254,7 +262,7 @@ def _attention(call: Call) -> None:
             call.bind(present, slot)
     s, d = call.draft.shape(q)[-2:]
     t = call.draft.shape(k)[-2]
-    attrs: dict[str, AttrValue] = {"scale": float(call.attr("scale", 1 / math.sqrt(d))), "causal": 0}
+    attrs: dict[str, Any] = {"scale": float(call.attr("scale", 1 / math.sqrt(d))), "causal": 0}
     mask = [call.arg(3)] if call.has(3) else []
     if mask and call.draft.shape(mask[0])[-1:] not in ((t,), (1,)):
         raise Unsupported("a mask shorter than the keys")
@@ -271,6 +279,8 @@ def _attention(call: Call) -> None:
             else:
                 low = number(call, -math.inf, call.draft.dtype(mask[0]))
                 mask = [call.emit("Where", [lower, mask[0], low])]
+    if mask:
+        attrs["guard"] = 1  # the operator gives zeros for rows that are masked everywhere
     y = call.emit("Attention", [q, k, v, *mask], attrs, out="" if flat else call.name(0))
     if flat:
         b, h, _, e = call.draft.shape(y)
@@ -280,8 +290,6 @@ def _attention(call: Call) -> None:
 
 def _rotary(call: Call) -> None:
     """RotaryEmbedding of opset 23: caches of half width, gathered by position and doubled; [B, S, H*D] inputs are split."""
-    from planner.reader.opaque import keep_or_expand
-
     if call.attr("interleaved", 0) or call.attr("rotary_embedding_dim", 0):
         keep_or_expand(call, "")
         return

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
-from planner.graph import AttrValue, WeightRef
-from planner.reader.draft import FOLD_ELEMENTS, LOOK_ELEMENTS, MOST_ELEMENTS, proto_array
+from planner.reader.call import Call, Unsupported
 from planner.reader.infer import ShapeError, broadcast
-from planner.reader.lower import Call, Unsupported, constant_node
 
 Rule = Callable[[Call], None]
 
@@ -174,163 +169,16 @@ def _trilu(call: Call) -> None:
     call.result("Trilu", [call.arg(0)], {"k": k, "upper": int(call.attr("upper", 1))})
 
 
-def _known_index(call: Call, k: int, n: int) -> np.ndarray | None:
-    """Constant indices made non-negative, or None. Raises ShapeError when one is out of range."""
-    found = call.draft.value(call.arg(k), LOOK_ELEMENTS)
-    if found is None or not found.size:
-        return None
-    if int(found.min()) < -n or int(found.max()) >= n:
-        raise ShapeError(f"index {int(found.max())} or {int(found.min())} is outside a dim of {n}")
-    return np.where(found < 0, found + n, found) if int(found.min()) < 0 else found
-
-
-def _gather(call: Call) -> None:
-    shape = call.shape()
-    axis = call.axis(call.attr("axis", 0), len(shape))
-    x, indices = call.arg(0), call.arg(1)
-    index = _known_index(call, 1, shape[axis])
-    if index is None or call.draft.is_leaf(x) and x not in call.draft.values:
-        call.result("Gather", [x, indices], {"axis": axis})
-        return
-    flat = index.reshape(-1)
-    out = (*shape[:axis], *index.shape, *shape[axis + 1 :])
-    if bool((np.diff(flat) == 1).all()):  # neighbours: a slice, or the whole dim
-        first = int(flat[0])
-        if len(flat) < shape[axis]:
-            cut: dict[str, AttrValue] = {"axes": (axis,), "starts": (first,), "ends": (first + len(flat),), "steps": (1,)}
-            x = call.emit("Slice", [x], cut, out=call.name(0) if len(index.shape) == 1 else "")
-        call.bind(call.emit("Reshape", [x], shape=out, out=call.name(0)))
-        return
-    if index is not call.draft.value(indices):
-        indices = call.constant(index, "indices")
-    call.result("Gather", [x, indices], {"axis": axis})
-
-
-def _gather_nd(call: Call) -> None:
-    data, index_shape = call.shape(), call.shape(1)
-    batch = int(call.attr("batch_dims", 0))
-    depth = index_shape[-1] if index_shape else 0
-    if batch == 0 and 0 < depth <= len(data):
-        out = (*index_shape[:-1], *data[depth:])
-        index = call.draft.value(call.arg(1), LOOK_ELEMENTS)
-        if index is not None and index.size == math.prod(data[:depth]) * depth and index.size:
-            wrapped = np.where(index < 0, index + np.asarray(data[:depth]), index).reshape(-1, depth)
-            flat = np.zeros(len(wrapped), np.int64)
-            for k in range(depth):
-                flat = flat * data[k] + wrapped[:, k]
-            if bool((flat == np.arange(len(flat))).all()):  # every element in order: exporters index by full grids
-                call.result("Reshape", [call.arg(0)], shape=out)
-                return
-        if depth == 1:
-            index_name = call.emit("Reshape", [call.arg(1)], shape=index_shape[:-1])
-            call.result("Gather", [call.arg(0), index_name], {"axis": 0})
-            return
-    call.result("GatherND", [call.arg(0), call.arg(1)], {"batch_dims": batch})
-
-
-def _gather_elements(call: Call) -> None:
-    axis = call.axis(call.attr("axis", 0), len(call.shape()))
-    call.result("GatherElements", [call.arg(0), call.arg(1)], {"axis": axis})
-
-
-def _scatter_elements(call: Call) -> None:
-    axis = call.axis(call.attr("axis", 0), len(call.shape()))
-    call.result("ScatterElements", call.inputs[:3], {"axis": axis, "reduction": call.attr("reduction", "none")})
-
-
-def _scatter_nd(call: Call) -> None:
-    call.result("ScatterND", call.inputs[:3], {"reduction": call.attr("reduction", "none")})
-
-
-def _shape_of(call: Call) -> None:
-    shape, rank = call.shape(), len(call.shape())
-    start, end = call.attr("start", 0), call.attr("end", rank)
-    start, end = (max(0, v + rank) if v < 0 else min(v, rank) for v in (start, end))
-    call.bind(call.draft.leaf(call.draft.fresh(call.name()), np.asarray(shape[start : max(start, end)], np.int64)))
-
-
-def _size(call: Call) -> None:
-    call.bind(call.draft.leaf(call.draft.fresh(call.name()), np.asarray(math.prod(call.shape()), np.int64)))
-
-
-def _fill(call: Call, shape: tuple[int, ...], array: np.ndarray) -> None:
-    """A tensor that repeats one value: known when small; a leaf when it may be a parameter; else made where it is run."""
-    elements = math.prod(shape)
-    if min(shape, default=0) < 0 or elements > MOST_ELEMENTS:
-        raise ShapeError(f"a filled tensor of shape {list(shape)} has {elements} elements, which no device memory holds")
-    value = array.reshape(-1)[0]
-    if array.dtype.kind not in "biu" and elements > 1:
-        name = call.draft.fresh(call.name())
-        call.lowering.add_ref(name, shape, array.dtype.name, WeightRef("inline", proto=np.broadcast_to(value, shape)))
-        call.bind(name)
-    elif elements <= FOLD_ELEMENTS:
-        call.bind(call.draft.leaf(call.draft.fresh(call.name()), np.full(shape, value)))
-    else:
-        call.result("ConstantOfShape", [], {"value": value.item(), "dtype": array.dtype.name}, shape=shape)
-
-
-def _constant_of_shape(call: Call) -> None:
-    shape = tuple(call.ints(0, "the shape"))
-    value = call.attr("value")
-    _fill(call, shape, proto_array(value) if value is not None else np.zeros(1, np.float32))
-
-
-def _range(call: Call) -> None:
-    start, limit, delta = (call.const(k, "a bound of the range").reshape(()) for k in range(3))
-    if delta == 0:
-        raise ShapeError("a range with step 0")
-    count = max(0, math.ceil((limit.astype(object) - start.astype(object)) / delta.astype(object)))
-    attrs: dict[str, AttrValue] = {"start": start.item(), "delta": delta.item(), "dtype": start.dtype.name}
-    call.result("Range", [], attrs, shape=(count,))
-
-
-def _one_hot(call: Call) -> None:
-    rank = len(call.shape()) + 1
-    axis = call.axis(call.attr("axis", -1), rank)
-    depth, values = call.ints(1, "the depth")[0], call.const(2, "the pair of values").reshape(-1)
-    attrs: dict[str, AttrValue] = {"axis": axis, "depth": depth, "off_value": values[0].item(), "on_value": values[1].item()}
-    call.result("OneHot", [call.arg(0)], {**attrs, "dtype": values.dtype.name})
-
-
-def _top_k(call: Call) -> None:
-    shape = call.shape()
-    k = call.ints(1, "k")[0] if call.opset >= 10 else int(call.attr("k"))
-    flags: dict[str, AttrValue] = {"largest": int(call.attr("largest", 1)), "sorted": int(call.attr("sorted", 1))}
-    call.results("TopK", [call.arg(0)], {"k": k, "axis": call.axis(call.attr("axis", -1), len(shape)), **flags})
-
-
-def _eye_like(call: Call) -> None:
-    from planner.reader.tensors import dtype_name
-
-    rows, columns = call.shape()
-    if rows * columns > FOLD_ELEMENTS:
-        raise Unsupported("an identity matrix this large")
-    dtype = dtype_name(call.attr("dtype")) if "dtype" in call.attrs else call.dtype()
-    eye = np.eye(rows, columns, call.attr("k", 0)).astype(dtype)
-    call.bind(call.draft.leaf(call.draft.fresh(call.name()), eye))
-
-
-def _non_zero(call: Call) -> None:
-    found = call.const(0, "its output size")
-    call.bind(call.draft.leaf(call.draft.fresh(call.name()), np.asarray(np.nonzero(found), np.int64)))
-
-
-def _if(call: Call) -> None:
-    condition: Any = call.draft.value(call.arg(0))
-    if condition is None:
-        raise Unsupported("a branch whose condition is run-time data")
-    call.lowering.branch(call, call.attr("then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"))
-
-
 def _depth_space(call: Call) -> None:
     """DepthToSpace and SpaceToDepth are a Reshape, a Transpose and a Reshape."""
     b, c, h, w = call.shape()
     k, x = int(call.attr("blocksize")), call.arg(0)
+    depth_first = call.attr("mode", "DCR") == "DCR"
     if call.op == "SpaceToDepth":
         x = call.emit("Reshape", [x], shape=(b, c, h // k, k, w // k, k))
-        x = call.emit("Transpose", [x], {"perm": (0, 3, 5, 1, 2, 4)})
+        x = call.emit("Transpose", [x], {"perm": (0, 3, 5, 1, 2, 4) if depth_first else (0, 1, 3, 5, 2, 4)})
         call.result("Reshape", [x], shape=(b, c * k * k, h // k, w // k))
-    elif call.attr("mode", "DCR") == "DCR":
+    elif depth_first:
         x = call.emit("Reshape", [x], shape=(b, k, k, c // (k * k), h, w))
         x = call.emit("Transpose", [x], {"perm": (0, 3, 4, 1, 5, 2)})
         call.result("Reshape", [x], shape=(b, c // (k * k), h * k, w * k))
@@ -341,10 +189,7 @@ def _depth_space(call: Call) -> None:
 
 
 SHAPE: dict[str, Rule] = {
-    "Constant": constant_node, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
-    "Transpose": _transpose, "Expand": _expand, "Concat": _concat, "Split": _split, "Slice": _slice, "Pad": _pad, "Tile": _tile,
-    "Trilu": _trilu, "Gather": _gather, "GatherND": _gather_nd, "GatherElements": _gather_elements,
-    "ScatterElements": _scatter_elements, "Scatter": _scatter_elements, "ScatterND": _scatter_nd, "Shape": _shape_of, "Size": _size,
-    "ConstantOfShape": _constant_of_shape, "Range": _range, "OneHot": _one_hot, "TopK": _top_k, "EyeLike": _eye_like,
-    "NonZero": _non_zero, "If": _if, "DepthToSpace": _depth_space, "SpaceToDepth": _depth_space,
+    "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Transpose": _transpose,
+    "Expand": _expand, "Concat": _concat, "Split": _split, "Slice": _slice, "Pad": _pad, "Tile": _tile, "Trilu": _trilu,
+    "DepthToSpace": _depth_space, "SpaceToDepth": _depth_space,
 }  # fmt: skip

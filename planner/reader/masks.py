@@ -48,7 +48,7 @@ class Masks:
             return None if inner is None else inner.reshape((1,) * (rank - inner.ndim) + inner.shape)
         if op.op == "Transpose":
             inner = self.small(op.inputs[0], depth + 1)
-            return None if inner is None else inner.transpose(op.attrs["perm"])  # type: ignore[arg-type]
+            return None if inner is None else inner.transpose(op.attrs["perm"])
         if op.op == "Reshape":
             moved = self._reshaped(op.inputs[0], draft.shape(name), depth)
             if moved is not None:
@@ -119,7 +119,12 @@ def triangle(value: np.ndarray, s: int, t: int) -> str:
     """Kind of a boolean mask given with unchanging dims of size 1."""
     if bool(value.all()):
         return "all"
-    if s == t and math.prod(value.shape[:-2]) == 1 and value.shape[-2:] == (s, t) and bool((value.reshape(s, t) == np.tri(s, dtype=bool)).all()):
+    if (
+        s == t
+        and math.prod(value.shape[:-2]) == 1
+        and value.shape[-2:] == (s, t)
+        and bool((value.reshape(s, t) == np.tri(s, dtype=bool)).all())
+    ):
         return "causal"
     return "some"
 

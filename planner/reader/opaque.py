@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from planner.graph import DTYPE_BYTES, AttrValue
+from planner.graph import DTYPE_BYTES
+from planner.reader.call import Call, Unsupported
 from planner.reader.infer import Type
-from planner.reader.lower import Call, Unsupported
 from planner.reader.tensors import dtype_name
 
 _NEVER = {
@@ -33,7 +33,9 @@ def keep_or_expand(call: Call, domain: str) -> None:
         return
     found = _declared(call) or (_inferred(call, schema) if schema is not None else None)
     if found is None:
-        raise Unsupported("custom operator without declared output shapes" if schema is None else "its output shapes are not known before running")
+        raise Unsupported(
+            "custom operator without declared output shapes" if schema is None else "its output shapes are not known before running"
+        )
     _keep(call, found)
 
 
@@ -47,15 +49,24 @@ def _schema(call: Call, domain: str) -> Any:
 
 
 def _body(call: Call, schema: Any) -> Any:
-    from onnx import FunctionProto
+    from onnx import FunctionProto, NodeProto
 
     if schema.has_context_dependent_function:
         from onnx import helper
 
-        types = [helper.make_tensor_type_proto(_code(call.dtype(k)), call.shape(k)).SerializeToString() if n else b"" for k, n in enumerate(call.inputs)]
+        types = [
+            helper.make_tensor_type_proto(_code(call.dtype(k)), call.shape(k)).SerializeToString() if n else b""
+            for k, n in enumerate(call.inputs)
+        ]
+        node = NodeProto()
+        node.CopyFrom(call.node)
+        del node.attribute[:]
+        for name, attribute in call.attrs.items():  # references to a function's attributes resolved
+            node.attribute.add().CopyFrom(attribute)
+            node.attribute[-1].name = name
         for version in reversed(schema.context_dependent_function_opset_versions):
             if version <= call.opset:
-                made = schema.get_context_dependent_function_with_opset_version(version, call.node.SerializeToString(), types)
+                made = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types)
                 body = FunctionProto()
                 body.ParseFromString(made)
                 return _with_defaults(call, schema, body)
@@ -117,7 +128,9 @@ def _inferred(call: Call, schema: Any) -> list[Type] | None:
         t = made.get(name)
         if t is None or t.WhichOneof("value") != "tensor_type":
             kind = (t.WhichOneof("value") or "").removesuffix("_type").capitalize() if t is not None else ""
-            raise Unsupported(f"its output {name!r} has {kind or 'unknown'} type" if kind else "its output shapes are not known before running")
+            raise Unsupported(
+                f"its output {name!r} has {kind or 'unknown'} type" if kind else "its output shapes are not known before running"
+            )
         dims = t.tensor_type.shape.dim
         dtype = dtype_name(t.tensor_type.elem_type)
         if dtype not in DTYPE_BYTES:
@@ -133,7 +146,7 @@ def _keep(call: Call, types: list[Type]) -> None:
 
     if any(math.prod(s) > MOST_ELEMENTS or min(s, default=0) < 0 for s, _ in types):
         raise Unsupported("its declared shapes are negative or too large for any memory")
-    attrs: dict[str, AttrValue] = {}
+    attrs: dict[str, Any] = {}
     for name in call.attrs:
         value = call.attr(name)
         if isinstance(value, (int, float, str)):

@@ -45,7 +45,12 @@ def rebatch(draft: Draft, bound: Bound) -> None:
 
 
 def _error(what: str, old: int, detail: list[str]) -> PlanError:
-    return PlanError("P146", f"cannot change the exported batch of {old}: {what}", detail=detail, help=[f"plan with --batch {old}, or export with a dynamic batch"])
+    return PlanError(
+        "P146",
+        f"cannot change the exported batch of {old}: {what}",
+        detail=detail,
+        help=[f"plan with --batch {old}, or export with a dynamic batch"],
+    )
 
 
 def _satisfy(tracer: Tracer, demand: Demand, leaves: dict[str, Dims], made: dict[int, Dims]) -> None:
@@ -79,9 +84,11 @@ def _satisfy(tracer: Tracer, demand: Demand, leaves: dict[str, Dims], made: dict
         stack.extend(below)
 
 
-def _behind(draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...], old: int) -> list[tuple[str, int, tuple[int, ...]]] | None:
+def _behind(
+    draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...], old: int
+) -> list[tuple[str, int, tuple[int, ...]]] | None:
     """Where dim `axis` of an operation's result comes from; [] when the operation itself makes it, None when unknown."""
-    from planner.reader.tidy import BROADCASTING, _ALONE
+    from planner.reader.tidy import _ALONE, BROADCASTING
 
     rank = len(draft.shape(name))
     n = draft.shape(name)[axis]
@@ -95,7 +102,7 @@ def _behind(draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...]
     if op.op in _ALONE or op.op in ("CumSum", "Trilu"):
         return [(op.inputs[0], axis, factors)]
     if op.op == "Transpose":
-        return [(op.inputs[0], op.attrs["perm"][axis], factors)]  # type: ignore[index]
+        return [(op.inputs[0], op.attrs["perm"][axis], factors)]
     if op.op == "Concat" and op.attrs["axis"] != axis:
         return [(i, axis, factors) for i in op.inputs]
     if op.op in ("Slice", "Split", "Pad") and draft.shape(op.inputs[0])[axis] == n:
@@ -113,7 +120,7 @@ def _behind(draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...]
                 return [(op.inputs[0], k, factors)]
         return None
     if op.op == "Gather":
-        data, indices, g = draft.shape(op.inputs[0]), draft.shape(op.inputs[1]), int(op.attrs["axis"])  # type: ignore[arg-type]
+        data, indices, g = draft.shape(op.inputs[0]), draft.shape(op.inputs[1]), int(op.attrs["axis"])
         if axis < g:
             return [(op.inputs[0], axis, factors)]
         if axis < g + len(indices):
@@ -169,10 +176,7 @@ def _write(draft: Draft, marks: dict[str, Marks], expands: list[tuple[Op, int, i
         found = marks.get(op.inputs[0]) if op.inputs else None
         if op.op == "Slice" and found is not None:
             for key in ("starts", "ends"):
-                op.attrs[key] = tuple(
-                    v // old * new if 0 in found[a] else v
-                    for v, a in zip(op.attrs[key], op.attrs["axes"], strict=True)  # type: ignore[arg-type]
-                )
+                op.attrs[key] = tuple(v // old * new if 0 in found[a] else v for v, a in zip(op.attrs[key], op.attrs["axes"], strict=True))
         for o, shape in zip((o for o in op.outputs if o), targets[id(op)], strict=True):
             draft.types[o] = (shape, draft.dtype(o))
     for op, slot, axis in expands:

@@ -10,12 +10,13 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.graph import DTYPE_BYTES
+from planner.reader.call import Frame
 from planner.reader.check import check_functions, check_graph
 from planner.reader.dims import Bound, bind
 from planner.reader.draft import FOLD_ELEMENTS, Draft, proto_array
 from planner.reader.infer import Type
-from planner.reader.lower import Frame, Lowering, input_type
-from planner.reader.tensors import check_tensor
+from planner.reader.lower import Lowering
+from planner.reader.tensors import check_tensor, input_type
 
 
 def start(
@@ -95,7 +96,9 @@ def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | No
         flat = np.ravel_multi_index(tuple(index.T), shape) if index.ndim == 2 else index
         dense[flat] = proto_array(values.proto)
     except (ValueError, IndexError) as error:
-        raise PlanError("P136", f"sparse initializer {name!r} has bad indices", detail=[str(error)[:200], f"{count} values, {where} indices"]) from None
+        raise PlanError(
+            "P136", f"sparse initializer {name!r} has bad indices", detail=[str(error)[:200], f"{count} values, {where} indices"]
+        ) from None
     from planner.graph import WeightRef
 
     made = lowering.draft.fresh(name)

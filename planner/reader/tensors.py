@@ -26,7 +26,7 @@ def dtype_name(elem_type: int) -> str:
     from onnx import TensorProto
 
     try:
-        name = TensorProto.DataType.Name(elem_type).lower()  # type: ignore[arg-type]
+        name = TensorProto.DataType.Name(elem_type).lower()
     except ValueError:
         return f"unknown type {elem_type}"
     return _SPECIAL.get(name, name)
@@ -68,7 +68,9 @@ def _external(tensor: Any, name: str, folder: Path | None, size: int) -> WeightR
     try:
         offset, length = int(entries.get("offset") or 0), int(entries.get("length") or size)
     except ValueError:
-        raise PlanError("P134", f"tensor {name!r} has an external offset or length that is no number", detail=[repr(entries)[:200]]) from None
+        raise PlanError(
+            "P134", f"tensor {name!r} has an external offset or length that is no number", detail=[repr(entries)[:200]]
+        ) from None
     if offset < 0 or length != size:
         raise PlanError(
             "P134",
@@ -105,3 +107,11 @@ def external_path(location: str, folder: Path | None, name: str) -> Path | None:
     if not stat.S_ISREG(mode):
         raise PlanError("P135", f"tensor {name!r}: external data {location!r} is not a regular file inside the model's folder")
     return Path(found)
+
+
+def input_type(value_info: Any) -> tuple[str, str]:
+    """(kind, dtype name) of a ValueInfoProto; kind is 'tensor' or what else it is."""
+    kind = value_info.type.WhichOneof("value") or "untyped"
+    if kind != "tensor_type":
+        return kind.removesuffix("_type").capitalize(), ""
+    return "tensor", dtype_name(value_info.type.tensor_type.elem_type)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
-from planner.graph import AttrValue
 from planner.reader.draft import Draft, Op
-from planner.reader.infer import ARITHMETIC, COMPARE, LOGIC, broadcast
+from planner.reader.infer import ARITHMETIC, COMPARE, LOGIC, broadcast, words
 from planner.reader.views import Step, shortest
 
 BROADCASTING = ARITHMETIC | COMPARE | LOGIC | {"Where"}
-_ALONE = frozenset(
+_ALONE = words(
     "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu IsNaN Not Floor Ceil Round Sign Elu LeakyRelu "
-    "HardSigmoid Gelu Clip Cast".split()
+    "HardSigmoid Gelu Clip Cast"
 )
 
 
@@ -76,7 +76,7 @@ class Scribe:
         """Appends an operation unchanged."""
         self.draft.ops.append(op)
 
-    def add(self, like: Op, op: str, inputs: list[str], attrs: dict[str, AttrValue] | None = None, *, out: str = "", shape: object = None) -> str:
+    def add(self, like: Op, op: str, inputs: list[str], attrs: dict[str, Any] | None = None, *, out: str = "", shape: object = None) -> str:
         """Adds an operation in place of (part of) `like`; `out` may be a name `like` made."""
         draft = self.draft
         before = len(draft.ops)
@@ -156,7 +156,11 @@ def shorten_views(draft: Draft) -> None:
         x = source
         for k, (kind, arg) in enumerate(best):
             last = op.outputs[0] if k == len(best) - 1 else ""
-            y = scribe.add(op, "Reshape", [x], out=last, shape=arg) if kind == "reshape" else scribe.add(op, "Transpose", [x], {"perm": arg}, out=last)
+            y = (
+                scribe.add(op, "Reshape", [x], out=last, shape=arg)
+                if kind == "reshape"
+                else scribe.add(op, "Transpose", [x], {"perm": arg}, out=last)
+            )
             readers.setdefault(x, []).append(draft.maker.get(y, op))
             readers.setdefault(y, [op])
             x = y
@@ -167,7 +171,7 @@ def shorten_views(draft: Draft) -> None:
 
 def _step(draft: Draft, op: Op) -> Step:
     if op.op == "Transpose":
-        return ("transpose", op.attrs["perm"])  # type: ignore[return-value]
+        return ("transpose", op.attrs["perm"])
     return ("reshape", draft.shape(op.outputs[0]))
 
 
@@ -176,8 +180,8 @@ def swaps_last_two(op: Op | None) -> bool:
     if op is None or op.op != "Transpose":
         return False
     perm = op.attrs["perm"]
-    n = len(perm)  # type: ignore[arg-type]
-    return n >= 2 and tuple(perm) == (*range(n - 2), n - 1, n - 2)  # type: ignore[arg-type]
+    n = len(perm)
+    return n >= 2 and tuple(perm) == (*range(n - 2), n - 1, n - 2)
 
 
 def fold_transposes(draft: Draft) -> None:
@@ -191,7 +195,7 @@ def fold_transposes(draft: Draft) -> None:
             if swaps_last_two(maker):
                 assert maker is not None
                 op.inputs[k] = maker.inputs[0]
-                op.attrs[flag] = 1 - int(op.attrs.get(flag, 0))  # type: ignore[arg-type]
+                op.attrs[flag] = 1 - int(op.attrs.get(flag, 0))
     kept: list[Op] = []
     for op in draft.ops:
         x = op.inputs[0] if op.inputs else ""

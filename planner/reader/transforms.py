@@ -1,8 +1,8 @@
 """Rewrites of stored weights: what `WeightRef.transform` lists, applied after loading.
 
-    ("reshape", shape)                            the array in another shape
-    ("transpose", perm)                           its dims permuted
-    ("rebatch", (axis, major, old, minor, new))   lengthened along a dim of major * old * minor elements, old being a batch
+("reshape", shape)                            the array in another shape
+("transpose", perm)                           its dims permuted
+("rebatch", (axis, major, old, minor, new))   lengthened along a dim of major * old * minor elements, old being a batch
 """
 
 from __future__ import annotations
