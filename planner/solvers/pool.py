@@ -25,7 +25,7 @@ class Pool:
     _alive: dict[int, np.ndarray | None] = field(default_factory=dict)
     _parts: dict[int, tuple[np.ndarray, np.ndarray, int] | None] = field(default_factory=dict)
     _function: dict[int, np.ndarray | None] = field(default_factory=dict)
-    _lead: dict[int, np.ndarray] = field(default_factory=dict)
+    _finite: dict[int, bool] = field(default_factory=dict)
 
     def table(self, array: np.ndarray) -> int:
         """Number of this table."""
@@ -105,14 +105,20 @@ class Pool:
                 self._parts[t] = (row, column, self.table(rest) if rest.any() else -1)
         return self._parts[t]
 
-    def lead(self, t: int) -> np.ndarray:
-        """[a, b] least of table[a, y] - table[b, y] over y; y forbidden to a counts for nothing."""
-        found = self._lead.get(t)
-        if found is None:
-            table = self.tables[t]
+    def lead(self, t: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Least of table[a, y] - table[b, y] over y for each pair of rows; y forbidden to a counts for nothing. [pairs]"""
+        table = self.tables[t]
+        found = np.empty(len(a))
+        chunk = max(1, 4_000_000 // table.shape[1])
+        for p in range(0, len(a), chunk):
+            high = table[a[p : p + chunk]]
             with np.errstate(invalid="ignore"):
-                steps = table[:, None, :] - table[None]
-            found = self._lead[t] = np.where(np.isinf(table)[:, None, :], np.inf, steps).min(axis=2)
+                steps = high - table[b[p : p + chunk]]
+            if t not in self._finite:
+                self._finite[t] = bool(np.isfinite(table).all())
+            if not self._finite[t]:
+                steps[np.isinf(high)] = np.inf
+            found[p : p + chunk] = steps.min(axis=1)
         return found
 
 

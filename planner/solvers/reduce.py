@@ -20,6 +20,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,7 +28,49 @@ from planner.problem import FORBIDDEN, Problem
 from planner.solvers.model import maximal_times
 from planner.solvers.pool import Pool
 
-Span = tuple[int, int]
+
+@dataclass
+class Usage:
+    """Live intervals of one node, in rows."""
+
+    spans: np.ndarray  # [intervals, 2]
+    use: np.ndarray  # [intervals, strategies]
+
+    def joined(self, other: Usage) -> Usage:
+        """Both nodes' intervals; equal spans add up."""
+        spans, use = np.concatenate([self.spans, other.spans]), np.concatenate([self.use, other.use])
+        code = spans[:, 0] * (1 << 31) + spans[:, 1]
+        by = np.argsort(code, kind="stable")
+        first = np.flatnonzero(np.append(True, np.diff(code[by]) != 0))
+        return Usage(spans[by[first]], np.add.reduceat(use[by], first, axis=0))
+
+    def moved(self, place: np.ndarray) -> Usage | None:
+        """The same usage after rows were renumbered; None when nothing is left."""
+        spans = place[self.spans]
+        some = spans[:, 1] > spans[:, 0]
+        if some.all():
+            return Usage(spans, self.use)
+        return Usage(spans[some], self.use[some]) if some.any() else None
+
+    def count(self, top: np.ndarray, low: np.ndarray, grow: np.ndarray, fall: np.ndarray) -> None:
+        """Add to the steps of the largest and least load, and to the largest rise and fall at each boundary. [rows + 1] each"""
+        if len(self.spans) == 1:
+            (a, b), high = self.spans[0].tolist(), int(self.use[0].max())
+            top[a] += high
+            top[b] -= high
+            grow[a] += high
+            fall[b] += high
+            return
+        at, back = np.unique(self.spans, return_inverse=True)
+        back = back.reshape(-1, 2)
+        step = np.zeros((len(at), self.use.shape[1]), np.int64)
+        np.add.at(step, back[:, 0], self.use)
+        np.subtract.at(step, back[:, 1], self.use)
+        load = step.cumsum(axis=0)
+        top[at] += np.diff(load.max(axis=1), prepend=0)
+        low[at] += np.diff(load.min(axis=1), prepend=0)
+        grow[at] += step.max(axis=1)
+        fall[at] += (-step).max(axis=1)
 
 
 @dataclass(frozen=True)
@@ -59,10 +102,10 @@ class Reduction:
         original = np.asarray(choice, np.int64)
         where = {int(i): r for r, i in enumerate(self.kept) if i >= 0}
         x = np.zeros(len(self.kept), np.int64)
-        x[[r for r in where.values()]] = original[list(where)]
-        for step in reversed(self.trail):
+        x[list(where.values())] = original[list(where)]
+        for step in self.trail:
             if step[0] == "map" and step[1] == step[2] and step[1] in where:
-                found = np.flatnonzero(step[3] == original[step[1]])
+                found = np.flatnonzero(step[3] == x[where[step[1]]])
                 if not len(found):
                     return None
                 x[where[step[1]]] = int(found[0])
@@ -80,10 +123,10 @@ class _State:
     pool: Pool
     cost: list[np.ndarray | None]
     near: list[dict[int, int]]
-    usage: list[dict[Span, np.ndarray]]
+    usage: list[Usage | None]
     limit: int | None
     constant: float = 0.0
-    base: dict[Span, int] = field(default_factory=dict)
+    base: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [rows] usage that no choice changes
     trail: list[tuple] = field(default_factory=list)
     queue: list[int] = field(default_factory=list)
     queued: set[int] = field(default_factory=set)
@@ -125,7 +168,7 @@ class _State:
 
     def drop(self, i: int) -> None:
         self.cost[i] = None
-        self.usage[i] = {}
+        self.usage[i] = None
         self.unpruned.discard(i)
 
     def shrink(self, i: int, keep: np.ndarray) -> None:
@@ -138,7 +181,9 @@ class _State:
         for j, t in list(self.near[i].items()):
             self.set_edge(i, j, self.pool.take(t, m))
             self.touch(j)
-        self.usage[i] = {span: use[keep] for span, use in self.usage[i].items()}
+        usage = self.usage[i]
+        if usage is not None:
+            self.usage[i] = Usage(usage.spans, usage.use[:, keep])
         self.touch(i)
 
 
@@ -153,7 +198,8 @@ def reduce(problem: Problem, rounds: int = 12, dominance: bool = True) -> Reduct
         _drop_rows(state)
         _settle(state)
         for turn in range(rounds):
-            _drop_rows(state)
+            if turn < 3:
+                _drop_rows(state)
             if not dominance or not _dominate(state):
                 break
             _settle(state, pairs=turn > 0 or len(state.cost) < 2000)
@@ -173,7 +219,7 @@ def _start(problem: Problem) -> _State:
     pool = Pool()
     cost: list[np.ndarray | None] = [np.where(c >= FORBIDDEN, np.inf, c) for c in problem.cost]
     near: list[dict[int, int]] = [{} for _ in cost]
-    state = _State(pool, cost, near, [{} for _ in cost], problem.usage_limit)
+    state = _State(pool, cost, near, [None] * len(cost), problem.usage_limit)
     number = [pool.table(np.where(t >= FORBIDDEN, np.inf, t)) for t in problem.tables]
     pairs: dict[tuple[int, int], int] = {}
     for (u, v), raw in zip(problem.edges.tolist(), problem.edge_table.tolist(), strict=True):
@@ -195,52 +241,67 @@ def _rows(state: _State, problem: Problem) -> None:
     if not len(real):
         return
     times = maximal_times(lo[real], hi[real])
-    first, last = np.searchsorted(times, lo).tolist(), np.searchsorted(times, hi).tolist()
+    first, last = np.searchsorted(times, lo), np.searchsorted(times, hi)
+    state.base = np.zeros(len(times), np.int64)
+    by: dict[int, list[int]] = {}
     for j in real.tolist():
         if last[j] > first[j] and problem.live_usage[j].any():
-            _use(state.usage[problem.live_node[j]], (first[j], last[j]), problem.live_usage[j])
+            by.setdefault(int(problem.live_node[j]), []).append(j)
+    for i, listed in by.items():
+        spans = np.stack([first[listed], last[listed]], axis=1)
+        state.usage[i] = Usage(spans, np.stack([problem.live_usage[j] for j in listed]).astype(np.int64))
 
 
-def _use(usage: dict[Span, np.ndarray], span: Span, more: np.ndarray) -> None:
-    usage[span] = usage[span] + more if span in usage else more
-
-
-def _drop_rows(state: _State) -> None:
-    """Forget rows that no choice can exceed; all rows below their least are a proof that nothing fits."""
-    spans = [(s, int(u.max()), int(u.min())) for use in state.usage for s, u in use.items()]
-    spans += [(s, u, u) for s, u in state.base.items()]
-    if not spans or state.limit is None:
+def _drop_rows(state: _State, turns: int = 4) -> None:
+    """Forget rows that no choice can exceed, and rows that a neighbour row always exceeds; a row above its least use is a proof."""
+    limit = state.limit
+    nodes = [i for i, usage in enumerate(state.usage) if usage is not None]
+    for i in nodes:
+        _level(state, i)
+    listed = [(i, usage) for i in nodes if (usage := state.usage[i]) is not None]
+    if limit is None or not len(state.base):
         return
-    ends = np.array([s for s, _, _ in spans], np.int64)
-    rows = int(ends.max())
-    top, low = np.zeros(rows + 1, np.int64), np.zeros(rows + 1, np.int64)
-    for total, at in ((top, 1), (low, 2)):
-        values = np.array([s[at] for s in spans], np.int64)
-        np.add.at(total, ends[:, 0], values)
-        np.subtract.at(total, ends[:, 1], values)
-    if (low.cumsum()[:rows] > state.limit).any():
-        raise _Infeasible
-    tight = top.cumsum()[:rows] > state.limit
-    if tight.all():
-        return
-    place = np.concatenate(([0], np.cumsum(tight))).tolist()
-    for i, use in enumerate(state.usage):
-        if not use:
-            continue
-        fresh: dict[Span, np.ndarray] = {}
-        for (a, b), u in use.items():
-            span = (place[a], place[b])
-            if span[0] < span[1]:
-                _use(fresh, span, u)
-        if len(fresh) != len(use):
-            state.touch(i)
-        state.usage[i] = fresh
-    base: dict[Span, int] = {}
-    for (a, b), constant in state.base.items():
-        span = (place[a], place[b])
-        if span[0] < span[1]:
-            base[span] = base.get(span, 0) + constant
-    state.base = base
+    single = [(i, u) for i, u in listed if len(u.spans) == 1]
+    several = [(i, u) for i, u in listed if len(u.spans) > 1]
+    spans = np.concatenate([u.spans for _, u in single]) if single else np.zeros((0, 2), np.int64)
+    peak = np.array([int(u.use.max()) for _, u in single], np.int64)
+    for _ in range(turns):
+        rows = len(state.base)
+        top, low, grow, fall = (np.zeros(rows + 1, np.int64) for _ in range(4))
+        for total, sign, at in ((top, 1, 0), (top, -1, 1), (grow, 1, 0), (fall, 1, 1)):
+            np.add.at(total, spans[:, at], sign * peak)
+        for _, usage in several:
+            usage.count(top, low, grow, fall)
+        high, least = top[:rows].cumsum() + state.base, low[:rows].cumsum() + state.base
+        if (least > limit).any():
+            raise _Infeasible
+        step = np.diff(state.base)
+        # boundary b lies between rows b - 1 and b
+        below_next = np.append(fall[1:rows] <= step, False)  # row r never exceeds row r + 1
+        below_last = np.append(False, grow[1:rows] <= -step)
+        keep = (high > limit) & ~below_next & ~(below_last & ~np.append(False, below_next[:-1]))
+        if keep.all():
+            break
+        place = np.concatenate(([0], np.cumsum(keep)))
+        state.base = state.base[keep]
+        spans = place[spans]
+        some = spans[:, 1] > spans[:, 0]
+        for (i, usage), span, live in zip(single, spans, some.tolist(), strict=True):
+            usage.spans = span[None]
+            if not live:
+                state.usage[i] = None
+                state.touch(i)
+        single = [pair for pair, live in zip(single, some.tolist(), strict=True) if live]
+        spans, peak = spans[some], peak[some]
+        listed, several = several, []
+        for i, usage in listed:
+            fresh = state.usage[i] = usage.moved(place)
+            if fresh is None or len(fresh.spans) != len(usage.spans):
+                state.touch(i)
+            if fresh is not None:
+                several.append((i, fresh))
+        if not len(state.base) or keep.mean() > 0.97:
+            break
 
 
 def _settle(state: _State, pairs: bool = True) -> None:
@@ -261,21 +322,25 @@ def _settle(state: _State, pairs: bool = True) -> None:
         _level(state, i)
         if len(state.own(i)) == 1:
             _single(state, i)
-        elif not _fold(state, i) and not state.usage[i] and len(state.near[i]) <= (2 if pairs else 1):
+        elif not _fold(state, i) and state.usage[i] is None and len(state.near[i]) <= (2 if pairs else 1):
             _eliminate(state, i)
 
 
 def _level(state: _State, i: int) -> None:
     """Usage that all strategies share becomes a constant."""
-    for span, use in list(state.usage[i].items()):
-        least = int(use.min())
-        if least:
-            state.base[span] = state.base.get(span, 0) + least
-            use = use - least
-        if use.any():
-            state.usage[i][span] = use
-        else:
-            del state.usage[i][span]
+    usage = state.usage[i]
+    if usage is None:
+        return
+    least = usage.use.min(axis=1)
+    if least.any():
+        steps = np.zeros(len(state.base) + 1, np.int64)
+        np.add.at(steps, usage.spans[:, 0], least)
+        np.subtract.at(steps, usage.spans[:, 1], least)
+        state.base = state.base + steps.cumsum()[:-1]
+        usage.use = usage.use - least[:, None]
+    some = usage.use.any(axis=1)
+    if not some.all():
+        state.usage[i] = Usage(usage.spans[some], usage.use[some]) if some.any() else None
 
 
 def _single(state: _State, i: int) -> None:
@@ -294,7 +359,7 @@ def _fold(state: _State, u: int) -> bool:
         if f is None:
             continue
         back = pool.function(pool.turn(t))
-        if back is not None and len(state.near[v]) + len(state.usage[v]) > len(state.near[u]) + len(state.usage[u]):
+        if back is not None and len(state.near[v]) > len(state.near[u]):
             _absorb(state, v, u, back)
         else:
             _absorb(state, u, v, f)
@@ -315,8 +380,10 @@ def _absorb(state: _State, u: int, v: int, f: np.ndarray) -> None:
         t = pool.take(t, m)
         state.set_edge(u, w, pool.add(state.near[u][w], t) if w in state.near[u] else t)
         state.touch(w)
-    for span, use in state.usage[v].items():
-        _use(state.usage[u], span, use[f])
+    moved, present = state.usage[v], state.usage[u]
+    if moved is not None:
+        moved = Usage(moved.spans, moved.use[:, f])
+        state.usage[u] = moved if present is None else present.joined(moved)
     state.drop(v)
     state.touch(u)
 
@@ -360,17 +427,24 @@ def _dominate(state: _State) -> bool:
         k = len(own)
         if k < 2:
             continue
-        lead = own[:, None] - own
+        # the tables have a zero in every row, so each edge can only lower the lead of one strategy over another
+        a, b = np.nonzero(own[:, None] >= own)
+        usage = state.usage[i]
+        fine = a != b
+        if usage is not None:
+            fine &= (usage.use[:, a] >= usage.use[:, b]).all(axis=0)
+        a, b = a[fine], b[fine]
+        lead = own[a] - own[b]
         for t in state.near[i].values():
-            lead = lead + state.pool.lead(t)
-        beats = lead >= 0  # [a, b]: b never costs more than a
-        if beats.sum() == k:
+            if not len(a):
+                break
+            lead = lead + state.pool.lead(t, a, b)
+            fine = lead >= 0
+            a, b, lead = a[fine], b[fine], lead[fine]
+        if not len(a):
             continue
-        uses = state.usage[i]
-        if uses:
-            stack = np.stack(list(uses.values()))
-            beats &= (stack[:, :, None] >= stack[:, None, :]).all(axis=0)
-        np.fill_diagonal(beats, False)
+        beats = np.zeros((k, k), bool)
+        beats[a, b] = True
         # of two that beat each other the first stays
         gone = (beats & ~(beats.T & np.tri(k, k, -1, dtype=bool).T)).any(axis=1)
         if gone.any():
@@ -383,7 +457,9 @@ def _finish(state: _State, count: int) -> Reduction:
     alive = [i for i in range(count) if state.cost[i] is not None]
     place = {i: r for r, i in enumerate(alive)}
     cost = [np.where(np.isfinite(state.own(i)), state.own(i), FORBIDDEN).astype(np.int64) for i in alive]
-    ends, picked, number, tables = [], [], {}, []
+    ends, picked = [], []
+    number: dict[int, int] = {}
+    tables: list[np.ndarray] = []
     for i in alive:
         for j, t in state.near[i].items():
             if i < j:
@@ -393,10 +469,11 @@ def _finish(state: _State, count: int) -> Reduction:
                     tables.append(np.where(np.isfinite(table), table, FORBIDDEN).astype(np.int64))
                 ends.append((place[i], place[j]))
                 picked.append(number[t])
-    live = [(place[i], span, use) for i in alive for span, use in sorted(state.usage[i].items())]
+    live = [(place[i], s, u) for i in alive if (n := state.usage[i]) is not None for s, u in zip(n.spans.tolist(), n.use, strict=True)]
     kept = np.array(alive, np.int64)
-    if state.constant or state.base or not alive:
-        live += [(len(alive), span, np.array([use], np.int64)) for span, use in sorted(state.base.items())]
+    if state.constant or state.base.any() or not alive:
+        cuts = np.flatnonzero(np.diff(state.base, prepend=-1, append=-1)).tolist()
+        live += [(len(alive), [a, b], state.base[a : a + 1]) for a, b in pairwise(cuts) if state.base[a]]
         cost.append(np.array([int(state.constant)], np.int64))
         kept = np.append(kept, -1)
     problem = Problem(
