@@ -20,8 +20,8 @@ import numpy as np
 from planner.blocks import classes, find_runs
 from planner.flow import Plan, gradient_tensors, rule_of, weight_plan
 from planner.graph import Graph
+from planner.kernels import inner_times, kernel_times, savers
 from planner.layout import Axes, Layout, Step, convert, group, local_shape
-from planner.ops import OPERATORS
 from planner.rule import PENDING, Limits, Rule, Split, candidates
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class _Builder:
                 if name and name not in graph.constants:
                     readers.setdefault(name, []).append((i, slot))
         self.readers = readers
-        self.first_saver = self._savers()
+        self.first_saver = savers(base)
         for i in range(len(graph.nodes)):
             if base.shared[i] == i:
                 self._op(i)
@@ -132,33 +132,6 @@ class _Builder:
             self._connect(name, uses)
         self._outputs()
         return Space(base, self.pricer, self.variables, self.links, self.op_of)
-
-    def _savers(self) -> dict[tuple[int, int], str]:
-        """(node, slot) -> tensor kept for the backward pass because of that use (each tensor is charged to its first such use)."""
-        charged: dict[tuple[int, int], str] = {}
-        seen: set[str] = set()
-        if not self.base.training:
-            return charged
-        for i, node in enumerate(self.graph.nodes):
-            operator = OPERATORS.get(node.op)
-            if operator is None or not any(o in self.base.grad for o in node.outputs):
-                continue
-            words = operator.saves.split()
-            for slot, name in enumerate(node.inputs):
-                if name and name not in self.graph.weights and name not in self.graph.constants and name not in seen and ("in" in words or f"in{slot}" in words):
-                    if name in self.base.grad or self._other_needs(node, slot):
-                        seen.add(name)
-                        charged[i, slot] = name
-            if "out" in words:
-                for k, name in enumerate(node.outputs):
-                    if name and name not in seen:
-                        seen.add(name)
-                        charged[i, -1 - k] = name
-        return charged
-
-    def _other_needs(self, node, slot: int) -> bool:
-        """Whether some other operand carries a gradient (then this one's value is read backward)."""
-        return any(n in self.base.grad for s, n in enumerate(node.inputs) if s != slot)
 
     def need(self, i: int, slot: int, split: Split) -> Layout:
         """Layout of an operand under a split; without a gradient a fan is plain replication."""
@@ -186,52 +159,16 @@ class _Builder:
 
     def _op_row(self, i: int, split: Split) -> tuple[float, float, float, float]:
         """(forward, backward, replayed collectives, bytes kept) of one node under a split."""
-        node, rule, graph, price = self.graph.nodes[i], self.base.rules[i], self.graph, self.pricer
-        operator = OPERATORS.get(node.op)
-        local = rule.local(split, self.sizes)
-        share = 1.0
-        for f, n in rule.sizes.items():
-            if n:
-                share *= local[f] / n
-        flops = rule.flops * share
-        ins, kept = 0.0, 0.0
+        forward, backward = kernel_times(self.base, i, split, self.pricer)
+        inner_f, inner_b = inner_times(self.base, i, split, self.pricer)
+        node, rule, kept = self.graph.nodes[i], self.base.rules[i], 0.0
         for slot, name in enumerate(node.inputs):
-            if not name:
-                continue
-            layout = self.need(i, slot, split)
-            size = self._bytes(name, layout)
-            ins += size
             if (i, slot) in self.first_saver:
-                kept += size
-        outs = 0.0
+                kept += self._bytes(name, self.need(i, slot, split))
         for k, name in enumerate(o for o in node.outputs if o):
-            size = self._bytes(name, rule.result(k, split, self.order))
-            outs += size
             if (i, -1 - k) in self.first_saver:
-                kept += size
-        fused = operator is not None and operator.fusible
-        moved = (outs if fused else ins + outs) * (operator.traffic if operator else 1.0)
-        if node.op in ("Reshape", "Identity"):
-            moved = 0.0
-        dtype = graph.tensors[node.outputs[0] or node.inputs[0]].dtype
-        compute = price.recipe.compute if dtype.startswith("float") else "float32"
-        forward = price.kernel_s(flops, moved, compute) if moved or flops else 0.0
-        backward = 0.0
-        if self.base.training and any(o in self.base.grad for o in node.outputs):
-            products = sum(1 for n in node.inputs if n in self.base.grad)
-            # each operand with a gradient costs a product as large as the forward one; memory-bound work reads and writes about twice
-            backward = products * price.kernel_s(flops, moved, compute) if flops else 2 * forward
-        inner_f = inner_b = 0.0
-        for inner in rule.inner:
-            axes = tuple(a for a in self.order if a in split.axes(inner.factor))
-            size = float(inner.itemsize)
-            for f in inner.over:
-                size *= local[f]
-            inner_f += inner.forward * price.collective_s(inner.kind, axes, size)
-            inner_b += inner.backward * price.collective_s(inner.kind, axes, size)
-        if backward:
-            backward += inner_b
-        return forward + inner_f, backward, inner_f, kept
+                kept += self._bytes(name, rule.result(k, split, self.order))
+        return forward + inner_f, backward + (inner_b if backward else 0.0), inner_f, kept
 
     def _bytes(self, name: str, layout: Layout) -> float:
         t = self.graph.tensors[name]

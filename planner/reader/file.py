@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ def check_model(model: Any, name: str) -> None:
 
     if not model.HasField("graph") or not (model.graph.node or model.graph.output or model.graph.input):
         raise PlanError("P104", f"{name!r} holds no graph: not an ONNX model, or an empty one")
+    if not all(isinstance(text, str) for text in _texts(model)):
+        raise PlanError("P102", f"{name!r} is damaged: it holds names that are not UTF-8 text")
     versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
     if "" not in versions and (not versions or any(n.domain in ("", "ai.onnx") for n in model.graph.node)):
         raise PlanError(
@@ -73,3 +76,37 @@ def check_model(model: Any, name: str) -> None:
             "P105", f"{name!r} uses opset {opset}; opsets 1 to {newest} are known to the installed onnx",
             help=["export it with an older opset, or install a newer onnx"],
         )  # fmt: skip
+
+
+def _texts(model: Any) -> Iterator[Any]:
+    """Every name the reader relies on. protobuf hands out bytes where a name is not valid UTF-8."""
+    yield from (o.domain for o in model.opset_import)
+    yield from _graph_texts(model.graph)
+    for function in model.functions:
+        yield from (function.name, function.domain, *function.input, *function.output, *function.attribute)
+        yield from _node_texts(function.node)
+
+
+def _graph_texts(graph: Any) -> Iterator[Any]:
+    yield graph.name
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.name
+        yield from (d.dim_param for d in value.type.tensor_type.shape.dim)
+    for tensor in graph.initializer:
+        yield tensor.name
+        yield from (text for e in tensor.external_data for text in (e.key, e.value))
+    yield from (s.values.name for s in graph.sparse_initializer)
+    yield from _node_texts(graph.node)
+
+
+def _node_texts(nodes: Any) -> Iterator[Any]:
+    for node in nodes:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (text for p in node.metadata_props for text in (p.key, p.value))
+        for attribute in node.attribute:
+            yield attribute.name
+            yield attribute.ref_attr_name
+            if attribute.type == 5:
+                yield from _graph_texts(attribute.g)
+            for graph in attribute.graphs:
+                yield from _graph_texts(graph)

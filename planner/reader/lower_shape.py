@@ -59,6 +59,8 @@ def _unsqueeze(call: Call) -> None:
     shape, axes = call.shape(), _axes(call) or []
     rank = len(shape) + len(axes)
     new = {call.axis(a, rank) for a in axes}
+    if len(new) != len(axes):
+        raise ShapeError(f"axes {axes} repeat")
     left = iter(shape)
     call.result("Reshape", [call.arg(0)], shape=tuple(1 if k in new else next(left) for k in range(rank)))
 

@@ -1,0 +1,31 @@
+"""Which factor of each node carries the batch: followed from dim 0 of the inputs through the rules."""
+
+from __future__ import annotations
+
+from planner.space import Base
+
+
+def batch_factors(base: Base) -> tuple[str, ...]:
+    """Per node the factor that carries the batch, "" where none does (or where it would not stay in step).
+
+    A dim carries the batch when its major factor does; a node follows the first operand that carries it.
+    """
+    graph = base.graph
+    carried: dict[str, int] = {name: 0 for name in graph.inputs if graph.tensors[name].shape}
+    found = []
+    for i, node in enumerate(graph.nodes):
+        rule, factor = base.rules[i], ""
+        for slot, name in enumerate(node.inputs):
+            if name in carried:
+                dim = rule.operands[slot][carried[name]]
+                if dim and dim[0] not in rule.whole:
+                    factor = dim[0]
+                    break
+        found.append(factor)
+        if factor:
+            for k, out in enumerate(o for o in node.outputs if o):
+                for d, dim in enumerate(rule.results[k]):
+                    if dim and dim[0] == factor:
+                        carried[out] = d
+                        break
+    return tuple(found)

@@ -1,0 +1,177 @@
+"""The price of one whole plan, from its flow: time by part, memory by part, communication exactly.
+
+Every printed figure comes from here, for our plans and for the baselines alike. With m microbatches:
+
+    step = m * (forward + backward + recomputed) + gradient reduction * (1 - overlap) + optimizer
+    peak = parameters + gradients + optimizer state + kept activations + temporary      (all live at the end of the last forward pass)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from costmodels.memory import Breakdown
+from planner import account
+from planner.emit.runs import Run, find_run
+from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
+from planner.kernels import kernel_times, savers
+from planner.layout import local_shape
+from planner.price import Pricer
+from planner.space import Base
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Price of a plan on one device, per optimizer step (training) or forward pass."""
+
+    step_time_s: float
+    compute_time_s: float
+    recompute_time_s: float
+    communication_time_s: float
+    exposed_communication_time_s: float
+    optimizer_time_s: float
+    flops_per_device: int
+    memory: Breakdown
+    traffic: Mapping[str, Mapping[str, Mapping[str, object]]]
+    distinct_work: float
+    """Share of the devices' arithmetic that is neither duplicated nor padding."""
+    exposed_by_axes: Mapping[tuple[str, str], float]
+
+
+def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tuple[Run, ...]]:
+    """Derive the flow of a plan and add up its price."""
+    flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
+    runs = tuple(r for r in (find_run(flow, *run) for run in plan.runs) if isinstance(r, Run))
+    cost = price_flow(base, flow, runs, pricer)
+    return cost, flow, runs
+
+
+def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Cost:
+    """Price of a derived flow."""
+    plan, graph, mesh = flow.plan, flow.graph, dict(flow.plan.mesh)
+    micro = plan.microbatches
+    inside = {i for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
+    forward = backward = again = 0.0
+    done: dict[tuple[int, object], tuple[float, float]] = {}
+    for i in range(len(graph.nodes)):
+        key = (base.shared[i], flow.split(i))
+        if key not in done:
+            done[key] = kernel_times(base, i, flow.split(i), pricer)
+        f, b = done[key]
+        forward, backward = forward + f, backward + b
+        if plan.recompute != "none" and i in inside:
+            again += f
+    compute = micro * (forward + backward + again)
+    overlapped = exposed = 0.0
+    by_axes: dict[tuple[str, str], float] = {}
+    uses = account.collectives(flow, runs, pricer.itemsize)
+    for use in uses:
+        seconds = use.count * pricer.collective_s(use.kind, use.axes, use.payload_bytes)
+        hidden = seconds * pricer.runtime.overlap if use.phase == "gradient" else 0.0
+        exposed += seconds - hidden
+        overlapped += hidden
+        label = (use.kind, "+".join(use.axes))
+        by_axes[label] = by_axes.get(label, 0.0) + seconds - hidden
+    optimizer = 0.0
+    if base.training:
+        optimizer = pricer.optimizer_s(sum(prod(local_shape(graph.tensors[n].shape, cut_layout(w), mesh)) for n, w in flow.weights.items() if n in flow.grad))
+    flops = account.dot_flops(flow)
+    ideal = _ideal_flops(base) * micro / max(plan.devices, 1)
+    return Cost(
+        compute + exposed + optimizer, compute, micro * again, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer, bool(runs)),
+        account.traffic(uses, plan.order, mesh), min(1.0, ideal / flops) if flops else 1.0, by_axes,
+    )  # fmt: skip
+
+
+def _ideal_flops(base: Base) -> float:
+    """FLOPs of one microbatch over all devices when nothing is duplicated."""
+    total = 0.0
+    for i, node in enumerate(base.graph.nodes):
+        passes = 1
+        if base.training and any(o in base.grad for o in node.outputs):
+            passes += sum(1 for n in node.inputs if n in base.grad)
+        total += base.rules[i].flops * passes
+    return total
+
+
+def memory(base: Base, flow: Flow, pricer: Pricer, folded: bool) -> Breakdown:
+    """Peak memory by part, in bytes of the recipe."""
+    graph, plan, mesh, recipe = base.graph, flow.plan, dict(flow.plan.mesh), pricer.recipe
+    parameters = gradients = state = 0.0
+    gathered: dict[int, float] = {}
+    for name, w in flow.weights.items():
+        t = graph.tensors[name]
+        own = prod(local_shape(t.shape, stored_layout(w), mesh))
+        full = prod(local_shape(t.shape, w.layout, mesh))
+        cut = prod(local_shape(t.shape, cut_layout(w), mesh))
+        parameters += own * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
+        if name in flow.grad:
+            gradients += (cut if w.zero >= 2 else full) * recipe.gradient_bytes
+            state += cut * recipe.state_bytes
+            if w.zero == 3 and w.dim >= 0:
+                for i, _ in graph.consumers[name]:
+                    gathered[i] = gathered.get(i, 0.0) + full * recipe.parameter_bytes
+    activations = kept_activations(base, flow, pricer)
+    slack = 1 + pricer.runtime.memory_slack
+    temporary = temporaries(base, flow, pricer, gathered, folded)
+    return Breakdown(int(parameters), int(gradients), int(state), int(activations * slack), int(temporary * slack))
+
+
+def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> float:
+    """Bytes the backward pass reads: every kept tensor once, in the layout its first keeper needs it.
+
+    Under recompute a repeated block keeps what enters each repeat, and one repeat's own activations at a time.
+    """
+    graph, plan, mesh = base.graph, flow.plan, dict(flow.plan.mesh)
+    if not base.training:
+        return 0.0
+    inside = {i: (first, period) for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
+    total = 0.0
+    transient: dict[int, float] = {}
+    for (i, slot), name in savers(base).items():
+        layout = flow.need[i, slot] if slot >= 0 else flow.source[name]
+        size = prod(local_shape(graph.tensors[name].shape, layout, mesh)) * pricer.itemsize(graph.tensors[name].dtype)
+        if plan.recompute != "none" and i in inside:
+            first, period = inside[i]
+            made = graph.producer.get(name, -1)
+            entering = made < first or (i - first) // period != (made - first) // period
+            if entering:
+                total += size
+            elif (i - first) // period == 0:
+                transient[first] = transient.get(first, 0.0) + size
+        else:
+            total += size
+    return total + max(transient.values(), default=0.0)
+
+
+def temporaries(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float], folded: bool) -> float:
+    """The largest working set of one operator: its operands and results, and their gradients, with gathered weights of two layers."""
+    graph, mesh = base.graph, dict(flow.plan.mesh)
+    largest = 0.0
+    for i, node in enumerate(graph.nodes):
+        if base.shared[i] != i:
+            continue
+        size = 0.0
+        for slot, name in enumerate(node.inputs):
+            if name and name not in graph.weights:
+                size += prod(local_shape(graph.tensors[name].shape, flow.need[i, slot], mesh)) * pricer.itemsize(graph.tensors[name].dtype)
+        for name in node.outputs:
+            if name:
+                size += prod(local_shape(graph.tensors[name].shape, flow.source[name], mesh)) * pricer.itemsize(graph.tensors[name].dtype)
+        largest = max(largest, size * (2 if base.training else 1))
+    if gathered:
+        layer: dict[int, float] = {}
+        for i, size in gathered.items():
+            layer[block_of(flow.plan, i)] = layer.get(block_of(flow.plan, i), 0.0) + size
+        largest += 2 * max(layer.values())
+    return largest
+
+
+def block_of(plan: Plan, i: int) -> int:
+    """A number for the repeat a node is in; nodes outside runs are each their own."""
+    for first, period, repeats in plan.runs:
+        if first <= i < first + period * repeats:
+            return -1 - (first + (i - first) // period)
+    return i

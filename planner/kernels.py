@@ -1,0 +1,94 @@
+"""Time of one node's kernels under a split, and what its backward pass keeps: shared by the space and by the price of whole plans."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from planner.layout import local_shape
+from planner.ops import OPERATORS
+from planner.rule import Split
+
+if TYPE_CHECKING:
+    from planner.price import Pricer
+    from planner.space import Base
+
+FREE = frozenset({"Reshape", "Identity"})
+
+
+def kernel_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
+    """(forward, backward) seconds of the node's kernels on its local pieces, collectives excluded.
+
+    Products: one kernel forward, one as large per operand with a gradient. Memory-bound work: operands and results cross memory once
+    (a fused operator only writes its result), twice that backward.
+    """
+    graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
+    mesh = pricer.sizes
+    order = tuple(mesh)
+    operator = OPERATORS.get(node.op)
+    local = rule.local(split, mesh)
+    share = 1.0
+    for f, n in rule.sizes.items():
+        share *= local[f] / n if n else 1.0
+    flops = rule.flops * share
+    ins = sum(_bytes(base, pricer, n, local_shape(graph.tensors[n].shape, rule.operand(slot, split, order), mesh)) for slot, n in enumerate(node.inputs) if n)
+    live = [o for o in node.outputs if o]
+    outs = sum(_bytes(base, pricer, n, local_shape(graph.tensors[n].shape, rule.result(k, split, order), mesh)) for k, n in enumerate(live))
+    fused = operator is not None and operator.fusible
+    moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * (operator.traffic if operator else 1.0)
+    if node.op in FREE:
+        return 0.0, 0.0
+    dtype = pricer.recipe.compute if graph.tensors[live[0]].is_float else "float32"
+    forward = pricer.kernel_s(flops, moved, dtype)
+    backward = 0.0
+    if base.training and any(o in base.grad for o in live):
+        products = sum(1 for n in node.inputs if n in base.grad)
+        backward = products * forward if flops else 2 * forward
+    return forward, backward
+
+
+def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
+    """(forward, backward) seconds of the collectives inside the node's kernel."""
+    rule, mesh = base.rules[i], pricer.sizes
+    if not rule.inner:
+        return 0.0, 0.0
+    local = rule.local(split, mesh)
+    forward = backward = 0.0
+    for inner in rule.inner:
+        axes = tuple(a for a in mesh if a in split.axes(inner.factor))
+        size = float(inner.itemsize * prod(local[f] for f in inner.over))
+        forward += inner.forward * pricer.collective_s(inner.kind, axes, size)
+        backward += inner.backward * pricer.collective_s(inner.kind, axes, size)
+    return forward, backward if base.training else 0.0
+
+
+def _bytes(base: Base, pricer: Pricer, name: str, shape: tuple[int, ...]) -> float:
+    return prod(shape) * pricer.itemsize(base.graph.tensors[name].dtype)
+
+
+def savers(base: Base) -> dict[tuple[int, int], str]:
+    """(node, slot) -> tensor kept for the backward pass because of that use; each tensor once, at its first such use. Results have slot -1 - k."""
+    graph = base.graph
+    charged: dict[tuple[int, int], str] = {}
+    seen: set[str] = set()
+    if not base.training:
+        return charged
+    for i, node in enumerate(graph.nodes):
+        operator = OPERATORS.get(node.op)
+        if operator is None or not any(o in base.grad for o in node.outputs):
+            continue
+        words = operator.saves.split()
+        for slot, name in enumerate(node.inputs):
+            if not name or name in graph.weights or name in graph.constants or name in seen or ("in" not in words and f"in{slot}" not in words):
+                continue
+            others = any(n in base.grad for s, n in enumerate(node.inputs) if s != slot)
+            # a product reads this operand backward only for the other's gradient; other operators read it for their own
+            if others or (name in base.grad and not base.rules[i].flops):
+                seen.add(name)
+                charged[i, slot] = name
+        if "out" in words:
+            for k, name in enumerate(o for o in node.outputs if o):
+                if name not in seen:
+                    seen.add(name)
+                    charged[i, -1 - k] = name
+    return charged

@@ -1,0 +1,157 @@
+"""Where a model comes from and what its workload is: a file, a zoo spec or a Hugging Face config, read at any batch.
+
+`Model.graph(microbatches)` is the canonical graph of one microbatch, with its loss for training and shared work hoisted: what every later room plans.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from planner.blocks import hoist
+from planner.errors import PlanError
+from planner.graph import Graph
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is run: kind "train" or "infer", the global batch (None: the exported one), other dims, and what training means."""
+
+    kind: str = "train"
+    batch: int | None = None
+    tokens_per_step: int | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    loss: str = ""
+    logits: str = ""
+    shift_labels: bool = False
+    trainable: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+    optimizer: str = "adamw"
+    lr: float = 1e-4
+
+    def to_json(self, graph: Graph, batch: int, loss: str) -> dict[str, Any]:
+        """The strategy file's `workload`, without precision and runtime."""
+        training = {"loss": loss, "logits": self.logits, "shift_labels": self.shift_labels, "trainable": list(self.trainable), "freeze": list(self.freeze),
+                    "optimizer": self.optimizer, "lr": self.lr}  # fmt: skip
+        return {"kind": self.kind, "batch": batch, "dims": dict(sorted(self.dims.items())), "shapes": {k: list(v) for k, v in sorted(self.shapes.items())},
+                "training": training if self.kind == "train" else None}  # fmt: skip
+
+
+@dataclass
+class Model:
+    """A model to plan; graphs are cached per number of microbatches."""
+
+    name: str
+    workload: Workload
+    devices: int
+    folder: Path | None = None
+    proto: Any = None
+    _graphs: dict[int, Graph] = field(default_factory=dict)
+    _plain: Graph | None = None
+
+    @classmethod
+    def open(cls, source: str | Path, workload: Workload, devices: int = 1) -> Model:
+        """A file, `zoo:SPEC`, or a Hugging Face config.json. Raises PlanError for anything that cannot be read."""
+        text = str(source)
+        if text.startswith("zoo:"):
+            import models_zoo
+
+            return cls(text, workload, devices, None, models_zoo.build(text))
+        path = Path(text)
+        if path.suffix == ".json":
+            from models_zoo.hf_config import from_config
+
+            return cls(path.name, workload, devices, path.parent, from_config(path))
+        from planner.reader.file import load
+
+        return cls(path.name, workload, devices, path.parent, load(path))
+
+    def read(self, batch: int | None) -> Graph:
+        """The plain canonical graph at a batch (no loss)."""
+        from planner.reader import read_model
+
+        w = self.workload
+        tokens = w.tokens_per_step if batch is None else None
+        graph = read_model(self.proto, self.folder, batch=batch, dims=w.dims, shapes=w.shapes, tokens_per_step=tokens, devices=self.devices)
+        return replace(graph, name=self.name)
+
+    @property
+    def plain(self) -> Graph:
+        """The graph at the global batch, without a loss."""
+        if self._plain is None:
+            self._plain = choose_trainable(self.read(self.workload.batch), self.workload)
+        return self._plain
+
+    @property
+    def batch(self) -> int:
+        """The global batch per optimizer step."""
+        return int(self.plain.dims.get("batch", 1))
+
+    def graph(self, microbatches: int = 1) -> Graph:
+        """The graph of one microbatch. Raises PlanError when the batch does not divide."""
+        if microbatches not in self._graphs:
+            if self.batch % microbatches:
+                raise PlanError("P035", f"batch {self.batch} does not divide into {microbatches} microbatches")
+            plain = self.plain if microbatches == 1 else choose_trainable(self.read(self.batch // microbatches), self.workload)
+            if self.workload.kind == "train":
+                from planner.training import add_loss
+
+                plain = add_loss(plain, self.workload.loss, self.workload.logits, self.workload.shift_labels)
+            else:
+                from planner.training import prune
+
+                plain = prune(plain)
+            self._graphs[microbatches] = hoist(plain)
+        return self._graphs[microbatches]
+
+    @property
+    def loss(self) -> str:
+        """The loss as resolved."""
+        from planner.training import default_loss
+
+        return self.workload.loss or (default_loss(self.plain, self.workload.logits) if self.workload.kind == "train" else "")
+
+    def sha256(self) -> str:
+        """Hash of the canonical graph without metadata: the same for a re-export that changes nothing."""
+        digest = hashlib.sha256()
+        graph = self.plain
+        index: dict[str, str] = {n: f"i{k}" for k, n in enumerate(graph.inputs)}
+        for k, n in enumerate(sorted(graph.weights, key=lambda n: graph.labels.get(n, n))):
+            index[n] = f"w{k}"
+        for node in graph.nodes:
+            for slot, n in enumerate(node.inputs):
+                if n in graph.constants:
+                    index[n] = hashlib.sha256(graph.constants[n].tobytes()).hexdigest()[:12]
+                index.setdefault(n, f"?{slot}")
+            cells = [index[n] for n in node.inputs]
+            for n in node.outputs:
+                index[n] = f"t{len(index)}"
+            row = (node.op, cells, sorted((k, repr(v)) for k, v in node.attrs.items()), [graph.tensors[o].shape for o in node.outputs if o])
+            digest.update(repr(row).encode())
+        return digest.hexdigest()
+
+
+def choose_trainable(graph: Graph, workload: Workload) -> Graph:
+    """Apply --trainable and --freeze globs (over labels and tensor names) to the reader's choice. A glob that matches nothing is an error."""
+    import fnmatch
+
+    chosen = set(graph.trainable)
+    names = {n: graph.labels.get(n, n) for n in graph.weights}
+
+    def matches(glob: str, option: str) -> set[str]:
+        found = {n for n, label in names.items() if fnmatch.fnmatchcase(label, glob) or fnmatch.fnmatchcase(n, glob)}
+        if not found:
+            from planner.errors import did_you_mean
+
+            raise PlanError("P036", f"{option} {glob!r} matches no parameter", help=[h for h in [did_you_mean(glob, list(names.values()))] if h])
+        return found
+
+    if workload.trainable:
+        chosen = {n for g in workload.trainable for n in matches(g, "--trainable") if graph.tensors[n].is_float}
+    for g in workload.freeze:
+        chosen -= matches(g, "--freeze")
+    return replace(graph, trainable=frozenset(chosen))

@@ -1,0 +1,165 @@
+"""Decisions a user fixes: mesh axes, techniques, splits or layouts of nodes and tensors, and what is forbidden.
+
+    [mesh]        model = { size = 8 }        or  model = 8, data = [4, 8]  (a list: one of these)
+    [techniques]  zero_stage = 3, recompute = "block", microbatches = 4
+    [forbid]      factors = ["s"]
+    ["layers.*.mlp.up"]   split = { n = ["model"] }      ids, fused members, tensors or scope globs
+                          layout = [["data"], []]        of the first result
+
+A short form for the command line: `tp=8,micro=2,recompute=block,zero=3,dp=8`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlanError, did_you_mean
+from planner.rule import Limits, Split, candidates, legal
+
+if TYPE_CHECKING:
+    from planner.space import Base
+
+SHORT = {"tp": "model", "dp": "data", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
+TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None}
+RECOMPUTE_WORDS = {"full": "block", "selective": "block-keep"}
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Parsed pins. mesh: axis -> sizes to choose from; nodes: glob -> table."""
+
+    mesh: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    techniques: Mapping[str, Any] = field(default_factory=dict)
+    forbidden_factors: frozenset[str] = frozenset()
+    nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is pinned."""
+        return not (self.mesh or self.techniques or self.forbidden_factors or self.nodes)
+
+    def mesh_choices(self, devices: int) -> list[dict[str, int]]:
+        """Every mesh the pins allow; an axis "data" (or "model") without a size takes what is left."""
+        names = list(self.mesh)
+        found = []
+        for sizes in itertools.product(*self.mesh.values()):
+            table = dict(zip(names, sizes, strict=True))
+            left, rest = divmod(devices, prod(sizes))
+            if rest:
+                continue
+            if left > 1:
+                free = next((a for a in ("data", "model") if a not in table), None)
+                if free is None:
+                    continue
+                table = {free: left, **table} if free == "data" else {**table, free: left}
+            order = sorted(table, key=lambda a: {"stage": 0, "data": 1, "expert": 2, "sequence": 3, "model": 4}.get(a, 5))
+            found.append({a: table[a] for a in order})
+        if not found:
+            raise PlanError("P022", f"the pinned mesh {dict(self.mesh)} does not multiply to {devices} devices", help=["axis sizes that divide the devices"])
+        return found
+
+    def allowed(self, base: Base, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
+        """Per class of nodes the splits the pins leave. A glob that matches nothing, or a split that is not legal, is an error."""
+        graph, out = base.graph, {}
+        for glob, table in self.nodes.items():
+            hits = [i for i, node in enumerate(graph.nodes) if _matches(glob, node, graph.labels)]
+            if not hits:
+                known = [n.id for n in graph.nodes] + [n.scope for n in graph.nodes if n.scope]
+                raise PlanError("P023", f"pin {glob!r} matches no node, tensor or scope", help=[h for h in [did_you_mean(glob, known)] if h])
+            usable = 0
+            for i in hits:
+                splits = self._pinned(base, i, table, mesh)
+                if splits:
+                    c = base.shared[i]
+                    both = tuple(s for s in out.get(c, splits) if s in splits)
+                    if not both:
+                        raise PlanError("P024", f"pins contradict each other at {graph.nodes[i].id!r}", help=["remove one of them"])
+                    out[c] = both
+                    usable += 1
+            if not usable:
+                node = graph.nodes[hits[0]]
+                raise PlanError("P025", f"pin {glob!r}: {dict(table)} is not possible for {node.id!r} ({node.op})",
+                                detail=[f"factors {dict(base.rules[hits[0]].sizes)}, mesh {dict(mesh)}"])  # fmt: skip
+        return out
+
+    def _pinned(self, base: Base, i: int, table: Mapping[str, Any], mesh: Mapping[str, int]) -> tuple[Split, ...]:
+        rule = base.rules[i]
+        if "split" in table:
+            split = Split.of({str(f): tuple(a) for f, a in table["split"].items()})
+            return (split,) if legal(rule, split, mesh, Limits(waste=0.5)) else ()
+        if "layout" in table:
+            want = tuple(tuple(a) for a in table["layout"])
+            return tuple(s for s in candidates(rule, mesh) if rule.result(0, s, tuple(mesh)).dims == want)
+        return candidates(rule, mesh)
+
+
+def _matches(glob: str, node: Any, labels: Mapping[str, str]) -> bool:
+    names = (node.id, node.scope, *node.members, *node.outputs, *node.inputs, *(labels.get(n, "") for n in node.inputs))
+    return any(name and fnmatch.fnmatchcase(name, glob) for name in names)
+
+
+def parse_pins(text: str | Path | None) -> Pins:
+    """Pins from a TOML file or the short form; "" or None gives none."""
+    if not text:
+        return Pins()
+    if "=" in str(text) and not Path(text).exists():
+        return _short(str(text))
+    try:
+        data = tomllib.loads(Path(text).read_text())
+    except OSError as e:
+        raise PlanError("P020", f"cannot read pins {str(text)!r}: {e.strerror}", help=["a TOML file, or the short form tp=8,micro=2"]) from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise PlanError("P020", f"{text} is not TOML: {e}") from e
+    return from_table(data)
+
+
+def from_table(data: Mapping[str, Any]) -> Pins:
+    """Pins from a parsed TOML document."""
+    mesh = {str(a): _sizes(a, v) for a, v in data.get("mesh", {}).items()}
+    techniques = {k: _technique(k, v) for k, v in data.get("techniques", {}).items()}
+    nodes = {k: v for k, v in data.items() if k not in ("mesh", "techniques", "forbid")}
+    for glob, table in nodes.items():
+        if not isinstance(table, dict) or not set(table) <= {"split", "layout"}:
+            raise PlanError("P020", f"pin {glob!r} needs `split = {{ factor = [axes] }}` or `layout = [[axes], ...]`")
+    return Pins(mesh, techniques, frozenset(data.get("forbid", {}).get("factors", ())), nodes)
+
+
+def _sizes(axis: str, value: Any) -> tuple[int, ...]:
+    value = value.get("size") if isinstance(value, dict) else value
+    sizes = value if isinstance(value, list) else [value]
+    if not sizes or not all(isinstance(s, int) and s > 0 for s in sizes):
+        raise PlanError("P020", f"[mesh] {axis} = {value!r}: a size, or a list of sizes")
+    return tuple(sizes)
+
+
+def _technique(key: str, value: Any) -> Any:
+    if key not in TECHNIQUES:
+        raise PlanError("P021", f"unknown technique {key!r}", help=[f"one of {', '.join(TECHNIQUES)}"])
+    value = RECOMPUTE_WORDS.get(value, value) if key == "recompute" else value
+    choices = TECHNIQUES[key]
+    if (choices is not None and value not in choices) or (choices is None and (not isinstance(value, int) or value < 1)):
+        raise PlanError("P021", f"{key} = {value!r} is not possible", help=[f"one of {choices}" if choices else "a positive number"])
+    return value
+
+
+def _short(text: str) -> Pins:
+    mesh: dict[str, tuple[int, ...]] = {}
+    techniques: dict[str, Any] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        key = SHORT.get(key.strip(), key.strip())
+        plain: Any = int(value) if value.strip().isdigit() else value.strip()
+        if key in TECHNIQUES:
+            techniques[key] = _technique(key, plain)
+        elif isinstance(plain, int) and key.isidentifier():
+            mesh[key] = (plain,)
+        else:
+            raise PlanError("P020", f"cannot read pin {part!r}", help=["tp=8,dp=8,micro=2,zero=3,recompute=block, or a TOML file"])
+    return Pins(mesh, techniques)

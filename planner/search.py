@@ -1,0 +1,401 @@
+"""The outer search: mesh, optimizer sharding, recompute and microbatches around the one problem that a solver answers.
+
+    for each mesh           a space is built once (planner.space)
+      relaxed solves        without a memory limit, per optimizer level: a bound below which no technique on this mesh can come
+      techniques            in the order of that bound, the cheapest first; solved under the memory limit only while the bound can win
+    the winner is priced as a whole (planner.evaluate) beside the baselines, and is the cheapest plan of all that fits, baselines included
+
+Ties (within a thousandth): less memory first, then the simpler mesh.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from costmodels.memory import Capacity
+from costmodels.precision import Recipe
+from costmodels.runtime import Runtime
+from planner.assemble import NANO, Techniques, assemble, splits_of
+from planner.batch import batch_factors
+from planner.evaluate import Cost, price_plan
+from planner.flow import Plan
+from planner.model import Model
+from planner.pins import Pins
+from planner.price import Pricer
+from planner.problem import Budget, Problem, evaluate
+from planner.rule import PENDING, Limits, Split, candidates, legal
+from planner.space import Base, Space, build_space
+from planner.topology import Mesh, Topology, meshes, pinned_mesh
+
+RECOMPUTE = ("none", "block-keep", "block")
+TIE = 1e-3
+Progress = Callable[[str, float | None, float | None], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything a search needs to know beside the model."""
+
+    topology: Topology
+    capacity: Capacity
+    recipe: Recipe
+    runtime: Runtime
+    solver: str = "auto"
+    mode: str = "auto"
+    objective: str = "step"
+    pins: Pins = field(default_factory=Pins)
+    memory_limit_bytes: int | None = None
+    time_limit_s: float | None = None
+    seed: int = 0
+    fold: bool = True
+    baselines: bool = True
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes a plan may use on a device."""
+        usable = self.capacity.usable
+        return usable if self.memory_limit_bytes is None else min(usable, self.memory_limit_bytes)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A priced plan, and what its solver claims about the problem it came from."""
+
+    label: str
+    mesh: Mesh
+    plan: Plan
+    cost: Cost
+    techniques: Techniques
+    objective_s: float = 0.0
+    bound_s: float = 0.0
+    status: str = "feasible"
+
+    def key(self, request: Request) -> tuple:
+        """Order among plans that fit: the objective in steps of a tie, then memory, then the simpler mesh."""
+        main = self.cost.memory.total if request.objective == "memory" else self.cost.step_time_s
+        return (round(np.log(max(main, 1e-12)) / TIE), self.cost.memory.total, len(self.plan.mesh), self.plan.mesh)
+
+
+@dataclass
+class Found:
+    """What a search returns: the winner, the baselines (label -> best tuned variant, fitting or the smallest), the spaces used."""
+
+    best: Candidate | None
+    baselines: dict[str, Candidate]
+    base: Base
+    space: Space | None
+    choice: tuple[int, ...]
+    problem: Problem | None
+    bound_s: float
+    tried: int
+    stopped: str = ""
+    smallest: Candidate | None = None
+
+
+class Search:
+    """One search. Deterministic unless the time limit cuts it."""
+
+    def __init__(self, model: Model, request: Request, progress: Progress | None = None) -> None:
+        self.model, self.request, self.progress = model, request, progress
+        self.training = model.workload.kind == "train"
+        self.started = time.monotonic()
+        self.bases: dict[int, Base] = {}
+        self.found: list[Candidate] = []
+        self.too_large: list[Candidate] = []
+        self.details: dict[int, tuple[Space, tuple[int, ...], Problem, Base]] = {}
+        self.bounds: list[float] = []
+        self.stopped = ""
+
+    def base(self, microbatches: int) -> Base:
+        """Rules, gradients and repeated blocks of the graph of one microbatch."""
+        if microbatches not in self.bases:
+            self.bases[microbatches] = Base.of(self.model.graph(microbatches), training=self.training, fold=self.request.fold)
+        return self.bases[microbatches]
+
+    def run(self) -> Found:
+        """Search everything the request allows."""
+        request = self.request
+        try:
+            chosen = self._meshes()
+            fixed = self.fixed_splits if request.mode in ("data-parallel",) else None
+            relaxed = []
+            for mesh in chosen:
+                entry = self._relax(mesh, 1, fixed)
+                if entry:
+                    relaxed.append(entry)
+                if self._out_of_time():
+                    break
+            relaxed.sort(key=lambda e: e[0])
+            for bound, mesh, space in relaxed:
+                if self._out_of_time():
+                    break
+                self._techniques(space, mesh, 1, bound)
+            for micro in self._microbatches():
+                # Splitting the batch pays only where memory binds: tried on the most promising meshes.
+                for _, mesh, _ in relaxed[:4]:
+                    if self._out_of_time():
+                        break
+                    entry = self._relax(mesh, micro, fixed)
+                    if entry:
+                        self._techniques(entry[2], mesh, micro, entry[0])
+                best = self._best()
+                if best is not None and best.techniques.microbatches < micro:
+                    break
+        except KeyboardInterrupt:
+            self.stopped = "interrupt"
+        baselines = self._baselines() if request.baselines and not self.stopped else {}
+        best = self._best()
+        for label, c in baselines.items():
+            fits = c.cost.memory.total <= request.limit_bytes
+            if fits and request.mode == "auto" and request.pins.empty and (best is None or c.key(request) < best.key(request)):
+                best = replace(c, label=label)
+        detail = self.details.get(id(best))
+        base = self.base(best.plan.microbatches if best else 1)
+        smallest = min(self.too_large, key=lambda c: c.cost.memory.total, default=None)
+        space, choice, problem = detail[:3] if detail else (None, (), None)
+        return Found(best, baselines, base, space, choice, problem, min(self.bounds, default=0.0), len(self.found) + len(self.too_large), self.stopped, smallest)
+
+    def _out_of_time(self) -> bool:
+        limit = self.request.time_limit_s
+        if limit is not None and time.monotonic() - self.started > limit:
+            self.stopped = "time"
+        return bool(self.stopped)
+
+    def _best(self) -> Candidate | None:
+        return min(self.found, key=lambda c: c.key(self.request), default=None)
+
+    def _meshes(self) -> tuple[Mesh, ...]:
+        request = self.request
+        if request.pins.mesh:
+            return tuple(pinned_mesh(request.topology, sizes) for sizes in request.pins.mesh_choices(request.topology.devices))
+        every = meshes(request.topology)
+        if request.mode == "data-parallel":
+            return every[:1]
+        # Three axes only where the inner two stay inside what two axes already reach; they are many, so the larger machines keep a few.
+        two = [m for m in every if len(m.axes) < 3]
+        three = [m for m in every if len(m.axes) == 3 and m.axes[1].size * m.axes[2].size <= max(16, request.topology.levels[0].size)]
+        return (*two, *three[:4])
+
+    def _microbatches(self) -> Iterable[int]:
+        pinned = self.request.pins.techniques.get("microbatches")
+        if not self.training:
+            return ()
+        batch = self.model.batch
+        if pinned:
+            return (int(pinned),)
+        tight = not self.found or min(c.key(self.request) for c in self.found) and self._best().techniques != Techniques()  # type: ignore[union-attr]
+        return [m for m in (2, 4, 8, 16, 32, 64) if batch % m == 0] if tight else ()
+
+    def _pricer(self, mesh: Mesh) -> Pricer:
+        return Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe)
+
+    def _relax(self, mesh: Mesh, micro: int, fixed: Callable | None) -> tuple[float, Mesh, Space] | None:
+        """Space of a mesh and the least cost without a memory limit over all optimizer levels: a bound for every technique on it."""
+        pinned_micro = self.request.pins.techniques.get("microbatches")
+        if pinned_micro and int(pinned_micro) != micro:
+            return None
+        base = self.base(micro)
+        pricer = self._pricer(mesh)
+        allowed = fixed(base, mesh) if fixed else self.request.pins.allowed(base, dict(mesh.shape))
+        space = build_space(base, pricer, limits=Limits(forbidden=self.request.pins.forbidden_factors), allowed=allowed, zero_axes=tuple(pricer.sizes))
+        least = np.inf
+        for zero in self._levels():
+            problem = assemble(space, Techniques(zero, "none", micro), None)
+            solution = self._solve(problem)
+            if solution is not None and solution[0]:
+                value = evaluate(problem, solution[0]).cost / NANO
+                least = min(least, value if solution[1] is None else min(value, solution[1] / NANO))
+        if not np.isfinite(least):
+            return None
+        self.bounds.append(float(least))
+        return float(least), mesh, space
+
+    def _levels(self) -> tuple[int, ...]:
+        if not self.training:
+            return (0,)
+        pinned = self.request.pins.techniques.get("zero_stage")
+        return (0, 1, 2, 3) if pinned is None else (int(pinned),)
+
+    def _recomputes(self, base: Base) -> tuple[str, ...]:
+        if not self.training or not base.runs:
+            return ("none",)
+        pinned = self.request.pins.techniques.get("recompute")
+        return RECOMPUTE if pinned is None else (str(pinned),)
+
+    def _solve(self, problem: Problem, start: tuple[int, ...] | None = None) -> tuple[tuple[int, ...], float | None, str] | None:
+        from planner.solvers import solve
+
+        left = None
+        if self.request.time_limit_s is not None:
+            left = max(0.05, self.request.time_limit_s - (time.monotonic() - self.started))
+        name = self.request.solver if self.request.solver != "auto" else "dp"
+        solution = solve(problem, name, Budget(time_limit_s=left, seed=self.request.seed), start)
+        if solution.status in ("infeasible", "none") or not solution.choice:
+            return None
+        return tuple(int(x) for x in solution.choice), solution.bound, solution.status
+
+    def _techniques(self, space: Space, mesh: Mesh, micro: int, bound: float, label: str = "plan", keep: bool = True) -> Candidate | None:
+        """Try optimizer levels and recompute on one space, cheapest first; returns the best that fits and records everything tried."""
+        best: Candidate | None = None
+        incumbent = self._best()
+        for recompute in self._recomputes(space.base):
+            for zero in self._levels():
+                if keep and incumbent is not None and bound > incumbent.cost.step_time_s * (1 + TIE) and self.request.objective == "step":
+                    return best
+                candidate = self._one(space, mesh, Techniques(zero, recompute, micro), label)
+                if candidate is None:
+                    continue
+                fits = candidate.cost.memory.total <= self.request.limit_bytes
+                if not fits:
+                    if keep or label == "plan":
+                        self.too_large.append(candidate)
+                    best = best or None
+                    continue
+                if keep:
+                    self.found.append(candidate)
+                    incumbent = self._best()
+                    self._report(incumbent)
+                if best is None or candidate.key(self.request) < best.key(self.request):
+                    best = candidate
+            if best is not None and best.techniques.recompute == recompute and self.request.objective == "step":
+                break  # recomputing more only costs time
+        return best
+
+    def _one(self, space: Space, mesh: Mesh, techniques: Techniques, label: str) -> Candidate | None:
+        """Solve one choice of techniques: freely first, then under the memory limit, tightened by what the whole price adds."""
+        limit = self.request.limit_bytes
+        problem = assemble(space, techniques, None)
+        candidate = self._candidate(space, mesh, techniques, problem, label)
+        if candidate is None or candidate.cost.memory.total <= limit:
+            return candidate
+        room = float(limit)
+        for _ in range(3):
+            excess = candidate.cost.memory.total - limit
+            used = evaluate(problem, self.details[id(candidate)][1]).peak_usage
+            room = min(room, used) - excess
+            if room <= 0:
+                return candidate
+            bounded = assemble(space, techniques, room)
+            tighter = self._candidate(space, mesh, techniques, bounded, label)
+            if tighter is None:
+                return candidate
+            candidate = tighter
+            if candidate.cost.memory.total <= limit:
+                break
+        return candidate
+
+    def _candidate(self, space: Space, mesh: Mesh, techniques: Techniques, problem: Problem, label: str) -> Candidate | None:
+        solved = self._solve(problem)
+        if solved is None:
+            return None
+        choice, bound, status = solved
+        objective = evaluate(problem, choice).cost / NANO
+        plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, tuple(a for a, _ in mesh.shape), techniques.recompute, techniques.microbatches,
+                    space.base.runs)  # fmt: skip
+        cost, _, _ = price_plan(space.base, plan, space.pricer)
+        candidate = Candidate(label, mesh, plan, cost, techniques, objective, (bound or 0.0) / NANO, status)
+        self.details[id(candidate)] = (space, choice, problem, space.base)
+        self._keep_alive = getattr(self, "_keep_alive", [])
+        self._keep_alive.append(candidate)  # ids stay unique while their candidates live
+        return candidate
+
+    def _report(self, best: Candidate | None) -> None:
+        if self.progress and best:
+            self.progress("search", best.cost.step_time_s, min(self.bounds, default=None))
+
+    def fixed_splits(self, base: Base, mesh: Mesh) -> dict[int, tuple[Split, ...]]:
+        """Batch split only, over every axis of the mesh."""
+        return batch_only(base, mesh.shape)
+
+    def _baselines(self) -> dict[str, Candidate]:
+        """data_parallel, zero3, megatron and replicated, each tuned over microbatches, recompute and optimizer level under the same limit."""
+        request, out = self.request, {}
+        n = request.topology.devices
+        one = pinned_mesh(request.topology, {"data": n})
+        rows: list[tuple[str, Mesh, Callable[[Base, Mesh], Mapping[int, tuple[Split, ...]]], tuple[int, ...]]] = [
+            ("data_parallel", one, lambda b, m: batch_only(b, m.shape), (0, 1) if self.training else (0,)),
+            ("replicated", one, lambda b, m: {i: (Split(),) for i in range(len(b.graph.nodes)) if b.shared[i] == i}, (0,)),
+        ]
+        if self.training:
+            rows.insert(1, ("zero3", one, lambda b, m: batch_only(b, m.shape), (3,)))
+        if n > 1:
+            for mesh in meshes(request.topology):
+                names = [a.name for a in mesh.axes]
+                if "model" in names and len(names) <= 2 and mesh.axes[-1].size <= request.topology.levels[0].size:
+                    rows.append(("megatron", mesh, megatron_only, (0, 1) if self.training else (0,)))
+        for label, mesh, allowed, levels in rows:
+            best = self._baseline(label, mesh, allowed, levels)
+            old = out.get(label)
+            if best and (old is None or self._rank(best) < self._rank(old)):
+                out[label] = best
+        return out
+
+    def _rank(self, c: Candidate) -> tuple:
+        fits = c.cost.memory.total <= self.request.limit_bytes
+        return (not fits, c.key(self.request) if fits else (c.cost.memory.total,))
+
+    def _baseline(self, label: str, mesh: Mesh, allowed: Callable, levels: tuple[int, ...]) -> Candidate | None:
+        """The best fitting variant, else the one that needs the least memory."""
+        tried: list[Candidate] = []
+        for micro in (1, *[m for m in (2, 4, 8, 16, 32) if self.training and self.model.batch % m == 0]):
+            base = self.base(micro)
+            pricer = self._pricer(mesh)
+            space = build_space(base, pricer, allowed=allowed(base, mesh), zero_axes=tuple(a for a in pricer.sizes if a == "data") or tuple(pricer.sizes))
+            fitting = False
+            for recompute in RECOMPUTE if self.training and base.runs else ("none",):
+                for zero in levels:
+                    techniques = Techniques(zero, recompute, micro)
+                    candidate = self._candidate(space, mesh, techniques, assemble(space, techniques, None), label)
+                    if candidate:
+                        tried.append(candidate)
+                        fitting = fitting or candidate.cost.memory.total <= self.request.limit_bytes
+                if fitting:
+                    break
+            if fitting or label == "replicated":
+                break
+        return min(tried, key=self._rank, default=None)
+
+
+def batch_only(base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...] | None = None) -> dict[int, tuple[Split, ...]]:
+    """Per class of nodes the one split that cuts the batch over the axes (as many of them as divide it)."""
+    sizes = dict(mesh)
+    used = [a for a in (axes or tuple(sizes)) if sizes[a] > 1]
+    out = {}
+    factors = batch_factors(base)
+    for i in range(len(base.graph.nodes)):
+        if base.shared[i] != i:
+            continue
+        rule, split = base.rules[i], Split()
+        for k in range(len(used), 0, -1):
+            trial = Split.of({factors[i]: used[:k]}) if factors[i] else Split()
+            if legal(rule, trial, sizes, Limits()):
+                split = trial
+                break
+        out[i] = (split,)
+    return out
+
+
+def megatron_only(base: Base, mesh: Mesh) -> dict[int, tuple[Split, ...]]:
+    """Batch over "data"; over "model" anything but the batch (heads, columns, rows, vocabulary), nothing left pending."""
+    sizes = dict(mesh.shape)
+    data = batch_only(base, mesh.shape, tuple(a for a in sizes if a == "data"))
+    factors = batch_factors(base)
+    out = {}
+    for i, (fixed,) in data.items():
+        rule = base.rules[i]
+        kept = []
+        for s in candidates(rule, {a: n for a, n in sizes.items() if a != "data"}, Limits(pending=False)):
+            both = {**{f: list(a) for f, a in fixed.pairs}}
+            if any(f == factors[i] and f for f, _ in s.pairs) or s.axes(PENDING):
+                continue
+            for f, a in s.pairs:
+                both[f] = both.get(f, []) + list(a)
+            joined = Split.of(both)
+            if legal(rule, joined, sizes, Limits()):
+                kept.append(joined)
+        out[i] = tuple(kept) or (fixed,)
+    return out
