@@ -1,0 +1,102 @@
+"""A model as flat arrays for compiled loops (`kernels`).
+
+Adjacency is in compressed rows: entry a of node i names a neighbour, the place of the table with i's strategies as rows, the place of
+the message that the neighbour sends to i, and the entry of the opposite direction. Equal tables share their place.
+Memory intervals are kept per node; `stab_*` lists, for every node of a segment tree over the rows, the intervals that it covers
+whole, so that the intervals live at one row are the lists from its leaf to the root.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.solvers.model import Model
+
+
+class Flat(NamedTuple):
+    """All arrays that the compiled loops read; none is written there."""
+
+    offset: np.ndarray  # [nodes + 1] first position of each node
+    cost: np.ndarray  # [positions] float64
+    first: np.ndarray  # [nodes + 1] first adjacency entry
+    other: np.ndarray  # [entries] neighbour
+    place: np.ndarray  # [entries] start of the table, row-major, rows are the node's own strategies
+    message: np.ndarray  # [entries] start of the message from the neighbour to the node
+    back: np.ndarray  # [entries] the entry of the opposite direction
+    table: np.ndarray  # [values] float64
+    interval: np.ndarray  # [nodes + 1] first interval of each node
+    lo: np.ndarray  # [intervals]
+    hi: np.ndarray  # [intervals]
+    owner: np.ndarray  # [intervals]
+    start: np.ndarray  # [intervals + 1] first usage entry
+    use: np.ndarray  # [usage entries] float64
+    stab: np.ndarray  # [2 * leaves + 1] first item of each segment tree node
+    item: np.ndarray  # [items] interval
+    leaves: int
+    limit: float
+
+
+HIGH = 1e15
+"""Stands for a forbidden entry: sums stay exact, and no real cost comes near."""
+
+
+def flatten(model: Model) -> Flat:
+    """Flat arrays of a model with exact costs."""
+    n = model.nodes
+    pool: list[np.ndarray] = []
+    place_of: dict[tuple[int, bool], tuple[int, np.ndarray]] = {}
+    used = 0
+    rows: list[list[tuple[int, int]]] = [[] for _ in range(n)]
+    for (u, v), table in sorted(model.pairs.items(), key=lambda item: item[0]):
+        for i, j, turned in ((u, v, False), (v, u, True)):
+            base = table.base if table.base is not None and table.base.shape == table.T.shape else table
+            key = (id(base), turned != (base is not table))
+            if key not in place_of:
+                oriented = np.minimum(table.T if turned else table, HIGH)
+                place_of[key] = (used, base)
+                pool.append(np.ascontiguousarray(oriented).ravel())
+                used += oriented.size
+            rows[i].append((j, place_of[key][0]))
+    rows = [sorted(r) for r in rows]
+    first = np.concatenate(([0], np.cumsum([len(r) for r in rows]))).astype(np.int64)
+    other = np.array([j for r in rows for j, _ in r], np.int64)
+    place = np.array([p for r in rows for _, p in r], np.int64)
+    owner_of = np.repeat(np.arange(n), np.diff(first))
+    back = np.empty(len(other), np.int64)
+    back[np.lexsort((owner_of, other))] = np.arange(len(other))
+    sizes = np.diff(model.offset)
+    message = np.concatenate(([0], np.cumsum(sizes[owner_of]))).astype(np.int64)
+    cost = np.minimum(model.cost, HIGH)
+    table = np.concatenate(pool) if pool else np.zeros(1)
+    return Flat(model.offset.astype(np.int64), cost, first, other, place, message, back, table, *_memory(model, n))
+
+
+def _memory(model: Model, n: int) -> tuple:
+    memory = model.memory
+    none = np.zeros(0, np.int64)
+    if memory is None:
+        return np.zeros(n + 1, np.int64), none, none, none, np.zeros(1, np.int64), np.zeros(0), np.zeros(3, np.int64), none, 1, np.inf
+    interval = np.searchsorted(memory.node, np.arange(n + 1)).astype(np.int64)
+    leaves = 1
+    while leaves < memory.rows:
+        leaves *= 2
+    lists: list[list[int]] = [[] for _ in range(2 * leaves)]
+    for j, (lo, hi) in enumerate(zip(memory.row_lo.tolist(), memory.row_hi.tolist(), strict=True)):
+        a, b = lo + leaves, hi + leaves
+        while a < b:
+            if a & 1:
+                lists[a].append(j)
+                a += 1
+            if b & 1:
+                b -= 1
+                lists[b].append(j)
+            a >>= 1
+            b >>= 1
+    stab = np.concatenate(([0], np.cumsum([len(s) for s in lists]))).astype(np.int64)
+    item = np.array([j for s in lists for j in s], np.int64)
+    return (
+        interval, memory.row_lo.astype(np.int64), memory.row_hi.astype(np.int64), memory.node.astype(np.int64),
+        memory.start.astype(np.int64), memory.use_value, stab, item, leaves, memory.limit,
+    )  # fmt: skip
