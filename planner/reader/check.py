@@ -28,9 +28,7 @@ def order_nodes(nodes: Sequence[Any], defined: set[str] | None, where: str) -> l
                 a, b = nodes[maker[output]], node
                 raise PlanError("P110", f"tensor {output!r} is written by two nodes of {where}", detail=[describe(a), describe(b)])
             if defined is not None and output in defined:
-                raise PlanError(
-                    "P110", f"tensor {output!r} is an input or initializer of {where} and also written by a node", detail=[describe(node)]
-                )
+                raise PlanError("P110", f"tensor {output!r} is an input or initializer of {where} and also written by a node", detail=[describe(node)])
             maker[output] = k
     ordered = True
     needs: list[set[int]] = []

@@ -67,9 +67,7 @@ def bind(
             )  # fmt: skip
     if "batch" in known and symbol != "batch":
         if symbol in known or (batch is not None and batch != known["batch"]):
-            raise PlanError(
-                "P142", "the batch is given twice with different values", detail=[f"--batch {batch}, --dim batch={known['batch']}"]
-            )
+            raise PlanError("P142", "the batch is given twice with different values", detail=[f"--batch {batch}, --dim batch={known['batch']}"])
         batch = known.pop("batch")
     batch = None if batch is None else _positive(batch, "--batch")
     if symbol is not None and symbol in known:
@@ -119,9 +117,7 @@ def _declared(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tu
     unknown = [name for name in shapes if name not in found]
     if unknown:
         close = did_you_mean(unknown[0], list(found))
-        raise PlanError(
-            "P141", f"the model has no input named {unknown[0]!r}" + (f"; {close}" if close else ""), detail=["inputs: " + ", ".join(found)]
-        )
+        raise PlanError("P141", f"the model has no input named {unknown[0]!r}" + (f"; {close}" if close else ""), detail=["inputs: " + ", ".join(found)])
     firsts = {name: dims[0] for name, (dims, _) in found.items() if dims}
     if firsts and all(first == f"{name}.0" for name, first in firsts.items()):  # no input says its first dim: one batch
         for name in firsts:
@@ -139,9 +135,7 @@ def _dim(name: str, axis: int, dim: Any) -> int | str:
     return f"{name}.{axis}"  # no value, 0, or the -1 that some exporters write: unknown
 
 
-def _bind_shapes(
-    declared: Mapping[str, tuple[tuple[int | str, ...], str]], shapes: Mapping[str, tuple[int, ...]], known: dict[str, int]
-) -> None:
+def _bind_shapes(declared: Mapping[str, tuple[tuple[int | str, ...], str]], shapes: Mapping[str, tuple[int, ...]], known: dict[str, int]) -> None:
     for name, given in shapes.items():
         dims = declared[name][0]
         if len(given) != len(dims):
@@ -184,9 +178,7 @@ def _from_tokens(
     """The batch that makes `tokens` tokens a step; the sequence is dim 1 of the first two-dimensional integer input."""
     tokens_of = [(n, shape) for n, (shape, dtype) in declared.items() if dtype.startswith(("int", "uint")) and len(shape) == 2]
     if not tokens_of:
-        raise PlanError(
-            "P145", "--tokens-per-step needs an input of token ids [batch, sequence]; this model has none", help=["give --batch"]
-        )
+        raise PlanError("P145", "--tokens-per-step needs an input of token ids [batch, sequence]; this model has none", help=["give --batch"])
     name, dims = tokens_of[0]
     length = dims[1] if isinstance(dims[1], int) else known.get(dims[1], 0)
     if length < 1 or tokens < 1 or tokens % length:
@@ -203,9 +195,7 @@ def _static(name: str, shape: tuple[int | str, ...], known: Mapping[str, int]) -
             n = known[n] if n in known else _evaluate(n, known)
         out.append(n)
     if min(out, default=1) < 1:
-        raise PlanError(
-            "P140", f"input {name!r} gets the shape {out} from {list(shape)}", help=["choose dims that make every size positive"]
-        )
+        raise PlanError("P140", f"input {name!r} gets the shape {out} from {list(shape)}", help=["choose dims that make every size positive"])
     elements = 1
     for n in out:
         elements *= n

@@ -17,9 +17,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     path = Path(path)
     try:
         if path.is_dir():
-            raise PlanError(
-                "P101", f"{str(path)!r} is a folder, not an ONNX file", help=[f"give the file inside, such as {path / 'model.onnx'}"]
-            )
+            raise PlanError("P101", f"{str(path)!r} is a folder, not an ONNX file", help=[f"give the file inside, such as {path / 'model.onnx'}"])
         size = path.stat().st_size
     except FileNotFoundError:
         raise PlanError("P101", f"there is no file {str(path)!r}") from None
@@ -66,9 +64,7 @@ def check_model(model: Any, name: str) -> None:
         raise PlanError("P102", f"{name!r} is damaged: it holds names that are not UTF-8 text")
     versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
     if "" not in versions and (not versions or any(n.domain in ("", "ai.onnx") for n in model.graph.node)):
-        raise PlanError(
-            "P105", f"{name!r} does not say which opset it uses", help=["add opset_import to the model: onnx.helper.make_opsetid('', 20)"]
-        )
+        raise PlanError("P105", f"{name!r} does not say which opset it uses", help=["add opset_import to the model: onnx.helper.make_opsetid('', 20)"])
     newest = defs.onnx_opset_version()
     opset = versions.get("", newest)
     if not 1 <= opset <= newest:

@@ -61,12 +61,7 @@ class Finder:
         for k in (1, 0) if op.op == "Mul" else (1,):
             c = self.draft.scalar(op.inputs[k])
             x = op.inputs[1 - k]
-            if (
-                c is not None
-                and (op.op == "Mul" or c != 0)
-                and self.draft.types[x] == self.draft.types[op.outputs[0]]
-                and not self.draft.is_leaf(x)
-            ):
+            if c is not None and (op.op == "Mul" or c != 0) and self.draft.types[x] == self.draft.types[op.outputs[0]] and not self.draft.is_leaf(x):
                 return x, (c if op.op == "Mul" else 1 / c)
         return None
 

@@ -13,9 +13,7 @@ from planner.reader.draft import Draft, Op
 from planner.reader.infer import ARITHMETIC, words
 from planner.reader.tidy import OUTPUT, drop_dead, users
 
-_POINTWISE = words(
-    "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu Elu LeakyRelu HardSigmoid Gelu Clip Cast Dropout"
-)
+_POINTWISE = words("Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu Elu LeakyRelu HardSigmoid Gelu Clip Cast Dropout")
 _LAST = words("Softmax LogSoftmax LayerNormalization RMSNormalization")
 
 

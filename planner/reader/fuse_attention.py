@@ -209,9 +209,7 @@ def _mask_operand(find: Finder, root: Op, match: _Match) -> str:
     if fill == -math.inf:
         return condition
     dtype = np.dtype("float32")
-    zero, low = (
-        draft.constant(f"{root.outputs[0]}/{what}", np.asarray(v, dtype)) for what, v in (("zero", 0.0), ("low", max(fill, -3.4028235e38)))
-    )
+    zero, low = (draft.constant(f"{root.outputs[0]}/{what}", np.asarray(v, dtype)) for what, v in (("zero", 0.0), ("low", max(fill, -3.4028235e38))))
     return find.insert(root, "Where", [condition, zero, low])
 
 

@@ -165,12 +165,7 @@ def _finish(find: Finder, kind: str, x: str, axis: int, epsilon: float, normed: 
     if kind == "LayerNormalization" and scale:
         total = find.only(last.outputs[0], "Add")
         other = find.other(total, last.outputs[0]) if total is not None else None
-        if (
-            total is not None
-            and other
-            and _is_vector(find, other, normal, dtype)
-            and draft.types[total.outputs[0]] == draft.types[last.outputs[0]]
-        ):
+        if total is not None and other and _is_vector(find, other, normal, dtype) and draft.types[total.outputs[0]] == draft.types[last.outputs[0]]:
             bias, last = other, total
             inside.append(total)
     if not find.closed(last, inside):

@@ -35,6 +35,13 @@ LOGIC = words("And Or Xor")
 REDUCE = words("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd")
 
 
+_TWO = ARITHMETIC | COMPARE | LOGIC | words("MatMul Gather GatherElements GatherND Conv ConvTranspose RMSNormalization LayerNormalization")
+_OPERANDS = {
+    "Where": 3, "ScatterElements": 3, "ScatterND": 3, "InstanceNormalization": 3, "GroupNormalization": 3, "BatchNormalization": 5,
+    "LSTM": 3, "GRU": 3, "RNN": 3, "Attention": 3, "RotaryEmbedding": 3, "Range": 0, "ConstantOfShape": 0,
+}  # fmt: skip
+
+
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """numpy broadcasting, with both shapes named when they do not fit."""
     rank = max(map(len, shapes))
@@ -50,10 +57,11 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 def infer(op: str, attrs: Mapping[str, Any], types: Types, shape: Any = None) -> list[Type]:
     """Output types of one canonical operator (see the module docstring)."""
-    first = types[0] if types else None
+    needed = _OPERANDS.get(op, 2 if op in _TWO else 1)
+    if len(types) < needed or any(t is None for t in types[:needed]):
+        raise ShapeError(f"{op} needs {needed} operand(s)")
     if op in SAME:
-        assert first
-        return [first]
+        return [_x(types)]
     if op in ARITHMETIC or op in LOGIC or op in COMPARE:
         (a, at), (b, bt) = _two(types)
         if at != bt:

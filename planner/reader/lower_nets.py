@@ -116,8 +116,7 @@ def _group_norm(call: Call) -> None:
     if call.opset < 21 and groups != channels:  # opset 18 gives one scale per group
         repeat = (groups, channels // groups)
         scale, bias = (
-            call.emit("Reshape", [call.emit("Expand", [call.emit("Reshape", [p], shape=(groups, 1))], shape=repeat)], shape=(channels,))
-            for p in (scale, bias)
+            call.emit("Reshape", [call.emit("Expand", [call.emit("Reshape", [p], shape=(groups, 1))], shape=repeat)], shape=(channels,)) for p in (scale, bias)
         )
     call.result("GroupNormalization", [x, scale, bias], attrs)
 

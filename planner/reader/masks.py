@@ -119,12 +119,7 @@ def triangle(value: np.ndarray, s: int, t: int) -> str:
     """Kind of a boolean mask given with unchanging dims of size 1."""
     if bool(value.all()):
         return "all"
-    if (
-        s == t
-        and math.prod(value.shape[:-2]) == 1
-        and value.shape[-2:] == (s, t)
-        and bool((value.reshape(s, t) == np.tri(s, dtype=bool)).all())
-    ):
+    if s == t and math.prod(value.shape[:-2]) == 1 and value.shape[-2:] == (s, t) and bool((value.reshape(s, t) == np.tri(s, dtype=bool)).all()):
         return "causal"
     return "some"
 

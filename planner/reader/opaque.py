@@ -33,9 +33,7 @@ def keep_or_expand(call: Call, domain: str) -> None:
         return
     found = _declared(call) or (_inferred(call, schema) if schema is not None else None)
     if found is None:
-        raise Unsupported(
-            "custom operator without declared output shapes" if schema is None else "its output shapes are not known before running"
-        )
+        raise Unsupported("custom operator without declared output shapes" if schema is None else "its output shapes are not known before running")
     _keep(call, found)
 
 
@@ -54,10 +52,7 @@ def _body(call: Call, schema: Any) -> Any:
     if schema.has_context_dependent_function:
         from onnx import helper
 
-        types = [
-            helper.make_tensor_type_proto(_code(call.dtype(k)), call.shape(k)).SerializeToString() if n else b""
-            for k, n in enumerate(call.inputs)
-        ]
+        types = [helper.make_tensor_type_proto(_code(call.dtype(k)), call.shape(k)).SerializeToString() if n else b"" for k, n in enumerate(call.inputs)]
         node = NodeProto()
         node.CopyFrom(call.node)
         del node.attribute[:]
@@ -128,9 +123,7 @@ def _inferred(call: Call, schema: Any) -> list[Type] | None:
         t = made.get(name)
         if t is None or t.WhichOneof("value") != "tensor_type":
             kind = (t.WhichOneof("value") or "").removesuffix("_type").capitalize() if t is not None else ""
-            raise Unsupported(
-                f"its output {name!r} has {kind or 'unknown'} type" if kind else "its output shapes are not known before running"
-            )
+            raise Unsupported(f"its output {name!r} has {kind or 'unknown'} type" if kind else "its output shapes are not known before running")
         dims = t.tensor_type.shape.dim
         dtype = dtype_name(t.tensor_type.elem_type)
         if dtype not in DTYPE_BYTES:

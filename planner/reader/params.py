@@ -187,12 +187,7 @@ def lost_ties(draft: Draft, uses: list[Use]) -> Iterator[str]:
         v, d = (*draft.shape(table), 0, 0)[:2]
         for head, use in heads.items():
             shape = draft.shape(head)
-            if (
-                len(draft.shape(table)) != 2
-                or v < 2
-                or tuple(sorted(shape)) != tuple(sorted((v, d)))
-                or draft.dtype(head) != draft.dtype(table)
-            ):
+            if len(draft.shape(table)) != 2 or v < 2 or tuple(sorted(shape)) != tuple(sorted((v, d))) or draft.dtype(head) != draft.dtype(table):
                 continue
             a, b = draft.value(table, 1 << 33), draft.value(head, 1 << 33)
             if a is not None and b is not None:

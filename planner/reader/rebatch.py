@@ -84,9 +84,7 @@ def _satisfy(tracer: Tracer, demand: Demand, leaves: dict[str, Dims], made: dict
         stack.extend(below)
 
 
-def _behind(
-    draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...], old: int
-) -> list[tuple[str, int, tuple[int, ...]]] | None:
+def _behind(draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...], old: int) -> list[tuple[str, int, tuple[int, ...]]] | None:
     """Where dim `axis` of an operation's result comes from; [] when the operation itself makes it, None when unknown."""
     from planner.reader.tidy import _ALONE, BROADCASTING
 

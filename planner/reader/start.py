@@ -96,9 +96,7 @@ def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | No
         flat = np.ravel_multi_index(tuple(index.T), shape) if index.ndim == 2 else index
         dense[flat] = proto_array(values.proto)
     except (ValueError, IndexError) as error:
-        raise PlanError(
-            "P136", f"sparse initializer {name!r} has bad indices", detail=[str(error)[:200], f"{count} values, {where} indices"]
-        ) from None
+        raise PlanError("P136", f"sparse initializer {name!r} has bad indices", detail=[str(error)[:200], f"{count} values, {where} indices"]) from None
     from planner.graph import WeightRef
 
     made = lowering.draft.fresh(name)

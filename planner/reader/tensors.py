@@ -68,9 +68,7 @@ def _external(tensor: Any, name: str, folder: Path | None, size: int) -> WeightR
     try:
         offset, length = int(entries.get("offset") or 0), int(entries.get("length") or size)
     except ValueError:
-        raise PlanError(
-            "P134", f"tensor {name!r} has an external offset or length that is no number", detail=[repr(entries)[:200]]
-        ) from None
+        raise PlanError("P134", f"tensor {name!r} has an external offset or length that is no number", detail=[repr(entries)[:200]]) from None
     if offset < 0 or length != size:
         raise PlanError(
             "P134",

@@ -13,8 +13,7 @@ from planner.reader.views import Step, shortest
 
 BROADCASTING = ARITHMETIC | COMPARE | LOGIC | {"Where"}
 _ALONE = words(
-    "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu IsNaN Not Floor Ceil Round Sign Elu LeakyRelu "
-    "HardSigmoid Gelu Clip Cast"
+    "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu IsNaN Not Floor Ceil Round Sign Elu LeakyRelu HardSigmoid Gelu Clip Cast"
 )
 
 
@@ -156,11 +155,7 @@ def shorten_views(draft: Draft) -> None:
         x = source
         for k, (kind, arg) in enumerate(best):
             last = op.outputs[0] if k == len(best) - 1 else ""
-            y = (
-                scribe.add(op, "Reshape", [x], out=last, shape=arg)
-                if kind == "reshape"
-                else scribe.add(op, "Transpose", [x], {"perm": arg}, out=last)
-            )
+            y = scribe.add(op, "Reshape", [x], out=last, shape=arg) if kind == "reshape" else scribe.add(op, "Transpose", [x], {"perm": arg}, out=last)
             readers.setdefault(x, []).append(draft.maker.get(y, op))
             readers.setdefault(y, [op])
             x = y

@@ -86,12 +86,7 @@ def _transpose(t: Tracer, op: Op) -> list[Dims]:
 def _expand(t: Tracer, op: Op) -> list[Dims]:
     dims, target = t.dims(op.inputs[0]), t.draft.shape(op.outputs[0])
     lead = len(target) - len(dims)
-    return [
-        tuple(
-            dims[k - lead] if k >= lead and (0 in dims[k - lead] or n == size(dims[k - lead], t.batch)) else (n,)
-            for k, n in enumerate(target)
-        )
-    ]
+    return [tuple(dims[k - lead] if k >= lead and (0 in dims[k - lead] or n == size(dims[k - lead], t.batch)) else (n,) for k, n in enumerate(target))]
 
 
 def _concat(t: Tracer, op: Op) -> list[Dims]:
@@ -202,10 +197,7 @@ def _samples(t: Tracer, op: Op) -> list[Dims]:
     dims = t.dims(op.inputs[0])
     if any(0 in f for f in dims[1:]) or any(t.marks.get(i) is not None for i in op.inputs[1:] if i):
         raise t.fail(op, "has the batch in a dim that is not the first")
-    return [
-        (dims[0], *((n,) for n in t.draft.shape(o)[1:])) if k == 0 else tuple((n,) for n in t.draft.shape(o))
-        for k, o in enumerate(op.outputs)
-    ]
+    return [(dims[0], *((n,) for n in t.draft.shape(o)[1:])) if k == 0 else tuple((n,) for n in t.draft.shape(o)) for k, o in enumerate(op.outputs)]
 
 
 def _top_k(t: Tracer, op: Op) -> list[Dims]:

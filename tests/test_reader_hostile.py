@@ -1,0 +1,383 @@
+"""Malformed, tricky and malicious files: a plan-ready graph or one clear PlanError, never a traceback, hang or allocation."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from planner.errors import PlanError
+from planner.graph import Graph
+from planner.reader import read, read_model
+from planner.weights import load
+from tests.reader_models import SHARED, model, rand
+
+HOSTILE = SHARED / "hostile"
+# file -> error code, or None when it must be read
+SHARED_FILES = {
+    "01": "P135", "03": None, "05": "P134", "07": "P112", "09": "P110", "11": "P111", "13": None, "15": "P133", "17": None, "19": "P144",
+    "21": "P115", "23": "P105", "25": None, "27": None, "29": "P120", "31": None, "33": "P130", "35": "P102", "37": "P136", "39": "P130",
+    "41": None, "43": None, "45": None, "47": "P102", "49": "P102", "51": "P104", "53": "P102", "55": None, "57": None, "59": None,
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not HOSTILE.exists(), reason="needs the shared files")
+@pytest.mark.parametrize("number", sorted(SHARED_FILES))
+def test_shared_file(number: str) -> None:
+    (path,) = HOSTILE.glob(f"{number}_*.onnx")
+    start = time.perf_counter()
+    if SHARED_FILES[number] is None:
+        graph = read(path)
+        assert graph.nodes
+    else:
+        with pytest.raises(PlanError) as caught:
+            read(path)
+        assert caught.value.code == SHARED_FILES[number]
+        assert caught.value.exit_code == 2
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.skipif(not HOSTILE.exists(), reason="needs the shared files")
+def test_every_shared_file_is_expected() -> None:
+    manifest = json.loads((HOSTILE / "manifest.json").read_text())
+    assert {name[:2] for name in manifest} == set(SHARED_FILES)
+
+
+def read_in_little_memory(path: Path) -> tuple[int, str]:
+    """Exit status and output of reading a file with 1.5 GiB of address space."""
+    code = (
+        "import sys; from planner.reader import read\nfrom planner.errors import PlanError\n"
+        "try: g = read(sys.argv[1]); print('nodes', len(g.nodes))\nexcept PlanError as e: print(e)"
+    )
+    limit = (3 << 29, 3 << 29)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[1],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit), env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def saved(made: onnx.ModelProto, tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+def fails(made: onnx.ModelProto | Path | str, code: str, *parts: str, **options: object) -> str:
+    with pytest.raises(PlanError) as caught:
+        read(made, **options) if isinstance(made, (Path, str)) else read_model(made, **options)  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert caught.value.code == code, text
+    assert all(p in text for p in parts), text
+    return text
+
+
+# files
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    fails(tmp_path / "absent.onnx", "P101", "absent.onnx")
+    fails(tmp_path, "P101", "folder")
+    empty = tmp_path / "empty.onnx"
+    empty.touch()
+    fails(empty, "P102", "empty")
+    huge = tmp_path / "huge.onnx"
+    with huge.open("wb") as file:
+        file.truncate(2**31 + 10)  # sparse: no bytes on disk
+    fails(huge, "P103", "save_as_external_data")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.floats(0, 1), flips=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=4))
+def test_damaged_files_never_crash(tmp_path: Path, cut: float, flips: list[tuple[float, int]]) -> None:
+    made = model("(float[2,4] x) => (float[2,3] y) { h = MatMul(x, w) y = Add(h, b) }", w=rand(4, 3), b=rand(3))
+    data = bytearray(made.SerializeToString())
+    for where, value in flips:
+        data[int(where * len(data))] = value
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(bytes(data[: int(cut * len(data))] if cut < 0.5 else data))
+    try:
+        assert isinstance(read(path), Graph)
+    except PlanError as error:
+        assert error.code.startswith("P1")
+
+
+# structure
+
+
+def test_unsorted_nodes_and_repeated_names_are_legal() -> None:
+    made = model("(float[2,4] x) => (float[2,4] y) { y = Relu(b) b = Neg(a) a = Abs(x) }")
+    for node in made.graph.node:
+        node.name = "n"
+    graph = read_model(made)
+    assert [n.op for n in graph.nodes] == ["Abs", "Neg", "Relu"]
+    assert len({n.id for n in graph.nodes}) == 3
+
+
+def test_structure_errors_name_the_culprits() -> None:
+    fails(model("(float[2] x) => (float[2] nowhere) { y = Relu(x) }"), "P113", "'nowhere'")
+    fails(model("(float[2] x) => (float[2] y) { y = Add(x, ghost) }"), "P111", "'ghost'", "Add")
+    fails(model("(float[2] x) => (float[2] y) { a = Add(x, b) b = Relu(a) y = Neg(b) }"), "P112", "'a'", "'b'")
+    fails(model("(float[2] x) => (float[2] x2) { x = Relu(x2) x2 = Relu(x) }"), "P110", "'x'")
+    twice = model("(float[2] x) => (float[2] y) { y = Add(x, w) }", w=rand(2))
+    twice.graph.initializer.append(twice.graph.initializer[0])
+    fails(twice, "P110", "'w'")
+    nothing = model("(float[2] x) => (float[2] y) { y = Relu(x) }")
+    del nothing.graph.node[:]
+    fails(nothing, "P114", "no nodes")
+    del nothing.graph.output[:]
+    fails(nothing, "P114")
+
+
+def test_constant_model_has_nothing_to_plan() -> None:
+    fails(model("(float[2,3] x) => (int64[2] y) { y = Shape(x) }"), "P114", "constant")
+
+
+def test_opsets() -> None:
+    old = model("(float[2] x) => (float[2] y) { y = Relu(x) }")
+    old.opset_import[0].version = 9999
+    fails(old, "P105", "9999")
+    del old.opset_import[:]
+    fails(old, "P105")
+
+
+def test_wrong_operands_are_named() -> None:
+    fails(model("(float[2,3] x) => (float[2] y) { y = MatMul(x) }"), "P116", "MatMul")
+    fails(model("(float[2,3] x) => (float[2,3] y) { n = Softmax <axis = 7> (x) y = Relu(n) }"), "P115", "axis 7")
+    fails(model("(float[2,3] x) => (float[2] y) { y = Reshape(x, s) }", s=np.array([4, 4])), "P115", "[2, 3]", "[4, 4]")
+    fails(model("(float[2,3] x, int64[2] s) => (float[a,b] y) { y = Reshape(x, s) }"), "P130", "run-time data")
+
+
+def test_unsupported_operators_are_listed_together() -> None:
+    made = model("(float[2,3] x) => (float[2,3] y) { a = NoSuchOp(x) b = AlsoMissing(x) y = Add(a, b) }")
+    text = fails(made, "P130", "NoSuchOp", "AlsoMissing", "2 operator(s)")
+    assert "Add" not in text
+
+
+def test_custom_operator_with_declared_shape_is_kept() -> None:
+    made = model("(float[2,3] x) => (float[2,3] y) { y = Relu(a) }")
+    made.graph.node.insert(0, helper.make_node("Magic", ["x"], ["a"], domain="acme", power=3))
+    made.opset_import.append(helper.make_opsetid("acme", 1))
+    fails(made, "P130", "acme::Magic")
+    made.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 3]))
+    graph = read_model(made)
+    assert graph.nodes[0].op == "acme::Magic" and graph.nodes[0].attrs == {"power": 3}
+
+
+def test_sequences_strings_and_optionals() -> None:
+    made = model("(float[2,3] x) => (float[2,3] y) { s = SequenceConstruct(x) i = Constant <value_int = 0> () y = SequenceAt(s, i) }")
+    fails(made, "P130", "Sequence")
+    text = model("(float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
+    text.graph.input.append(helper.make_tensor_value_info("words", TensorProto.STRING, [2]))
+    fails(text, "P143", "'words'", "string")
+    made = model("(float[2] x) => (float[2] y) { y = Relu(x) }")
+    made.graph.output[0].type.sequence_type.elem_type.tensor_type.elem_type = 1
+    fails(made, "P143", "Sequence")
+
+
+# resources
+
+
+def test_function_bomb_and_recursion() -> None:
+    made = model("(float[2] x) => (float[2] y) { y = local.f0(x) }")
+    made.opset_import.append(helper.make_opsetid("local", 1))
+    for k in range(30):
+        inner = [helper.make_node(f"f{k + 1}", ["a"], ["b"], domain="local"), helper.make_node(f"f{k + 1}", ["b"], ["c"], domain="local")]
+        made.functions.append(helper.make_function("local", f"f{k}", ["a"], ["c"], inner, [helper.make_opsetid("local", 1)]))
+    last = [helper.make_node("Relu", ["a"], ["c"])]
+    made.functions.append(helper.make_function("local", "f30", ["a"], ["c"], last, [helper.make_opsetid("", 20)]))
+    made.graph.node[0].domain = "local"
+    made.graph.node[0].op_type = "f0"
+    fails(made, "P120", "1,073,741,824")
+    made.functions[30].node[0].domain, made.functions[30].node[0].op_type = "local", "f0"
+    fails(made, "P122", "calls itself")
+
+
+def test_functions_are_inlined_with_their_attributes() -> None:
+    made = model("(float[2,4] x) => (float[2,3] y) { y = Relu(h) }", w=rand(4, 3), b=rand(3))
+    made.graph.node.insert(0, helper.make_node("Lin", ["x", "w", "b"], ["h"], name="lin", domain="local", slope=0.3))
+    made.opset_import.append(helper.make_opsetid("local", 1))
+    leaky = helper.make_node("LeakyRelu", ["s"], ["out"])
+    leaky.attribute.add(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+    body = [helper.make_node("MatMul", ["a", "w"], ["p"], name="mm"), helper.make_node("Add", ["p", "b"], ["s"]), leaky]
+    made.functions.append(helper.make_function("local", "Lin", ["a", "w", "b"], ["out"], body, [helper.make_opsetid("", 20)], ["slope"]))
+    made.functions.append(helper.make_function("local", "Unused", ["a"], ["z"], [helper.make_node("Nonsense", ["q"], ["z"])], []))
+    graph = read_model(made)
+    assert [n.op for n in graph.nodes] == ["MatMul", "Add", "LeakyRelu", "Relu"]
+    assert graph.nodes[0].id == "lin/mm" and graph.nodes[2].attrs["alpha"] == pytest.approx(0.3)
+
+
+def bombs() -> dict[str, onnx.ModelProto]:
+    """Small files that ask for terabytes or ages."""
+    big = np.array([1 << 20, 1 << 20, 1 << 10])
+    made = {
+        "constant_of_shape": model("(float[2] x) => (float[a] y) { c = ConstantOfShape(s) r = ReduceSum(c) y = Add(x, r) }", s=big),
+        "expand": model("(float[2] x) => (float[a] y) { c = Expand(one, s) r = ReduceSum(c) y = Add(x, r) }", s=big, one=np.float32(1)),
+        "range": model("(float[2] x) => (float[2] y) { r = Range(a, b, d) c = Cast <to = 1> (r) m = ReduceMax(c) y = Add(x, m) }",
+                       a=np.int64(0), b=np.int64(1 << 50), d=np.int64(1)),
+        "tile": model("(float[2] x) => (float[a] y) { c = Tile(one, s) m = ReduceMax(c) y = Add(x, m) }", one=np.ones((1, 1, 1), np.float32), s=big),
+        "pad": model("(float[2] x) => (float[a] y) { y = Pad(x, s) }", s=np.array([1 << 45, 0])),
+        "onehot": model("(int64[2] x) => (float[a,b] y) { y = OneHot(x, d, v) }", d=np.int64(1 << 45), v=np.array([0, 1], np.float32)),
+        "outer": model("(float[2] x) => (float[2] y) { e = Einsum <equation = 'a,b,c->' > (u, u, u) y = Add(x, e) }".replace("'", '"'),
+                       u=np.ones(60_000, np.float32)),
+        "resize": model('(float[1,1,4,4] x) => (float[a,b,c,d] y) { y = Resize <mode = "nearest"> (x, , s) }',
+                        s=np.array([1, 1, 1e6, 1e6], np.float32)),
+    }  # fmt: skip
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(bombs()))
+def test_bombs_in_little_memory(name: str, tmp_path: Path) -> None:
+    status, output = read_in_little_memory(saved(bombs()[name], tmp_path))
+    assert status == 0 and ("nodes" in output or "error[P1" in output), output
+
+
+@pytest.mark.parametrize("name", sorted(bombs()))
+def test_bombs_are_quick(name: str) -> None:
+    start = time.perf_counter()
+    try:
+        graph = read_model(bombs()[name])
+        assert all(c.size <= 65536 for c in graph.constants.values())
+    except PlanError:
+        pass
+    assert time.perf_counter() - start < 2
+
+
+def test_loops_are_not_unrolled() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Relu", ["v"], ["v2"])], "body",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("v", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("c2", TensorProto.BOOL, []), helper.make_tensor_value_info("v2", TensorProto.FLOAT, [2])],
+    )  # fmt: skip
+    made = model("(float[2] x) => (float[2] y) { y = Relu(z) }", n=np.int64(1 << 62), go=np.array(True))
+    made.graph.node.insert(0, helper.make_node("Loop", ["n", "go", "x"], ["z"], name="loop", body=body))
+    fails(made, "P130", "Loop", "'loop'")
+
+
+def branches(value: float) -> onnx.GraphProto:
+    constant = helper.make_node("Constant", [], ["k"], value_float=value)
+    out = helper.make_tensor_value_info("r", TensorProto.FLOAT, [2])
+    return helper.make_graph([constant, helper.make_node("Add", ["x", "k"], ["r"])], "branch", [], [out])
+
+
+def test_constant_if_takes_its_branch_and_others_are_refused() -> None:
+    made = model("(float[2] x) => (float[2] y) { y = Relu(z) }", yes=np.array(True))
+    made.graph.node.insert(0, helper.make_node("If", ["yes"], ["z"], then_branch=branches(3.0), else_branch=branches(5.0)))
+    graph = read_model(made)
+    assert [n.op for n in graph.nodes] == ["Add", "Relu"]
+    assert [float(c) for c in graph.constants.values()] == [3.0]
+    del made.graph.initializer[:]
+    made.graph.input.append(helper.make_tensor_value_info("yes", TensorProto.BOOL, []))
+    fails(made, "P130", "If", "run-time data")
+
+
+# tensors
+
+
+def test_stored_tensors_are_checked() -> None:
+    def with_tensor(**fields: object) -> onnx.ModelProto:
+        made = model("(float[2,4] x) => (float[2,4] y) { y = Add(x, w) }")
+        tensor = TensorProto(name="w", data_type=1, dims=[4])
+        tensor.raw_data = b"\0" * 16
+        for key, value in fields.items():
+            if key == "dims":
+                del tensor.dims[:]
+                tensor.dims.extend(value)  # type: ignore[arg-type]
+            else:
+                setattr(tensor, key, value)
+        made.graph.initializer.append(tensor)
+        return made
+
+    assert read_model(with_tensor()).nodes
+    fails(with_tensor(raw_data=b"\0" * 12), "P131", "16 bytes", "12")
+    fails(with_tensor(dims=[-4]), "P132", "'w'", "negative")
+    fails(with_tensor(dims=[2**40, 2**40]), "P133", "1208925819614629174706176")
+    fails(with_tensor(data_type=77), "P130", "'w'", "unknown type 77")
+
+
+def test_absent_values_are_planned() -> None:
+    made = model("(float[2,8] x) => (float[2,8] y) { y = MatMul(x, w) }")
+    made.graph.initializer.append(TensorProto(name="w", data_type=1, dims=[8, 8]))
+    graph = read_model(made)
+    assert graph.weights["w"].kind == "absent" and graph.trainable == {"w"}
+
+
+def external(location: str, **entries: object) -> onnx.ModelProto:
+    made = model("(float[2,8] x) => (float[2,8] y) { y = MatMul(x, w) }")
+    tensor = TensorProto(name="w", data_type=1, dims=[8, 8], data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": location, **entries}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    made.graph.initializer.append(tensor)
+    return made
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../w.bin", "a/../../w.bin", "C:\\w.bin", "..\\w.bin", "\\\\host\\w.bin", "a\0b"])
+def test_external_data_may_not_leave_the_folder(location: str, tmp_path: Path) -> None:
+    fails(saved(external(location), tmp_path), "P135", "'w'")
+
+
+def test_external_data_is_looked_at_but_not_opened(tmp_path: Path) -> None:
+    path = saved(external("w.bin", offset=0, length=256), tmp_path)
+    assert read(path).weights["w"].kind == "external"  # absent: fine for planning
+    (tmp_path / "w.bin").write_bytes(b"\0" * 100)
+    fails(path, "P134", "256", "100")
+    (tmp_path / "w.bin").write_bytes(b"\0" * 256)
+    (tmp_path / "w.bin").chmod(0)
+    assert read(path).nodes
+    (tmp_path / "w.bin").unlink()
+    (tmp_path / "w.bin").mkdir()
+    fails(path, "P135", "regular file")
+    (tmp_path / "w.bin").rmdir()
+    (tmp_path / "w.bin").symlink_to("/etc/passwd")
+    fails(path, "P135", "symbolic link")
+
+
+@pytest.mark.parametrize("entries", [{"length": 10**18}, {"length": 255}, {"offset": -1}, {"offset": "x"}, {"length": "1e3"}])
+def test_external_ranges_must_fit_the_dims(entries: dict[str, object], tmp_path: Path) -> None:
+    fails(saved(external("w.bin", **entries), tmp_path), "P134", "'w'")
+
+
+def test_file_swapped_after_planning_is_caught(tmp_path: Path) -> None:
+    path = saved(external("w.bin"), tmp_path)
+    graph = read(path)
+    (tmp_path / "w.bin").symlink_to("/etc/passwd")
+    with pytest.raises(PlanError, match="P135"):
+        load(graph, tmp_path)
+
+
+def sparse(shape: list[int], indices: list[int]) -> onnx.ModelProto:
+    made = model("(float[2,4] x) => (float[2,4] y) { y = MatMul(x, w) }")
+    values = numpy_helper.from_array(np.arange(1, len(indices) + 1, dtype=np.float32), "w")
+    made.graph.sparse_initializer.append(
+        helper.make_sparse_tensor(values, numpy_helper.from_array(np.array(indices, np.int64), "w_indices"), shape)
+    )
+    return made
+
+
+def test_sparse_initializers() -> None:
+    graph = read_model(sparse([4, 4], [0, 5, 10, 15]))
+    assert np.array_equal(load(graph, None)["w"], np.diag([1, 2, 3, 4]).astype(np.float32))
+    fails(sparse([2**31, 2**31], [0]), "P136", "4611686018427387904")
+    fails(sparse([4, 4], [99]), "P136", "indices")
+
+
+def test_names_are_never_trusted() -> None:
+    evil = 'x"\n__import__("os").system("touch /tmp/pwned")\n#'
+    made = model("(float[2] x) => (float[2] y) { y = Relu(x) }")
+    made.graph.input[0].name = made.graph.node[0].input[0] = made.graph.node[0].name = evil
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_param = evil
+    graph = read_model(made, batch=3)
+    assert graph.tensors[evil].shape == (3,) and graph.nodes[0].id == evil
