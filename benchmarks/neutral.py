@@ -1,0 +1,98 @@
+"""A judge of parallel plans that belongs to no planner: bytes, devices, wasted work and state, read from the operators' rules alone.
+
+A plan is judged as a set of splits over mesh axes (`judge`), one optimizer step in float32:
+
+    payload   operand bytes of every all-reduce, reduce-scatter and all-to-all, result bytes of every all-gather, of one device:
+              forward sums, conversions between producer and consumer, their transposes, and gradients of weights over the devices
+              that hold the same piece. Equal to the compiled program's (tests/test_neutral.py compiles some).
+    devices   pieces that differ, in the least divided product of the net: devices beyond them repeat another's work
+    wasted    1 - W / (N W_local): the share of the machine's work that is padding or a repetition. W counts 2MNK for products and one
+              operation per element for everything else, once forward and once per differentiated operand; replays are no waste.
+    state     bytes of weights, gradients and two moments on one device
+
+No time enters, so no cost model can favour its own plan. Tables of integer cuts are given axes by `benchmarks.cuts` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from planner.account import Use, collectives
+from planner.emit.runs import Run, find_run
+from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
+from planner.graph import Graph
+from planner.layout import local_shape
+from planner.rule import Rule
+
+VIEWS = frozenset({"Reshape", "Transpose"})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the judge found (module docstring): bytes of one device and optimizer step, counts of devices, a fraction, bytes of one device."""
+
+    payload_bytes: int
+    by_phase: Mapping[str, int]
+    devices: int
+    wasted: float
+    state_bytes: int
+
+
+def judge(graph: Graph, plan: Plan) -> Report:
+    """Judge a training plan. graph: that of one microbatch, its first output the scalar loss. Raises PlanError for layouts that cannot be joined."""
+    flow = derive(graph, plan, training=True)
+    by_phase: dict[str, int] = {}
+    for use in step_collectives(flow):
+        by_phase[use.phase] = by_phase.get(use.phase, 0) + use.total_bytes
+    return Report(sum(by_phase.values()), by_phase, distinct_devices(flow), wasted_work(flow), state_bytes(flow))
+
+
+def step_collectives(flow: Flow) -> tuple[Use, ...]:
+    """Every collective of one optimizer step of the emitted program, repeated blocks under scan where they can be."""
+    found = [find_run(flow, *run) for run in flow.plan.runs]
+    return collectives(flow, [run for run in found if isinstance(run, Run)])
+
+
+def distinct_devices(flow: Flow) -> int:
+    """Pieces with work of their own in the least divided product (devices of the plan when there is none)."""
+    mesh, counts = dict(flow.plan.mesh), [flow.plan.devices]
+    for i, rule in enumerate(flow.rules):
+        if rule.flops:
+            local = rule.local(flow.split(i), mesh)
+            counts.append(prod(-(-size // local[f]) for f, size in rule.sizes.items()))
+    return min(counts)
+
+
+def wasted_work(flow: Flow) -> float:
+    """Share of the machine's operations that are padding or repeat another device's."""
+    mesh, useful, spent = dict(flow.plan.mesh), 0.0, 0.0
+    for i, (node, rule) in enumerate(zip(flow.graph.nodes, flow.rules, strict=True)):
+        if node.op in VIEWS:
+            continue
+        passes = 1 + (sum(n in flow.grad for n in node.inputs) if any(o in flow.grad for o in node.outputs) else 0)
+        local = rule.local(flow.split(i), mesh)
+        useful += passes * _operations(rule, rule.sizes)
+        spent += passes * _operations(rule, local) * flow.plan.devices
+    return 1 - useful / spent if spent else 0.0
+
+
+def _operations(rule: Rule, sizes: Mapping[str, int]) -> float:
+    if rule.flops:
+        return rule.flops * prod(sizes[f] / rule.sizes[f] for f in rule.sizes)
+    return max((prod(sizes[f] for dim in dims for f in dim) for dims in (*rule.operands, *rule.results)), default=0)
+
+
+def state_bytes(flow: Flow) -> int:
+    """float32 weights, gradients and two moments of one device between steps; weights without a gradient count once."""
+    total, mesh = 0, dict(flow.plan.mesh)
+    for name in flow.graph.weights:
+        shape, kept = flow.graph.tensors[name].shape, flow.weights.get(name)
+        if kept is None:
+            continue
+        parts = [(4, stored_layout(kept))]
+        if name in flow.grad:
+            parts += [(4, cut_layout(kept) if kept.zero >= 2 else kept.layout), (8, cut_layout(kept))]
+        total += sum(size * prod(local_shape(shape, layout, mesh)) for size, layout in parts)
+    return total
