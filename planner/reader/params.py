@@ -1,6 +1,6 @@
 """Which leaves are parameters, and which of them were merged or copied by the exporter.
 
-A float leaf is a parameter when it feeds a parameter slot, directly or through Reshape, Transpose, Cast or Identity:
+A float leaf is a parameter when it feeds a parameter slot, directly or through Reshape, Transpose, Cast, Identity or a scalar factor:
 
     MatMul, Einsum      either operand of rank >= 2, the other depending on data
     Conv, ConvTranspose filters;  LSTM, GRU, RNN  W, R, B;  Gather, GatherND  the table
@@ -98,9 +98,15 @@ def _leaf(draft: Draft, name: str) -> tuple[str, bool]:
     direct = True
     while name in draft.maker:
         op = draft.maker[name]
-        if op.op not in ("Reshape", "Transpose", "Cast", "Identity"):
+        if op.op == "Mul":  # Gemm's beta
+            k = 0 if draft.scalar(op.inputs[1]) is not None else 1
+            if draft.scalar(op.inputs[1 - k]) is None:
+                return "", False
+        elif op.op in ("Reshape", "Transpose", "Cast", "Identity"):
+            k = 0
+        else:
             return "", False
-        name, direct = op.inputs[0], False
+        name, direct = op.inputs[k], False
     return (name, direct) if draft.is_leaf(name) else ("", False)
 
 

@@ -107,19 +107,18 @@ def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | No
 def _name_outputs(draft: Draft, names: list[str], frame: Frame) -> None:
     """Gives the graph's outputs their names back where aliases or functions hid them."""
     made = [frame.find(name) for name in names]
-    taken: set[str] = set()
+    renamed: dict[str, str] = {}
     for name, tensor in zip(names, made, strict=True):
         if tensor is None:
             raise PlanError("P130", f"output {name!r} of the graph cannot be planned")
-        if tensor != name and name not in draft.types and tensor in draft.maker and tensor not in taken and tensor not in names:
+        tensor = renamed.get(tensor, tensor)
+        if tensor != name and name not in draft.types and tensor in draft.maker and tensor not in draft.outputs and tensor not in names:
             rename(draft, tensor, name)
-            made = [name if t == tensor else t for t in made]
-            tensor = name
+            renamed[tensor] = tensor = name
         elif tensor != name or tensor in draft.inputs:  # an input, a constant, or a tensor that is already an output
             tensor = draft.add("Identity", [tensor], out=name)
             if tensor in draft.maker and not draft.maker[tensor].id:
                 draft.maker[tensor].id = f"{tensor}/identity"
-        taken.add(tensor)
         draft.outputs.append(tensor)
 
 

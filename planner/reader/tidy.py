@@ -181,7 +181,6 @@ def swaps_last_two(op: Op | None) -> bool:
 
 def fold_transposes(draft: Draft) -> None:
     """MatMul(a, Transpose(b)) -> MatMul(a, b; trans_b), and the reshapes and transposes of a weight done on the stored weight."""
-    readers = users(draft)
     for op in draft.ops:
         if op.op != "MatMul":
             continue
@@ -191,6 +190,8 @@ def fold_transposes(draft: Draft) -> None:
                 assert maker is not None
                 op.inputs[k] = maker.inputs[0]
                 op.attrs[flag] = 1 - int(op.attrs.get(flag, 0))
+    drop_dead(draft)  # a transpose nobody reads any more is no use of its weight
+    readers = users(draft)
     kept: list[Op] = []
     for op in draft.ops:
         x = op.inputs[0] if op.inputs else ""
