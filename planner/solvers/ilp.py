@@ -7,18 +7,22 @@
 
 Forbidden entries have no variable. A table that is row + column sums needs no y at all: its parts go to the nodes. HiGHS works in
 doubles with tolerances, so the choice is judged by `evaluate`; one that overloads a row by rounding is cut off (the strategies
-chosen in that row cannot all be chosen together) and the program is solved again. The bound is HiGHS' dual bound times the scale.
+chosen in that row cannot all be chosen together) and the program is solved again. Memory rows are lazy: some 200 to begin with, then
+those that a choice overloads. The bound is HiGHS' dual bound times the scale; with rows missing it is a bound all the same.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from planner.problem import Budget, Problem, Solution, evaluate
+from planner.solvers.local import polish
 from planner.solvers.model import Model, build
+from planner.solvers.reduce import reduce
 
 
 @dataclass
@@ -38,24 +42,37 @@ class Program:
 
 
 def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
-    """Solve with HiGHS; optimal only with a proven relative gap of at most 1e-6."""
+    """Reduce, then solve with HiGHS; optimal only with a proven relative gap of at most 1e-6."""
     if not len(problem.cost):
         return Solution((), "optimal", 0.0, "ilp")
-    return solve_model(problem, build(problem), budget, start)
+    reduction = reduce(problem)
+    if reduction.problem is None:
+        return Solution((), "infeasible", None, "ilp")
+    known = None if start is None else reduction.restrict(start)
+    found = solve_reduced(reduction.problem, budget, known)
+    if not found.choice:
+        return found
+    choice = reduction.expand(found.choice)
+    if start is not None and evaluate(problem, start).feasible and evaluate(problem, start).cost < evaluate(problem, choice).cost:
+        choice = np.asarray(start)
+    return replace(found, choice=tuple(choice.tolist()))
 
 
-def solve_model(problem: Problem, model: Model, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
-    """`solve` for a problem whose model is at hand."""
+def solve_reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | np.ndarray | None = None) -> Solution:
+    """`solve` without the reduction."""
+    model = build(problem)
     deadline = None if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s
     known = np.asarray(start, np.int64) if start is not None and evaluate(problem, start).feasible else None
     program = linearise(model)
     if program is None:
         return Solution((), "infeasible", None, "ilp")
+    rows = _first_rows(model, known)
     cuts: list[np.ndarray] = []
     bound, work = -np.inf, 0
+    x: np.ndarray | None = None
     while True:
         left = None if deadline is None else max(0.1, deadline - time.monotonic())
-        x, dual, infeasible, spent = _highs(model, program, cuts, left, budget, known)
+        x, dual, infeasible, spent = _highs(model, program, sorted(rows), cuts, left, budget)
         work += spent
         if infeasible:
             return _infeasible_or(problem, known, bound, work)
@@ -63,18 +80,42 @@ def solve_model(problem: Problem, model: Model, budget: Budget, start: tuple[int
         if x is None or evaluate(problem, x).feasible:
             break
         assert model.memory is not None
-        cuts.append(_cover(model, x))
+        if not _add_rows(model, rows, x):
+            cuts.append(_cover(model, x))
         if deadline is not None and time.monotonic() > deadline:
-            x = None
+            x = polish(model, x)
             break
     known = _better(problem, known, x)
     if known is None:
-        return Solution((), "none", bound if np.isfinite(bound) else None, "ilp", work, "time")
+        return Solution((), "none", bound if np.isfinite(bound) else None, "ilp", work, "time" if deadline is not None else "work")
     cost = evaluate(problem, known).cost
     optimal = cost - bound <= 1e-6 * max(1.0, abs(cost))
-    bound = min(bound, float(cost))
-    stop = "" if optimal else ("work" if budget.work and deadline is None else "time")
-    return Solution(tuple(known.tolist()), "optimal" if optimal else "feasible", bound, "ilp", work, stop)  # type: ignore[arg-type]
+    stop: Literal["", "time", "work"] = "" if optimal else ("time" if deadline is not None else "work")
+    status: Literal["optimal", "feasible"] = "optimal" if optimal else "feasible"
+    return Solution(tuple(known.tolist()), status, min(bound, float(cost)) if np.isfinite(bound) else None, "ilp", work, stop)
+
+
+def _first_rows(model: Model, known: np.ndarray | None, most: int = 200) -> set[int]:
+    """All memory rows when they are few; else evenly spread ones and those nearest to the limit."""
+    memory = model.memory
+    if memory is None or memory.rows <= most:
+        return set(range(0 if memory is None else memory.rows))
+    load = memory.extreme(True) if known is None else memory.load(known)
+    spread = np.linspace(0, memory.rows - 1, most // 2).astype(int).tolist()
+    return {*spread, *np.argsort(-load, kind="stable")[: most // 2].tolist()}
+
+
+def _add_rows(model: Model, rows: set[int], x: np.ndarray, most: int = 40) -> bool:
+    """Add the worst overloaded rows that the program does not hold yet, one per stretch of overload; False when there is none."""
+    memory = model.memory
+    assert memory is not None
+    over = memory.load(x) - memory.limit
+    stretch = np.flatnonzero(over > 0)
+    pieces = np.split(stretch, np.flatnonzero(np.diff(stretch) > 1) + 1)
+    peaks = sorted((int(p[over[p].argmax()]) for p in pieces), key=lambda r: (-over[r], r))
+    fresh = [r for r in peaks if r not in rows][:most]
+    rows.update(fresh)
+    return bool(fresh)
 
 
 def _infeasible_or(problem: Problem, known: np.ndarray | None, bound: float, work: int) -> Solution:
@@ -132,17 +173,6 @@ def linearise(model: Model) -> Program | None:
         low.append(np.zeros(ku + kv))
         high.append(np.zeros(ku + kv))
         count, next_y = count + ku + kv, next_y + len(a)
-    memory = model.memory
-    if memory is not None:
-        for j in range(len(memory.node)):
-            covered = np.arange(memory.row_lo[j], memory.row_hi[j])
-            entry = slice(memory.start[j], memory.start[j + 1])
-            use = memory.use_value[entry] / memory.limit if memory.limit else memory.use_value[entry]
-            rows.append(count + np.repeat(covered, len(use)))
-            columns.append(np.tile(memory.use_at[entry], len(covered)))
-            values.append(np.tile(use, len(covered)))
-        low.append(np.full(memory.rows, -np.inf))
-        high.append(np.full(memory.rows, 1.0 if memory.limit else 0.0))
     cost = np.where(np.isfinite(cost), cost, 0.0)
     # what every choice pays goes to the constant: the program keeps differences only, where doubles are good
     least = np.array([cost[a:b][upper[a:b] > 0].min(initial=np.inf) for a, b in zip(model.offset[:-1], model.offset[1:], strict=True)])
@@ -169,20 +199,41 @@ def separate(table: np.ndarray, finite: np.ndarray) -> tuple[np.ndarray, np.ndar
     return part_u, part_v, np.where(finite, t - part_v[None], 0.0)
 
 
+def _memory_rows(model: Model, rows: list[int], first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Triplets of the given memory rows, numbered from `first`, divided by the limit; and the right-hand side."""
+    memory = model.memory
+    if memory is None or not rows:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), 1.0
+    unit = memory.limit if memory.limit > 0 else 1.0
+    listed = np.array(rows)
+    row, column, value = [], [], []
+    for j in range(len(memory.node)):
+        a, b = np.searchsorted(listed, [memory.row_lo[j], memory.row_hi[j]])
+        if a < b:
+            use = memory.matrix(j)
+            some = np.flatnonzero(use)
+            row.append(first + np.repeat(np.arange(a, b), len(some)))
+            column.append(np.tile(memory.use_at[memory.start[j] + some], b - a))
+            value.append(np.tile(use[some] / unit, b - a))
+    return np.concatenate(row), np.concatenate(column), np.concatenate(value), memory.limit / unit
+
+
 def _highs(
-    model: Model, program: Program, cuts: list[np.ndarray], time_s: float | None, budget: Budget, known: np.ndarray | None
+    model: Model, program: Program, rows: list[int], cuts: list[np.ndarray], time_s: float | None, budget: Budget
 ) -> tuple[np.ndarray | None, float, bool, int]:
     """Choice (or None), dual bound in program units, whether it is infeasible, and nodes of the search tree."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csc_array
 
-    count = len(program.low) + len(cuts)
-    row = np.concatenate([program.row, *(np.full(len(c), len(program.low) + n) for n, c in enumerate(cuts))])
-    column = np.concatenate([program.column, *cuts])
-    value = np.concatenate([program.value, *(np.ones(len(c)) for c in cuts)])
-    matrix = csc_array((value, (row, column)), shape=(count, len(program.cost)))
-    low = np.concatenate([program.low, np.full(len(cuts), -np.inf)])
-    high = np.concatenate([program.high, [len(c) - 1.0 for c in cuts]])
+    base = len(program.low)
+    more = _memory_rows(model, rows, base)
+    count = base + len(rows)
+    row = np.concatenate([program.row, more[0], *(np.full(len(c), count + n) for n, c in enumerate(cuts))])
+    column = np.concatenate([program.column, more[1], *cuts])
+    value = np.concatenate([program.value, more[2], *(np.ones(len(c)) for c in cuts)])
+    matrix = csc_array((value, (row, column)), shape=(count + len(cuts), len(program.cost)))
+    low = np.concatenate([program.low, np.full(len(rows) + len(cuts), -np.inf)])
+    high = np.concatenate([program.high, np.full(len(rows), more[3]), [len(c) - 1.0 for c in cuts]])
     kind = np.zeros(len(program.cost))
     kind[: program.positions] = 1
     options: dict[str, float | int] = {"mip_rel_gap": 1e-9}

@@ -84,7 +84,7 @@ def prices(search: Search, go_on: Callable[[float], bool], patience: int = 12, r
     share = 1.0 / np.maximum(1, np.maximum(earlier, later))
     message, unary = np.zeros(int(f.message[-1])), f.cost.copy()
     price, direction = np.zeros(rows), np.zeros(rows)
-    gain, idle, kept = 1.0, 0, message
+    gain, idle = 1.0, 0
     x = np.zeros(n, np.int64)
     entries = 2.0 * float(sum(len(search.model.node_cost(i)) for i in range(n)) + 2 * sum(t.size for t in search.model.pairs.values()))
     for turn in range(rounds):
@@ -92,7 +92,7 @@ def prices(search: Search, go_on: Callable[[float], bool], patience: int = 12, r
             kernels.priced(f, price, unary)
         value = kernels.message_pass(f, unary, message, share, x) - (float(price.sum()) * f.limit if rows else 0.0)
         if value > best.bound + 1e-7 * abs(best.bound):
-            idle, kept = 0, price.copy()
+            idle = 0
         else:
             idle += 1
         if value > best.bound:
@@ -106,12 +106,11 @@ def prices(search: Search, go_on: Callable[[float], bool], patience: int = 12, r
                 break
             continue
         if idle > patience:
-            gain, idle, price = gain * 0.6, 0, kept.copy()
-            direction[:] = 0.0
-            if gain < 1e-3:
+            gain, idle = gain * 0.8, 0
+            if gain < 1e-4:
                 break
         over = kernels.loads(f, x, rows) - f.limit
-        direction = over + 0.6 * direction
+        direction = over + 0.9 * direction
         step = np.where((price <= 0) & (direction < 0), 0.0, direction)
         norm = float(step @ step)
         if norm > 0:
