@@ -1,37 +1,73 @@
 """Time of collectives over a group of devices that spans link levels, and exact ring bytes.
 
-A group is a tuple of `Span(size, ...)`, innermost first: `size` members at each level, sizes multiply to the group's. Per level, with n members, S bytes
-of the full tensor on it, B the effective bandwidth and a the latency of a step:
+A group is a tuple of `Span`s, innermost first; their sizes multiply to the group's. On one span of n members, with P bytes of payload, B bytes per second
+a device can move over all the links the collective uses, and a seconds per step:
 
-    all-gather, reduce-scatter   (n-1) a + S (n-1)/n / B
-    all-reduce                   2 (n-1) a + 2 S (n-1)/n / B      ring;  tree: 2 log2(n) a + 2 S / B;  in-switch: 2 a + S / bus
-    all-to-all                   (n-1) a + S (n-1)/n / B
-    permute                      a + S / B
+    all-gather, reduce-scatter   steps a + P (n-1)/n / B
+    all-reduce                   twice that (ring);   2 log2(n) a + 2 P / B (tree);   2 a + 2 P (n-1)/n / bus (reduced inside the switch)
+    all-to-all                   steps a + P (n-1)/n / B;   on a torus dim P floor(n^2/4)/n / B: bytes cross every link between sender and receiver
+    permute                      a + P / (one link's rate)
 
-Over several levels collectives are hierarchical: reduce-scatter inside, the collective across on the shards, all-gather inside. Every price is a minimum
-of affine functions latency + bytes * slope ("lines"), so that it is memoised once per group and applied to any payload.
-A torus level uses both directions of each of its dims: the ring bandwidth is 2 * links' bandwidth * dims spanned.
+Payload: operand bytes for all-reduce, reduce-scatter, all-to-all and permute; result bytes for all-gather.
+
+    kind     steps   B                                       example
+    switch   n-1     the device's port                       NVSwitch, a fabric with one NIC a device
+    mesh     1       (n-1) links, one to each other member   xGMI, HCCS
+    ring     n/2     two directions of a wrapped torus dim   TPU
+    line     n-1     one direction: no wrap, or part of a dim
+
+Across spans P/n of an inner span's bytes reach the next one (reduce-scatter inside, the collective across on the shards, all-gather inside), and the spans
+work at the same time on different chunks: latencies add, the slowest span sets the rate (NCCL's rings and trees; jax-ml/scaling-book, GPU chapter).
+Several torus dims are one stage: pieces of the payload visit the dims in different orders, so that all links are busy. The traffic of a set of dims can be
+lowered to (product of their sizes - 1)/n by visiting them first, never below it, hence the best mixture of orders needs
+
+    max over non-empty sets A of dims   P (prod_A - 1) / n / sum_A B                                                             (_stage_slope)
+
+All-to-all keeps every byte apart: sent directly, a span carries what stays inside its stage; sent in stages, each span carries the whole payload once and
+there are fewer messages. Every price is the minimum of affine functions latency + bytes * slope ("lines"), so that it is memoised once per group.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, combinations
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 Line = tuple[float, float]
+TORUS = ("ring", "line")
 
 
 @dataclass(frozen=True)
 class Span:
-    """The part of a group on one link level: members, effective bytes per second per device and direction, latency of a step."""
+    """The part of a group on one link level.
+
+    size: members. bytes_per_s: effective rate of one device over all the links a collective uses. latency_s: of a step. bus_bytes_per_s: bus
+    bandwidth of in-switch all-reduce, 0 when there is none. kind: switch, mesh, ring or line (module docstring).
+    """
 
     size: int
     bytes_per_s: float
     latency_s: float
     bus_bytes_per_s: float = 0.0
-    """Bus bandwidth of in-network all-reduce, 0 when there is none."""
+    kind: str = "switch"
+
+    @property
+    def steps(self) -> int:
+        """Steps of an all-gather."""
+        return {"mesh": 1, "ring": self.size // 2}.get(self.kind, self.size - 1)
+
+    @property
+    def exchanged(self) -> float:
+        """All-to-all: bytes over the busiest link per byte of payload, in units of bytes_per_s."""
+        return (self.size**2 // 4 if self.kind in TORUS else self.size - 1) / self.size
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Rate of a permute, which sends to one neighbour only."""
+        return self.bytes_per_s / {"mesh": self.size - 1, "ring": 2}.get(self.kind, 1)
 
 
 def wire_bytes(kind: str, payload_bytes: int, members: int) -> Fraction:
@@ -41,75 +77,93 @@ def wire_bytes(kind: str, payload_bytes: int, members: int) -> Fraction:
 
 
 def collective_lines(kind: str, group: tuple[Span, ...]) -> tuple[Line, ...]:
-    """(latency_s, s_per_byte) lines whose minimum is the time of the collective as a function of its payload (semantics of payload: module)."""
+    """(latency_s, s_per_byte) lines whose minimum is the time of the collective as a function of its payload."""
     spans = tuple(s for s in group if s.size > 1)
+    if kind not in KINDS:
+        raise ValueError(f"unknown collective {kind!r}")
     if not spans:
         return ((0.0, 0.0),)
     if kind == "all-reduce":
         return _all_reduce(spans)
-    if kind in ("all-gather", "reduce-scatter"):
-        return (_scatter(spans),)
     if kind == "all-to-all":
-        # Each device sends 1/n of its payload to each other member; what crosses an outer level leaves through that level's link.
-        total = math.prod(s.size for s in spans)
-        latency, slope, inner = 0.0, 0.0, 1
-        for s in spans:
-            crossing = (inner * s.size - inner) / total * (total / (inner * s.size))
-            slope = max(slope, crossing / s.bytes_per_s)
-            latency += (s.size - 1) * s.latency_s
-            inner *= s.size
-        return ((latency, slope),)
+        return _all_to_all(spans)
     if kind == "collective-permute":
-        worst = spans[-1]
-        return ((worst.latency_s, 1 / worst.bytes_per_s),)
-    raise ValueError(f"unknown collective {kind!r}")
-
-
-def _scatter(spans: tuple[Span, ...]) -> Line:
-    """All-gather or reduce-scatter of a full tensor of S bytes: inner level first on all of it, outer levels on the shards."""
+        return ((max(s.latency_s for s in spans), max(1 / s.link_bytes_per_s for s in spans)),)
     latency = slope = 0.0
     shard = 1.0
-    for s in spans:
-        latency += (s.size - 1) * s.latency_s
-        slope += shard * (s.size - 1) / s.size / s.bytes_per_s
-        shard /= s.size
-    return latency, slope
-
-
-def _all_reduce(spans: tuple[Span, ...]) -> tuple[Line, ...]:
-    """Hierarchical: reduce-scatter inside, all-reduce of the shard across, all-gather inside; at each level the better of its algorithms."""
-    lines = _level_all_reduce(spans[-1])
-    for s in reversed(spans[:-1]):
-        inside_latency, inside_slope = 2 * (s.size - 1) * s.latency_s, 2 * (s.size - 1) / s.size / s.bytes_per_s
-        tree_latency = 2 * math.ceil(math.log2(s.size)) * s.latency_s
-        grown = [(inside_latency + a, inside_slope + b / s.size) for a, b in lines]
-        # Small payloads: every level reduces the whole payload by tree, without scattering.
-        grown += [(tree_latency + a, 2 / s.bytes_per_s + b) for a, b in lines]
-        if s.bus_bytes_per_s:
-            grown += [(4 * s.latency_s + a, 2 * (s.size - 1) / s.size / s.bus_bytes_per_s + b / s.size) for a, b in lines]
-        lines = tuple(grown)
-    return _lower(lines)
-
-
-def _level_all_reduce(s: Span) -> tuple[Line, ...]:
-    ring = (2 * (s.size - 1) * s.latency_s, 2 * (s.size - 1) / s.size / s.bytes_per_s)
-    tree = (2 * math.ceil(math.log2(s.size)) * s.latency_s, 2 / s.bytes_per_s)
-    lines = [ring, tree]
-    if s.bus_bytes_per_s:
-        # Bus bandwidth is quoted as 2 (n-1)/n S / time.
-        lines.append((2 * s.latency_s, 2 * (s.size - 1) / s.size / s.bus_bytes_per_s))
-    return tuple(lines)
-
-
-def _lower(lines: tuple[Line, ...]) -> tuple[Line, ...]:
-    """Without lines that are nowhere the smallest."""
-    kept: list[Line] = []
-    for a, b in sorted(set(lines)):
-        if not kept or b < kept[-1][1]:
-            kept.append((a, b))
-    return tuple(kept)
+    for stage in _stages(spans):
+        latency += _stage_latency_s(stage)
+        slope = max(slope, shard * _stage_slope(stage))
+        shard /= _stage_size(stage)
+    return ((latency, slope),)
 
 
 def collective_time_s(kind: str, payload_bytes: float, group: tuple[Span, ...]) -> float:
     """Seconds of one collective of a payload over a group."""
     return min(a + payload_bytes * b for a, b in collective_lines(kind, group)) if payload_bytes else 0.0
+
+
+def _stages(spans: tuple[Span, ...]) -> tuple[tuple[Span, ...], ...]:
+    """Spans that work as one: neighbouring dims of a torus together, every other span alone."""
+    stages: list[tuple[Span, ...]] = []
+    for s in spans:
+        if stages and s.kind in TORUS and stages[-1][-1].kind in TORUS:
+            stages[-1] += (s,)
+        else:
+            stages.append((s,))
+    return tuple(stages)
+
+
+def _stage_size(stage: tuple[Span, ...]) -> int:
+    return math.prod(s.size for s in stage)
+
+
+def _stage_latency_s(stage: tuple[Span, ...]) -> float:
+    return sum(s.steps * s.latency_s for s in stage)
+
+
+def _stage_slope(stage: tuple[Span, ...]) -> float:
+    """Seconds per byte of an all-gather or reduce-scatter over a stage."""
+    n = _stage_size(stage)
+    sets = chain.from_iterable(combinations(stage, k) for k in range(1, len(stage) + 1))
+    return max((_stage_size(some) - 1) / n / sum(s.bytes_per_s for s in some) for some in sets)
+
+
+def _all_reduce(spans: tuple[Span, ...]) -> tuple[Line, ...]:
+    """Each stage in the better of its ways. Ring and switch leave a shard for the next stage; a tree passes the whole payload on."""
+    found: list[tuple[float, float, float]] = [(0.0, 0.0, 1.0)]  # latency, slope, share of the payload that goes on to the next stage
+    for stage in _stages(spans):
+        n, s = _stage_size(stage), stage[0]
+        ways = [(2 * _stage_latency_s(stage), 2 * _stage_slope(stage), 1 / n)]
+        if s.kind == "switch":
+            ways.append((2 * math.ceil(math.log2(n)) * s.latency_s, 2 / s.bytes_per_s, 1.0))
+        if s.bus_bytes_per_s:
+            # Bus bandwidth is quoted as 2 (n-1)/n P / time.
+            ways.append((2 * s.latency_s, 2 * (n - 1) / n / s.bus_bytes_per_s, 1 / n))
+        found = [(a + latency, max(b, share * slope), share * left) for a, b, share in found for latency, slope, left in ways]
+    return _lower((a, b) for a, b, _ in found)
+
+
+def _all_to_all(spans: tuple[Span, ...]) -> tuple[Line, ...]:
+    """Direct: every member sends to every other. Staged: span after span, each exchanging the whole payload among its few members."""
+    total = math.prod(s.size for s in spans)
+    direct_latency = direct_slope = staged_latency = staged_slope = 0.0
+    inside = 1
+    for stage in _stages(spans):
+        reached = inside * _stage_size(stage)
+        slowest = max(s.exchanged / s.bytes_per_s for s in stage)
+        direct_latency += inside * _stage_latency_s(stage)
+        direct_slope = max(direct_slope, reached / total * slowest)
+        staged_latency += _stage_latency_s(stage)
+        staged_slope += slowest
+        inside = reached
+    return _lower([(direct_latency, direct_slope), (staged_latency, staged_slope)])
+
+
+def _lower(lines: Iterable[Line]) -> tuple[Line, ...]:
+    """Without lines that another one is below everywhere."""
+    kept: list[Line] = []
+    for a, b in sorted(set(lines)):
+        if not kept or b < kept[-1][1]:
+            kept.append((a, b))
+    return tuple(kept)

@@ -7,7 +7,7 @@ A TOML file in costmodels/devices (or the user's own):
     node_size = 8                         # devices that share the inner link
     [peak]                                # dense arithmetic per device
     bfloat16 = "989 TFLOP/s"
-    [matmul]                              # sustained fraction of peak by FLOPs of one product: points, linear in log FLOPs between them
+    [matmul]                              # sustained fraction of peak by FLOPs of one product: points, a power law between neighbours
     flops = [1e8, 1e9, 1e10, 1e11, 1e12]
     efficiency = [0.05, 0.25, 0.55, 0.72, 0.76]
     [memory]
@@ -18,10 +18,15 @@ A TOML file in costmodels/devices (or the user's own):
     [kernel]
     launch = "4 us"
     [inner]                               # link inside a node, per device and direction
-    bandwidth = "450 GB/s"; efficiency = 0.8; latency = "3 us"; kind = "switch"
-    all_reduce_bandwidth = "480 GB/s"     # optional: bus bandwidth with in-switch reduction (NVLS), as measured
-    [outer]                               # between nodes, per device
+    bandwidth = "450 GB/s"; efficiency = 0.8; latency = "3 us"
+    kind = "switch"                       # or "mesh": a link to each other device of the node, bandwidth is then of one link
+    all_reduce_bandwidth = "480 GB/s"     # optional: bus bandwidth with in-switch reduction (NVLS), as measured on a full node
+    torus_dims = 3                        # optional: the link forms a torus; bandwidth is then per link and direction
+    torus_pod = [16, 16, 24]              # with torus_dims: sides of the largest slice
+    [outer]                               # between nodes (or slices), per device
     bandwidth = "50 GB/s"; efficiency = 0.8; latency = "10 us"
+    [package]                             # optional: a chip that is several devices; they share the chip's torus links
+    size = 2; bandwidth = "600 GB/s"; efficiency = 0.8; latency = "1 us"
     [host]
     bandwidth = "55 GB/s"                 # device <-> host memory
     [sources]                             # "table.key" -> where the figure is from
@@ -35,6 +40,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +49,27 @@ from costmodels.units import UnitError, bandwidth_bytes_per_s, rate_flops_per_s,
 DEVICES = Path(__file__).with_name("devices")
 
 
+_WIDER = {
+    "float8_e4m3fn": ("bfloat16", "float16"), "int8": ("bfloat16", "float16"), "float16": ("bfloat16",), "bfloat16": ("float16",),
+}  # fmt: skip
+_KEYS: dict[str, set[str]] = {
+    "matmul": {"flops", "efficiency"}, "memory": {"capacity", "context", "bandwidth", "efficiency"}, "kernel": {"launch"},
+    "inner": {"bandwidth", "efficiency", "latency", "kind", "all_reduce_bandwidth", "torus_dims", "torus_pod"},
+    "outer": {"bandwidth", "efficiency", "latency"}, "package": {"size", "bandwidth", "efficiency", "latency"}, "host": {"bandwidth"},
+}  # fmt: skip
+_TOP = {"name", "kind", "node_size", "peak", "sources", "guessed", *_KEYS}
+
+
 class DeviceError(ValueError):
     """A device file that cannot be used: what is wrong and where."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """One kind of link: per device and direction. all_reduce_bytes_per_s: bus bandwidth of in-network reduction, 0 when there is none."""
+    """One kind of link: per device and direction. all_reduce_bytes_per_s: bus bandwidth of in-network reduction, 0 when there is none.
+
+    kind: switch, mesh (bandwidth of one of the links to each other device) or torus (bandwidth per link and direction).
+    """
 
     bandwidth_bytes_per_s: float
     efficiency: float
@@ -57,7 +77,9 @@ class Link:
     kind: str = "switch"
     all_reduce_bytes_per_s: float = 0.0
     torus_dims: int = 0
-    """Dimensions of the torus this link forms (0: a switch); bandwidth is then per link and direction."""
+    """Dimensions of the torus this link forms, 0 when it forms none."""
+    torus_pod: tuple[int, ...] = ()
+    """Sides of the largest slice, rising; as many as torus_dims."""
 
 
 @dataclass(frozen=True)
@@ -78,24 +100,27 @@ class Device:
     inner: Link
     outer: Link
     host_bytes_per_s: float
+    package: Link | None = None
+    package_size: int = 1
+    """Devices of one chip; they share its inner links."""
     sources: Mapping[str, str] = field(default_factory=dict)
     guessed: Mapping[str, str] = field(default_factory=dict)
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of a type; types without a figure of their own run at the nearest wider one's rate."""
-        for name in (dtype, *{"float8_e4m3fn": ("bfloat16",), "int8": ("bfloat16",), "float16": ("bfloat16",), "bfloat16": ("float16", "float32")}.get(dtype, ())):
+        for name in (dtype, *_WIDER.get(dtype, ())):
             if name in self.peak_flops_per_s:
                 return self.peak_flops_per_s[name]
         return self.peak_flops_per_s.get("float32") or min(self.peak_flops_per_s.values())
 
     def efficiency(self, flops: float) -> float:
-        """Sustained fraction of peak of one product of that many FLOPs (linear in log FLOPs between the points of the file)."""
+        """Sustained fraction of peak of one product of that many FLOPs: a power law between the points of the file, level outside them."""
         xs, ys = self.matmul_flops, self.matmul_efficiency
         if flops <= xs[0]:
             return ys[0]
-        for (x0, x1), (y0, y1) in zip(zip(xs, xs[1:], strict=False), zip(ys, ys[1:], strict=False), strict=True):
+        for (x0, x1), (y0, y1) in zip(pairwise(xs), pairwise(ys), strict=True):
             if flops <= x1:
-                return y0 + (y1 - y0) * (math.log(flops) - math.log(x0)) / (math.log(x1) - math.log(x0))
+                return y0 * (flops / x0) ** (math.log(y1 / y0) / math.log(x1 / x0))
         return ys[-1]
 
 
@@ -112,34 +137,87 @@ def load_device(name: str) -> Device:
         data = tomllib.loads(path.read_text())
     except OSError as e:
         raise DeviceError(f"no device {name!r} ships and there is no such file") from e
-    except tomllib.TOMLDecodeError as e:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise DeviceError(f"{path}: {e}") from e
     return from_table(data, str(path))
 
 
-def _link(table: Mapping[str, Any]) -> Link:
-    return Link(
-        bandwidth_bytes_per_s(table["bandwidth"]), float(table["efficiency"]), time_s(table["latency"]), str(table.get("kind", "switch")),
-        bandwidth_bytes_per_s(table["all_reduce_bandwidth"]) if "all_reduce_bandwidth" in table else 0.0, int(table.get("torus_dims", 0)),
-    )  # fmt: skip
-
-
 def from_table(data: Mapping[str, Any], where: str) -> Device:
-    """A Device from a parsed file."""
+    """A Device from a parsed file. Raises DeviceError for missing or unknown keys, wrong units and impossible values."""
     try:
-        matmul, memory = data["matmul"], data["memory"]
-        points, values = tuple(float(x) for x in matmul["flops"]), tuple(float(x) for x in matmul["efficiency"])
-        if len(points) != len(values) or not points or list(points) != sorted(set(points)) or not all(0 < v <= 1 for v in values):
-            raise DeviceError(f"{where}: [matmul] needs as many efficiencies (0..1) as rising FLOPs")
+        _known(data)
+        memory = data["memory"]
+        points, values = _curve(data["matmul"])
+        peak = {str(k): rate_flops_per_s(v) for k, v in data["peak"].items()}
+        if not peak or not all(peak.values()):
+            raise ValueError("[peak] needs a rate above 0 for at least one type")
+        inner, package = _link(data["inner"]), data.get("package")
+        if package and not inner.torus_dims:
+            raise ValueError("[package] describes chips of a torus; [inner] has no torus_dims")
         return Device(
-            str(data["name"]), str(data["kind"]), int(data["node_size"]), {k: rate_flops_per_s(v) for k, v in data["peak"].items()}, points, values,
-            size_bytes(memory["capacity"]), size_bytes(memory["context"]), bandwidth_bytes_per_s(memory["bandwidth"]), float(memory["efficiency"]),
-            time_s(data["kernel"]["launch"]), _link(data["inner"]), _link(data["outer"]), bandwidth_bytes_per_s(data["host"]["bandwidth"]),
+            str(data["name"]), _choice(data["kind"], ("gpu", "tpu", "cpu"), "kind"), count(data["node_size"], "node_size"), peak, points, values,
+            _above_zero(size_bytes(memory["capacity"]), "memory.capacity"), size_bytes(memory["context"]),
+            _above_zero(bandwidth_bytes_per_s(memory["bandwidth"]), "memory.bandwidth"), fraction(memory["efficiency"], "memory.efficiency"),
+            time_s(data["kernel"]["launch"]), inner, _link(data["outer"]), _above_zero(bandwidth_bytes_per_s(data["host"]["bandwidth"]), "host.bandwidth"),
+            _link(package) if package else None, count(package["size"], "package.size") if package else 1,
             {str(k): str(v) for k, v in data.get("sources", {}).items()}, {str(k): str(v) for k, v in data.get("guessed", {}).items()},
         )  # fmt: skip
-    except UnitError as e:
-        raise DeviceError(f"{where}: {e}") from e
     except KeyError as e:
         raise DeviceError(f"{where}: key {e.args[0]!r} is missing") from e
-    except (TypeError, AttributeError) as e:
+    except (UnitError, ValueError, TypeError, AttributeError) as e:
         raise DeviceError(f"{where}: {e}") from e
+
+
+def _known(data: Mapping[str, Any]) -> None:
+    """A misspelt optional key must not be ignored in silence."""
+    for table, keys in {"": _TOP, **_KEYS}.items():
+        for key in data.get(table, {}) if table else data:
+            if key not in keys:
+                raise ValueError(f"key {f'{table}.{key}'.lstrip('.')!r} is not known here; known: {', '.join(sorted(keys))}")
+
+
+def _curve(table: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    points, values = tuple(float(x) for x in table["flops"]), tuple(float(x) for x in table["efficiency"])
+    if len(points) != len(values) or not points or list(points) != sorted(set(points)) or points[0] <= 0 or not all(0 < v <= 1 for v in values):
+        raise ValueError("[matmul] needs as many efficiencies (0..1) as rising FLOPs")
+    for (x0, y0), (x1, y1) in pairwise(zip(points, values, strict=True)):
+        if not y0 <= y1 <= y0 * x1 / x0:
+            raise ValueError(f"[matmul] efficiency {y0:g} -> {y1:g} between {x0:g} and {x1:g} FLOPs: it must rise, and no faster than the FLOPs do")
+    return points, values
+
+
+def _link(table: Mapping[str, Any]) -> Link:
+    dims = int(table.get("torus_dims", 0))
+    pod = tuple(sorted(count(n, "torus_pod") for n in table.get("torus_pod", ())))
+    if dims not in (0, 2, 3) or len(pod) != dims:
+        raise ValueError("a torus link has torus_dims = 2 or 3 and as many sides in torus_pod")
+    bus = _above_zero(bandwidth_bytes_per_s(table["all_reduce_bandwidth"]), "all_reduce_bandwidth") if "all_reduce_bandwidth" in table else 0.0
+    kind = "torus" if dims else _choice(table.get("kind", "switch"), ("switch", "mesh"), "link kind")
+    return Link(_above_zero(bandwidth_bytes_per_s(table["bandwidth"]), "bandwidth"), fraction(table["efficiency"], "efficiency"), time_s(table["latency"]),
+                kind, bus, dims, pod)  # fmt: skip
+
+
+def _above_zero(value: Any, what: str) -> Any:
+    if not value > 0:
+        raise ValueError(f"{what} must be above 0")
+    return value
+
+
+def _choice(value: object, known: tuple[str, ...], what: str) -> str:
+    if value not in known:
+        raise ValueError(f"{what} {value!r}: one of {', '.join(known)}")
+    return str(value)
+
+
+def fraction(value: object, what: str) -> float:
+    """A number above 0 and at most 1. ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise ValueError(f"{what} is a number above 0 and at most 1, not {value!r}")
+    return float(value)
+
+
+def count(value: object, what: str) -> int:
+    """A whole number of at least 1. ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{what} is a whole number of at least 1, not {value!r}")
+    return value

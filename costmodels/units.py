@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _SIZE = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -22,6 +23,8 @@ def _split(text: object, kind: str, units: dict[str, float]) -> tuple[float, flo
     number, unit = match.groups()
     if unit not in units:
         raise UnitError(f"{text!r}: {unit!r} is not a unit of {kind}: one of {', '.join(units)}")
+    if not math.isfinite(float(number) * units[unit]):
+        raise UnitError(f"{str(text)[:20]!r}... is too large for a {kind}")
     return float(number), units[unit]
 
 

@@ -2,11 +2,14 @@
 
 A mesh axis takes a factor of one or more levels. Axes are ordered outermost first and devices are numbered row-major, so that the last axis holds
 neighbours: inner axes fall on inner links.
+
+A switch serves any subset of its members alike. A mesh level (a link between any two) gives n members n-1 links each. On a torus dim the members of a
+group that covers the whole wrapped dim form a ring (both directions), others a line (one direction, no way around the end); members `stride` apart share
+their links with the stride-1 groups between them, so that each gets 1/stride of the rate and a step takes stride hops.
 """
 
 from __future__ import annotations
 
-import itertools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,16 +19,24 @@ from typing import Any
 
 from costmodels import Device, DeviceError, device_names, load_device
 from costmodels.collectives import Span
+from costmodels.device import count, fraction
 from costmodels.units import UnitError, bandwidth_bytes_per_s, time_s
 from planner.errors import PlanError, did_you_mean
+from planner.slices import part_of_host, slice_shapes, wraps
 
 MIN_NODE_SHARE = 4
 """A job of several nodes that leaves less than this many devices of a node in use is called irregular."""
+DEFAULT_EFFICIENCY = 0.8
+"""Sustained share of a level's bandwidth when a topology file does not say."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """One link level: `size` groups of the level below are joined by it. Bandwidth per device and direction, as written by the vendor."""
+    """One link level: `size` groups of the level below are joined by it.
+
+    Bandwidth per device and direction as written by the vendor; of one link where kind is mesh (to each other member) or torus (to each neighbour).
+    wrap: the ends of a torus dim are joined.
+    """
 
     name: str
     size: int
@@ -34,6 +45,7 @@ class Level:
     efficiency: float = 1.0
     kind: str = "switch"
     all_reduce_bytes_per_s: float = 0.0
+    wrap: bool = False
 
     @property
     def effective_bytes_per_s(self) -> float:
@@ -81,16 +93,15 @@ class Topology:
 
     def group(self, mesh: Mesh, axes: tuple[str, ...]) -> tuple[Span, ...]:
         """The spans of a collective over some axes of a mesh, innermost level first."""
-        sizes = [1] * len(self.levels)
-        for axis in mesh.axes:
-            if axis.name in axes:
-                for level, n in axis.parts:
-                    sizes[level] *= n
         spans = []
-        for level, n in zip(self.levels, sizes, strict=True):
+        for i, level in enumerate(self.levels):
+            n = reach = extent = 1
+            for name, size in ((axis.name, size) for axis in reversed(mesh.axes) for at, size in axis.parts if at == i):
+                reach *= size
+                if name in axes:
+                    n, extent = n * size, reach
             if n > 1:
-                bus = level.all_reduce_bytes_per_s if n == level.size else 0.0
-                spans.append(Span(n, level.effective_bytes_per_s, level.latency_s, bus))
+                spans.append(_span(level, n, extent))
         return tuple(spans)
 
     def to_json(self) -> dict[str, Any]:
@@ -98,13 +109,25 @@ class Topology:
         return {
             "device": self.device.name, "devices": self.devices,
             "levels": [{"name": x.name, "size": x.size, "bandwidth_bytes_per_s": x.bandwidth_bytes_per_s, "latency_s": x.latency_s, "kind": x.kind,
-                        "efficiency": x.efficiency, "all_reduce_bytes_per_s": x.all_reduce_bytes_per_s} for x in self.levels],
+                        "efficiency": x.efficiency, "all_reduce_bytes_per_s": x.all_reduce_bytes_per_s, "wrap": x.wrap} for x in self.levels],
         }  # fmt: skip
+
+
+def _span(level: Level, n: int, extent: int) -> Span:
+    """The span of n members of a level; extent: places of the level from the first member to the last, the gaps included."""
+    rate, stride = level.effective_bytes_per_s, extent // n
+    if level.kind == "mesh":
+        return Span(n, rate * (n - 1), level.latency_s, 0.0, "mesh")
+    if level.kind == "torus":
+        ring = level.wrap and extent == level.size
+        return Span(n, rate * (2 if ring else 1) / stride, level.latency_s * stride, 0.0, "ring" if ring else "line")
+    return Span(n, rate, level.latency_s, level.all_reduce_bytes_per_s if n == level.size else 0.0)
 
 
 def from_json(data: Mapping[str, Any]) -> Topology:
     """The topology a strategy file records. Its device must ship (or be a readable file)."""
-    levels = tuple(Level(x["name"], x["size"], x["bandwidth_bytes_per_s"], x["latency_s"], x["efficiency"], x["kind"], x["all_reduce_bytes_per_s"])
+    levels = tuple(Level(x["name"], x["size"], x["bandwidth_bytes_per_s"], x["latency_s"], x["efficiency"], x["kind"], x["all_reduce_bytes_per_s"],
+                         x.get("wrap", False))
                    for x in data["levels"])  # fmt: skip
     return Topology(device(data["device"]), levels)
 
@@ -114,8 +137,11 @@ def device(name: str) -> Device:
     try:
         return load_device(name)
     except DeviceError as e:
+        if Path(name).is_file():
+            raise PlanError("P010", f"hardware file {name!r} cannot be used", detail=[str(e)], help=["docs/hardware.md describes the keys and units"]) from e
         names = device_names()
-        raise PlanError("P010", f"unknown hardware {name!r}", detail=[str(e)], help=[h for h in (did_you_mean(name, names), f"shipped: {', '.join(names)}") if h]) from e
+        help = [h for h in (did_you_mean(name, names), f"shipped: {', '.join(names)}") if h]
+        raise PlanError("P010", f"unknown hardware {name!r}", detail=[str(e)], help=help) from e
 
 
 def for_devices(hardware: str, devices: int) -> Topology:
@@ -140,22 +166,33 @@ def for_devices(hardware: str, devices: int) -> Topology:
 
 
 def _torus(chip: Device, devices: int) -> Topology:
-    """A slice of a torus: the most even shape of powers of two (each dim at most 16), one level per dim, both directions of a ring used."""
-    dims = chip.inner.torus_dims
-    shapes = [s for s in itertools.combinations_with_replacement((1, 2, 4, 8, 16), dims) if prod(s) == devices]
-    if not shapes:
-        counts = sorted({prod(s) for s in itertools.combinations_with_replacement((1, 2, 4, 8, 16), dims)})
-        near = sorted(counts, key=lambda c: abs(c - devices))[:2]
-        raise PlanError("P012", f"{devices} is no slice of {chip.name} (a {dims}-D torus)", help=[f"--devices {' or '.join(map(str, sorted(near)))}"])
-    shape = min(shapes, key=lambda s: max(s) / min(s))
-    link = chip.inner
-    # A dim of 4 or more wraps around on full cubes (3-D) or on 16 (2-D): without it the ring goes back along the line, at half the rate.
+    """A slice of a torus, one level per dim, in its most even shape; beyond the largest slice, several of those joined by the outer link."""
+    link, per_chip = chip.inner, chip.package_size
+    slices = slice_shapes(link.torus_pod)
+    chips, rest = divmod(devices, per_chip)
+    if devices == 1:  # one of a chip's devices
+        return Topology(chip, (Level("chip", 1, link.bandwidth_bytes_per_s, link.latency_s, link.efficiency, "torus"),))
+    most = prod(link.torus_pod)
+    shape = slices.get(chips) or (link.torus_pod if chips and chips % most == 0 else None)
+    if rest or shape is None:
+        real = sorted(n for n, s in slices.items() if not part_of_host(s))
+        below = [n for n in real if n * per_chip < devices][-1:] if chips < most else [chips // most * most]
+        above = [n for n in real if n * per_chip > devices][:1] if chips < most else [(chips // most + 1) * most]
+        near = " or ".join(str(n * per_chip) for n in below + above)
+        shapes = f"a {link.torus_dims}-D torus of at most {'x'.join(map(str, link.torus_pod))} chips" + (f", {per_chip} devices each" if per_chip > 1 else "")
+        raise PlanError("P012", f"{devices} devices are no slice of {chip.name} ({shapes})", help=[f"--devices {near}"])
     levels = []
-    for i, n in enumerate(s for s in shape if s > 1):
-        wrap = n >= 16 or (dims == 3 and n >= 4 and min(shape) >= 4)
-        levels.append(Level(f"torus{i}", n, link.bandwidth_bytes_per_s * (2 if wrap else 1), link.latency_s, link.efficiency, "torus"))
-    return Topology(chip, tuple(levels) or (Level("chip", 1, link.bandwidth_bytes_per_s, link.latency_s, link.efficiency, "torus"),),
-                    (f"slice {'x'.join(map(str, shape))}",))  # fmt: skip
+    if chip.package:
+        p = chip.package
+        levels.append(Level("chip", per_chip, p.bandwidth_bytes_per_s, p.latency_s, p.efficiency))
+    levels += [Level(f"torus{i}", n, link.bandwidth_bytes_per_s / per_chip, link.latency_s, link.efficiency, "torus", wrap=wraps(shape, n))
+               for i, n in enumerate(s for s in shape if s > 1)]  # fmt: skip
+    notes = [f"slice {'x'.join(map(str, shape))}" + (" (part of a host's chips)" if part_of_host(shape) else "")]
+    if chips > most:
+        out = chip.outer
+        levels.append(Level("slices", chips // most, out.bandwidth_bytes_per_s, out.latency_s, out.efficiency))
+        notes[0] = f"{chips // most} slices {'x'.join(map(str, shape))}"
+    return Topology(chip, tuple(levels), tuple(notes))
 
 
 def from_file(path: str | Path, devices: int | None = None) -> Topology:
@@ -167,25 +204,47 @@ def from_file(path: str | Path, devices: int | None = None) -> Topology:
         raise PlanError("P013", f"cannot read topology file {str(path)!r}: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise PlanError("P013", f"{path} is not TOML: {e}") from e
-    if "device" not in data or not data.get("level"):
+    unknown = [k for k in data if k not in ("device", "level")]
+    if unknown:
+        raise PlanError("P013", f"{path}: key {unknown[0]!r} is not known here", help=["a topology has `device = NAME` and [[level]] tables, innermost first"])
+    tables = data.get("level")
+    if not isinstance(data.get("device"), str) or not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
         raise PlanError("P013", f"{path}: a topology needs `device = NAME` and at least one [[level]]")
-    levels = tuple(_level(table, path, i) for i, table in enumerate(data["level"]))
-    topology = Topology(device(str(data["device"])), levels)
+    levels = tuple(level for i, table in enumerate(tables) for level in _levels(table, path, i))
+    topology = Topology(device(data["device"]), levels)
     if devices is not None and topology.devices != devices:
         raise PlanError("P014", f"--devices {devices} but {path} describes {topology.devices} ({' x '.join(str(x.size) for x in levels)})",
                         help=[f"--devices {topology.devices}, or leave --devices out"])  # fmt: skip
     return topology
 
 
-def _level(table: Mapping[str, Any], path: Path, index: int) -> Level:
+_LEVEL_KEYS = ("name", "size", "shape", "wrap", "kind", "bandwidth", "latency", "efficiency", "all_reduce_bandwidth")
+
+
+def _levels(table: Mapping[str, Any], path: Path, index: int) -> tuple[Level, ...]:
+    """The levels of one [[level]]: one, or one per dim of a torus."""
     where = f"{path}: level {index}"
     try:
-        shape = table.get("shape")
-        size = prod(shape) if shape else int(table["size"])
-        if size < 1:
-            raise PlanError("P013", f"{where}: size {size}")
-        rate = bandwidth_bytes_per_s(table["bandwidth"]) * (2 if table.get("wrap") else 1)
-        return Level(str(table.get("name", f"level{index}")), size, rate, time_s(table["latency"]), float(table.get("efficiency", 0.8)), str(table.get("kind", "switch")))
+        unknown = [k for k in table if k not in _LEVEL_KEYS]
+        if unknown:
+            raise ValueError(f"key {unknown[0]!r} is not known here; known: {', '.join(_LEVEL_KEYS)}")
+        kind, wrap = table.get("kind", "torus" if "shape" in table else "switch"), table.get("wrap", False)
+        if kind not in ("switch", "mesh", "torus"):
+            raise ValueError(f"kind {kind!r}: one of switch, mesh, torus")
+        if kind != "torus" and ("shape" in table or wrap):
+            raise ValueError("shape and wrap belong to kind = \"torus\"")
+        if "shape" in table and "size" in table:
+            raise ValueError("either size or shape")
+        if not isinstance(wrap, bool):
+            raise ValueError(f"wrap is true or false, not {wrap!r}")
+        shape = table["shape"] if "shape" in table else [table["size"]]
+        sizes = [count(n, "size") for n in shape] if isinstance(shape, list) and shape else [count(shape, "shape")]
+        rate, latency = bandwidth_bytes_per_s(table["bandwidth"]), time_s(table["latency"])
+        bus = bandwidth_bytes_per_s(table["all_reduce_bandwidth"]) if "all_reduce_bandwidth" in table else 0.0
+        if not rate:
+            raise ValueError("bandwidth must be above 0")
+        name, share = str(table.get("name", f"level{index}")), fraction(table.get("efficiency", DEFAULT_EFFICIENCY), "efficiency")
+        return tuple(Level(name if len(sizes) == 1 else f"{name}{i}", n, rate, latency, share, kind, bus, wrap) for i, n in enumerate(sizes))
     except KeyError as e:
         raise PlanError("P013", f"{where}: key {e.args[0]!r} is missing") from e
     except (UnitError, TypeError, ValueError) as e:
@@ -205,7 +264,7 @@ def meshes(topology: Topology) -> tuple[Mesh, ...]:
     n = topology.devices
     found = [Mesh((MeshAxis("data", _take(topology, n, 1)),))]
     for model in divisors(n):
-        if 1 < model:
+        if model > 1:
             inner = _take(topology, model, 1)
             if inner and (model == n or _take(topology, n // model, model)):
                 found.append(two_axes(topology, model) if model < n else Mesh((MeshAxis("model", inner),)))

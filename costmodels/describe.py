@@ -1,0 +1,103 @@
+"""Devices in words: every figure with its unit and where it is from, and a table of what ships. Plain text, at most 110 columns."""
+
+from __future__ import annotations
+
+import textwrap
+
+from costmodels.device import Device, Link, device_names, load_device
+from costmodels.units import show_bytes
+
+WIDTH = 110
+_NAME, _VALUE = 28, 30
+
+
+def figures(device: Device) -> tuple[tuple[str, str], ...]:
+    """("table.key", value with unit) of everything the cost models read from a device file, in the order of the file."""
+    rows = [("node_size", f"{device.node_size} on the inner link")]
+    rows += [(f"peak.{name}", _rate(value)) for name, value in device.peak_flops_per_s.items()]
+    points = zip(device.matmul_flops, device.matmul_efficiency, strict=True)
+    rows += [("matmul.efficiency", ", ".join(f"{y:g} at {x:g} FLOPs" for x, y in points)),
+             ("memory.capacity", f"{show_bytes(device.memory_bytes)} ({device.memory_bytes} B)"), ("memory.context", show_bytes(device.context_bytes)),
+             ("memory.bandwidth", _bandwidth(device.memory_bytes_per_s)), ("memory.efficiency", f"{device.memory_efficiency:g}"),
+             ("kernel.launch", _micro(device.launch_s))]  # fmt: skip
+    for name, link in (("package", device.package), ("inner", device.inner), ("outer", device.outer)):
+        if link:
+            rows += _link(name, link, device.package_size)
+    return (*rows, ("host.bandwidth", _bandwidth(device.host_bytes_per_s)))
+
+
+def describe(device: Device) -> str:
+    """`plan hardware NAME`: a line or more for every figure, with its source or `guessed: why`."""
+    lines = [f"{device.name}: {device.kind}", ""]
+    for key, value in figures(device):
+        lines += _row(key, value, origin(device, key))
+    curve = device.guessed.get("matmul.flops")
+    if curve:
+        lines += _row("matmul curve", "", f"guessed: {curve}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def origin(device: Device, key: str) -> str:
+    """Where a figure is from: its source, "guessed: why", or "no source given"."""
+    if key in device.sources:
+        return device.sources[key]
+    return f"guessed: {device.guessed[key]}" if key in device.guessed else "no source given"
+
+
+def overview() -> str:
+    """`plan hardware`: the devices that ship, one a line. `*` marks a guessed figure."""
+    head = ("device", "peak 16-bit", "matmul", "memory", "bandwidth", "node", "inner link", "outer link")
+    rows = [head, *(_summary(load_device(name)) for name in device_names())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    notes = ("matmul: best sustained share of peak. Links: per device and direction; torus and mesh: links x bandwidth of one.",
+             "* guessed. `plan hardware NAME` prints every figure with its source.")  # fmt: skip
+    return "\n".join((*lines, "", *notes))
+
+
+def _summary(device: Device) -> tuple[str, ...]:
+    main = next(k for k in ("bfloat16", "float16", "float32") if k in device.peak_flops_per_s)
+    if device.guessed.get("peak.bfloat16") and "float16" in device.peak_flops_per_s:
+        main = "float16"  # an emulated bfloat16 is not what the device is bought for
+    inner, mark = device.inner, lambda key: "*" if key in device.guessed else ""
+    rate = f"{inner.bandwidth_bytes_per_s / 1e9:g} GB/s"
+    links = f"{2 * inner.torus_dims} x {rate} torus" if inner.torus_dims else f"{device.node_size - 1} x {rate} mesh" if inner.kind == "mesh" else rate
+    return (
+        device.name, _rate(device.peak_flops_per_s[main]) + mark(f"peak.{main}") + (" (float32)" if main == "float32" else ""),
+        f"{device.matmul_efficiency[-1]:.2f}{mark('matmul.efficiency')}", show_bytes(device.memory_bytes) + mark("memory.capacity"),
+        _bandwidth(device.memory_bytes_per_s) + mark("memory.bandwidth"), str(device.node_size), links + mark("inner.bandwidth"),
+        _bandwidth(device.outer.bandwidth_bytes_per_s) + mark("outer.bandwidth"),
+    )  # fmt: skip
+
+
+def _link(name: str, link: Link, per_chip: int) -> list[tuple[str, str]]:
+    per = {"torus": " per link and direction", "mesh": " to each other device"}.get(link.kind, "")
+    rows = [(f"{name}.size", f"{per_chip} devices a chip")] if name == "package" else []
+    rows += [(f"{name}.bandwidth", _bandwidth(link.bandwidth_bytes_per_s) + per), (f"{name}.efficiency", f"{link.efficiency:g}"),
+             (f"{name}.latency", _micro(link.latency_s))]  # fmt: skip
+    if link.all_reduce_bytes_per_s:
+        rows.append((f"{name}.all_reduce_bandwidth", _bandwidth(link.all_reduce_bytes_per_s)))
+    if link.torus_dims:
+        rows.append((f"{name}.torus_pod", "at most " + "x".join(map(str, link.torus_pod))))
+    return rows
+
+
+def _row(key: str, value: str, source: str) -> list[str]:
+    """Name, value and source in columns; long texts continue under their own column."""
+    values = textwrap.wrap(value, _VALUE) or [""]
+    texts = textwrap.wrap(source, WIDTH - _NAME - _VALUE - 4, break_on_hyphens=False)
+    height = max(len(values), len(texts))
+    cells = ((key if i == 0 else "", values[i] if i < len(values) else "", texts[i] if i < len(texts) else "") for i in range(height))
+    return [f"{a:<{_NAME}}  {b:<{_VALUE}}  {c}" for a, b, c in cells]
+
+
+def _rate(flops_per_s: float) -> str:
+    return f"{flops_per_s / 1e12:g} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:g} GFLOP/s"
+
+
+def _bandwidth(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:g} GB/s"
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:g} us"
