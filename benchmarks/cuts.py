@@ -185,7 +185,7 @@ class Reading:
                 needs = tuple(self._need(i, slot, s) for s in self.options[i])
                 made = self.graph.producer.get(name)
                 if made is None:
-                    cost[i] = cost[i] + [self._bytes(name, None, (need,)) for need in needs]
+                    cost[i] = cost[i] + np.array([self._bytes(name, None, (need,)) for need in needs], np.int64)
                     continue
                 sources = tuple(self._made(name, s) for s in self.options[made])
                 key = (self.graph.tensors[name].shape, self.graph.tensors[name].dtype, name in self.grad, sources, needs)

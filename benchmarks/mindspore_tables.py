@@ -21,7 +21,7 @@ NAMES = {"LayerNormalization": "LayerNorm", "Gelu": "GeLU", "Relu": "ReLU", "Con
 SPECS = {"gpt": "zoo:gpt,embedding=0,layers={layers},batch={batch}", "mlp": "zoo:mlp-mindspore,layers={layers},batch={rows}",
          "resnet": "zoo:resnet50-mindspore,batch={batch}"}  # fmt: skip
 SMALL_ROWS = 64
-"""Rows of the MLP whose batch is given as 1; otherwise a batch is 1024 rows."""
+"""Rows of the net whose batch is given as 1; otherwise a batch is 1024 rows."""
 
 Step = tuple[int, str, str]
 """(node index, part of an attention or "", MindSpore's operator)"""
@@ -47,7 +47,12 @@ class Case:
 
 def spec(net: str, layers: int, batch: int) -> str:
     """The zoo's comparison net at MindSpore's batch."""
-    return SPECS[net].format(layers=layers, batch=batch, rows=SMALL_ROWS if batch == 1 else batch * 1024)
+    return SPECS[net].format(layers=layers, batch=batch, rows=rows(net, batch))
+
+
+def rows(net: str, batch: int) -> int:
+    """Dim 0 of the net's input: images, or rows of 1024 tokens a sequence. It is what the planner calls the batch of these nets."""
+    return batch if net == "resnet" else SMALL_ROWS if batch == 1 else batch * 1024
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.cuts import Cuts, Reading, factor_cuts, lay, placements, prime_mesh
-from benchmarks.mindspore_tables import Case, from_input, from_output, read_cases, table_of
-from benchmarks.neutral import judge
+from benchmarks.mindspore import FITS_BYTES, Job, Ours, Planned, compare, main, times, unplanned
+from benchmarks.mindspore_tables import Case, from_input, from_output, read_cases, spec, table_of
+from benchmarks.neutral import Report, judge
 from planner.flow import Plan, derive, rule_of
 from planner.graph import Graph
 from planner.model import Model, Workload
@@ -166,27 +167,83 @@ def test_tables_that_cannot_be_name_the_node(cuts: Cuts, what: str) -> None:
         lay(graph, {k: v for k, v in table.items() if k != product}, 8)
 
 
-def _listing(graph: Graph, forward: bool) -> Case:
-    """A listing in MindSpore's order of a plan that is cut by rows, as if it had been written by it."""
-    table = rows_table(graph, 4, (4, 1, 1))
-    parts = {"context": [[4, 1, 1, 1], [4, 1, 1, 1]], "scores": [[4, 1, 1, 1], [4, 1, 1, 1]], "scale": [[4, 1, 1, 1], []], "softmax": [[4, 1, 1, 1]]}
-    steps = from_input(graph) if forward else from_output(graph)
-    cuts = tuple((op, parts[part] if part else table.get(graph.nodes[i].id, [[4, 1, 1, 1]])) for i, part, op in steps)
-    return Case("gpt", 1, 8, 4, "", "", cuts)
+def _listing(layers: int, batch: int, *, small: bool = True, forward: bool = False) -> tuple[Case, Graph]:
+    """A plan cut by rows over 8 devices, written as MindSpore lists its own."""
+    graph = net(GPT.format(layers=layers) if small else spec("gpt", layers, batch))
+    b = min(8, batch)
+    table = rows_table(graph, 8, (b, 8 // b, 1))
+    four, parts = [b, 8 // b, 1, 1], {"context": 2, "scores": 2, "scale": 1, "softmax": 1}
+    cuts: list[tuple[str, Cuts]] = []
+    for i, part, op in from_input(graph) if forward else from_output(graph):
+        whole = [four] * parts[part] if part else table.get(graph.nodes[i].id, [four])
+        cuts.append((op, [*whole, []] if part == "scale" else whole))
+    return Case("gpt", layers, 8, batch, "recursive_programming", "", tuple(cuts)), graph
 
 
 @pytest.mark.parametrize("forward", [False, True])
 def test_listings_are_read_in_both_orders(forward: bool) -> None:
-    graph = net(GPT.format(layers=2))
-    found = table_of(_listing(graph, forward), graph)
-    expected = rows_table(graph, 4, (4, 1, 1))
+    case, graph = _listing(2, 4, forward=forward)
+    expected = rows_table(graph, 8, (4, 2, 1))
+    found = table_of(case, graph)
     assert {k: json.dumps(v) for k, v in found.items() if k in expected} == {k: json.dumps(v) for k, v in expected.items()}
 
 
 def test_a_listing_of_another_net_is_refused() -> None:
-    case = _listing(net(GPT.format(layers=1)), False)
+    case, _ = _listing(1, 4)
     with pytest.raises(ValueError, match="strategies"):
         table_of(case, net(GPT.format(layers=2)))
+
+
+def _plan(payload: int = 1, devices: int = 8, wasted: float = 0.0, state: int = 1, memory: int = 1) -> Ours:
+    return Ours(Report(payload, {}, devices, wasted, state), memory)
+
+
+@pytest.mark.parametrize(("mine", "kept"), [
+    (_plan(10**9), True), (_plan(2 * 10**9), False), (_plan(10**9, devices=7), False), (Ours(None, error="error[P021]: no plan fits"), False),
+])  # fmt: skip
+def test_half_the_payload_on_as_many_devices(mine: Ours, kept: bool) -> None:
+    lines: list[str] = []
+    case, graph = _listing(2, 4, small=False)
+    gradients = 4 * sum(graph.tensors[n].elements for n in graph.trainable)
+    marks = compare([case], lambda job: mine, lines.append)
+    assert [m.kept for m in marks] == [kept]
+    assert 2 * 10**9 < gradients < 4 * 10**9  # what each data-parallel device reduces lies between the plans tried here
+    assert mine.error in lines[-1]
+
+
+@pytest.mark.parametrize(("mine", "kept"), [(_plan(), True), (_plan(state=FITS_BYTES + 1), False), (_plan(memory=FITS_BYTES + 1), False)])
+def test_what_fits(mine: Ours, kept: bool) -> None:
+    (mark,) = compare([_listing(48, 64, small=False)[0]], lambda job: mine, lambda line: None)
+    assert mark.kept == kept
+    assert "needs 158 GB for state alone" in mark.text
+
+
+def test_devices_without_a_plan_of_theirs() -> None:
+    marks = unplanned(lambda job: _plan(wasted=0.2 if job.devices == 24 else 0.1), lambda line: None)
+    assert [m.kept for m in marks] == [True, False, True]
+
+
+def test_times_stand_beside_each_other(tmp_path: Path) -> None:
+    (tmp_path / "times.csv").write_text(
+        "net,layers,devices,mode,algo,batch,hidden,done,killed,search_cpu_s,frontend_cpu_before_s\n"
+        "gpt,2,8,recursive_programming,{},64,4096,True,False,0.0264,3.19\n"
+        'gpt,2,64,dynamic_programming,"{""fully_use_devices"": true}",64,4096,False,True,> 90,\n'
+    )
+    lines: list[str] = []
+    times(tmp_path / "times.csv", lambda job: Ours(None, process_cpu_s=1.5, search_cpu_s=0.25), lines.append)
+    assert [line.split()[-4:] for line in lines[1:]] == [["0.0264", "3.19", "0.25", "1.50"], [">", "90", "0.25", "1.50"]]
+
+
+def test_measurements_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--data", str(tmp_path)]) == 2
+    assert "--data" in capsys.readouterr().err
+
+
+def test_a_plan_that_fails_is_a_row_not_a_crash() -> None:
+    planned = Planned(60)
+    found = planned(Job("gpt", 0, 8, 4, "recursive"))
+    assert found.report is None and "error" in found.error.lower()
+    assert planned(Job("gpt", 0, 8, 4, "recursive")) is found
 
 
 @pytest.mark.skipif(not FILE.exists(), reason="the measured strategies are not beside the project")
