@@ -31,6 +31,7 @@ SOLVERS = {"recursive_programming": "recursive", "dynamic_programming": "dp", "s
 UNPLANNED = (12, 24, 2048)
 FITS_BYTES = 80 * 10**9
 LOSS = "output:mean"
+WIDE = 68  # characters of a case
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,13 @@ class Mark:
 
 def compare(cases: Sequence[Case], plan: Callable[[Job], Ours], say: Callable[[str], None]) -> list[Mark]:
     """The table of both sides, a line per measured strategy, and the marks it decides."""
-    columns = f"{'devices':>8} {'wasted':>7} {'state':>9}"
-    say(f"{'case':58} {'MindSpore: payload':>19} {columns}   {'ours: payload':>14} {columns} {'peak':>9}  ratio")
+    columns = f"{'wire':>9} {'devices':>8} {'wasted':>7} {'state':>9}"
+    say(f"{'case':{WIDE}} {'MindSpore: payload':>19} {columns}   {'ours: payload':>14} {columns} {'peak':>9}   payload, wire / theirs")
     marks = []
     for case in cases:
         other, job = theirs(case), Job(case.net, case.layers, case.devices, case.batch, SOLVERS[case.mode])
         mine = plan(job)
-        say(f"{_name(job) + '; ' + ' '.join([case.mode, case.options]).strip():58} {_cells(other, 19)}   {_ours(mine)}{_ratio(mine.report, other)}")
+        say(f"{_name(job) + '; ' + ' '.join([case.mode, case.options]).strip():{WIDE}} {_cells(other, 19)}   {_ours(mine)}{_ratio(mine.report, other)}")
         if (case.net, case.mode, case.devices) != ("gpt", "recursive_programming", 8):
             continue
         if (case.layers, case.batch) == (2, 4):
@@ -139,7 +140,7 @@ def unplanned(plan: Callable[[Job], Ours], say: Callable[[str], None]) -> list[M
         for devices in UNPLANNED:
             job = Job(net, layers, devices, batch, "recursive")
             mine = plan(job)
-            say(f"{_name(job):58} {'no plan':>19} {'':>26}   {_ours(mine)}")
+            say(f"{_name(job):{WIDE}} {'no plan':>19} {'':>36}   {_ours(mine)}")
             if net == "gpt":
                 marks.append(Mark(f"{_name(job)}: at most 10 % of the work padded or repeated", mine.report is not None and mine.report.wasted <= 0.1))
     return marks
@@ -147,14 +148,14 @@ def unplanned(plan: Callable[[Job], Ours], say: Callable[[str], None]) -> list[M
 
 def times(path: Path, plan: Callable[[Job], Ours], say: Callable[[str], None]) -> None:
     """CPU seconds beside MindSpore's: its search and the frontend before it; our search and our whole process, reading and imports included."""
-    say(f"{'CPU seconds':58} {'MindSpore: search':>19} {'frontend':>9}   {'ours: search':>13} {'whole process':>14}")
+    say(f"{'CPU seconds':{WIDE}} {'MindSpore: search':>19} {'frontend':>9}   {'ours: search':>13} {'whole process':>14}")
     for row in csv.DictReader(path.read_text().splitlines()):
         job = Job(row["net"], int(row["layers"]), int(row["devices"]), int(row["batch"]), SOLVERS[row["mode"]])
         mine = plan(job)
         options = " ".join(json.loads(row["algo"] or "{}"))
         found = row["search_cpu_s"] if row["done"] == "True" else f"none {row['search_cpu_s']}".strip()
         ours = mine.error or f"{mine.search_cpu_s:13.2f} {mine.process_cpu_s:14.2f}"
-        say(f"{_name(job) + '; ' + ' '.join([row['mode'], options]).strip():58.58} {found:>19} {row['frontend_cpu_before_s']:>9}   {ours}")
+        say(f"{_name(job) + '; ' + ' '.join([row['mode'], options]).strip():{WIDE}} {found:>19} {row['frontend_cpu_before_s']:>9}   {ours}")
 
 
 def _name(job: Job) -> str:
@@ -162,7 +163,8 @@ def _name(job: Job) -> str:
 
 
 def _cells(report: Report, width: int) -> str:
-    return f"{report.payload_bytes / 1e6:{width - 3},.0f} MB {report.devices:8} {report.wasted:7.1%} {report.state_bytes / 1e9:6.1f} GB"
+    moved = f"{report.payload_bytes / 1e6:{width - 3},.0f} MB {report.wire_bytes / 1e6:6,.0f} MB"
+    return f"{moved} {report.devices:8} {report.wasted:7.1%} {report.state_bytes / 1e9:6.1f} GB"
 
 
 def _ours(mine: Ours) -> str:
@@ -170,7 +172,9 @@ def _ours(mine: Ours) -> str:
 
 
 def _ratio(mine: Report | None, other: Report) -> str:
-    return f"  {mine.payload_bytes / other.payload_bytes:5.2f}" if mine is not None and other.payload_bytes else ""
+    if mine is None or not other.payload_bytes:
+        return ""
+    return f"   {mine.payload_bytes / other.payload_bytes:7.2f} {mine.wire_bytes / other.wire_bytes:5.2f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,8 @@ A plan is judged as a set of splits over mesh axes (`judge`), one optimizer step
     payload   operand bytes of every all-reduce, reduce-scatter and all-to-all, result bytes of every all-gather, of one device:
               forward sums, conversions between producer and consumer, their transposes, and gradients of weights over the devices
               that hold the same piece. Equal to the compiled program's (tests/test_neutral.py compiles some).
+    wire      what a ring sends for it: 2 (g-1)/g of the payload of an all-reduce over g devices, (g-1)/g of the others; an all-reduce and the
+              reduce-scatter and all-gather it can be cut into have the same wire bytes, while the two have twice its payload
     devices   pieces that differ, in the least divided product of the net: devices beyond them repeat another's work
     wasted    1 - W / (N W_local): the share of the machine's work that is padding or a repetition. W counts 2MNK for products and one
               operation per element for everything else, once forward and once per differentiated operand; replays are no waste.
@@ -19,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from planner.account import Use, collectives
+from planner.account import Use, collectives, traffic
 from planner.emit.runs import Run, find_run
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
 from planner.graph import Graph
@@ -34,6 +36,7 @@ class Report:
     """What the judge found (module docstring): bytes of one device and optimizer step, counts of devices, a fraction, bytes of one device."""
 
     payload_bytes: int
+    wire_bytes: int
     by_phase: Mapping[str, int]
     devices: int
     wasted: float
@@ -43,10 +46,12 @@ class Report:
 def judge(graph: Graph, plan: Plan) -> Report:
     """Judge a training plan. graph: that of one microbatch, its first output the scalar loss. Raises PlanError for layouts that cannot be joined."""
     flow = derive(graph, plan, training=True)
+    uses = step_collectives(flow)
     by_phase: dict[str, int] = {}
-    for use in step_collectives(flow):
+    for use in uses:
         by_phase[use.phase] = by_phase.get(use.phase, 0) + use.total_bytes
-    return Report(sum(by_phase.values()), by_phase, distinct_devices(flow), wasted_work(flow), state_bytes(flow))
+    wire = sum(cell["wire"] for by in traffic(uses, plan.order, dict(plan.mesh)).values() for cell in by.values())
+    return Report(sum(by_phase.values()), int(wire), by_phase, distinct_devices(flow), wasted_work(flow), state_bytes(flow))
 
 
 def step_collectives(flow: Flow) -> tuple[Use, ...]:

@@ -80,6 +80,7 @@ def test_data_parallel_by_hand() -> None:
     report = judge(graph, lay(graph, {n.id: cuts[n.op] for n in graph.nodes}, 8))
     weights = 2 * (64 * 64 + 64) * 4
     assert report.by_phase == {"forward": 4, "gradient": weights}  # the scalar mean, and every gradient once
+    assert report.wire_bytes == 2 * 7 * (weights + 4) // 8
     assert (report.devices, report.state_bytes) == (8, 4 * weights)
     assert report.wasted == 0
 
@@ -195,7 +196,7 @@ def test_a_listing_of_another_net_is_refused() -> None:
 
 
 def _plan(payload: int = 1, devices: int = 8, wasted: float = 0.0, state: int = 1, memory: int = 1) -> Ours:
-    return Ours(Report(payload, {}, devices, wasted, state), memory)
+    return Ours(Report(payload, payload, {}, devices, wasted, state), memory)
 
 
 @pytest.mark.parametrize(("mine", "kept"), [
