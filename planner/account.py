@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import prod
 
 from planner.emit.runs import Run, inner_flow, outer_flow
-from planner.flow import Flow, WeightPlan
+from planner.flow import Flow, WeightPlan, cut_layout, stored_layout
 from planner.layout import Axes, Layout, Step, Tree, group, local_shape
 
 ItemSize = Callable[[str], float]
@@ -156,7 +156,7 @@ def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[s
     return out
 
 
-def dot_flops(flow: Flow) -> int:
+def dot_flops(flow: Flow, runs: Iterable[Run] = ()) -> int:
     """2MNK of every product per device and step: forward, and one product per operand that has a gradient."""
     total = 0
     mesh = dict(flow.plan.mesh)
@@ -174,7 +174,21 @@ def dot_flops(flow: Flow) -> int:
     return total * (flow.plan.microbatches if flow.training else 1)
 
 
-def argument_bytes(flow: Flow, layouts: Mapping[str, Layout], size: ItemSize) -> int:
-    """Bytes of the named tensors as one device holds them."""
-    mesh = dict(flow.plan.mesh)
-    return sum(int(prod(local_shape(flow.graph.tensors[n].shape, layout, mesh)) * size(flow.graph.tensors[n].dtype)) for n, layout in layouts.items())
+def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_sizes) -> int:
+    """Bytes of what one device passes to the step (training) or the forward pass: parameters, optimizer state, batch, step count."""
+    graph, mesh = flow.graph, dict(flow.plan.mesh)
+    used = {n for node in graph.nodes for n in node.inputs}
+
+    def local(name: str, layout: Layout, itemsize: float) -> int:
+        return int(prod(local_shape(graph.tensors[name].shape, layout, mesh)) * itemsize)
+
+    total = 4 if flow.training and optimizer == "adamw" else 0  # the step count
+    for name, plan in flow.weights.items():
+        if name in used:
+            total += local(name, stored_layout(plan), size(graph.tensors[name].dtype))
+            if flow.training and name in flow.grad and optimizer == "adamw":
+                total += 2 * local(name, cut_layout(plan), 4)
+    for name in graph.inputs:
+        if name in used:
+            total += local(name, flow.source[name], size(graph.tensors[name].dtype)) * (flow.plan.microbatches if flow.training else 1)
+    return total

@@ -258,15 +258,33 @@ def _even(walk: _Walk, d: int, t: int, axes: list[str], shape: tuple[int, ...], 
 
 @dataclass(frozen=True)
 class Tree:
-    """How one value reaches all its consumers: producer -> hub by `trunk`, hub -> each distinct target by `branches`."""
+    """How one value reaches all its consumers: producer -> hub by `trunk`, hub -> each distinct target by `branches`.
+
+    Branches that begin with the same steps share them: each distinct beginning is computed once. A target equal to the producer's
+    own layout needs no branch.
+    """
 
     hub: Layout
     trunk: tuple[Step, ...]
     branches: Mapping[Layout, tuple[Step, ...]]
 
+    def path(self, target: Layout) -> tuple[Step, ...]:
+        """All steps from the producer to `target`; none when it is the producer's own layout (neither the hub nor a branch)."""
+        if target == self.hub:
+            return self.trunk
+        return self.trunk + self.branches[target] if target in self.branches else ()
+
+    def paths(self) -> tuple[tuple[Step, ...], ...]:
+        """Every distinct beginning of a way from the producer, each ending in the step it stands for; the trunk's first."""
+        found: dict[tuple[Step, ...], None] = {}
+        for way in (self.trunk, *(self.trunk + steps for steps in self.branches.values())):
+            for end in range(1, len(way) + 1):
+                found[way[:end]] = None
+        return tuple(found)
+
     def steps(self) -> tuple[Step, ...]:
-        """Every step once, trunk first."""
-        return self.trunk + tuple(s for steps in self.branches.values() for s in steps)
+        """Every step that runs, once, trunk first."""
+        return tuple(path[-1] for path in self.paths())
 
 
 def wire_elements(steps: Sequence[Step], mesh: Mapping[str, int], grad: bool) -> float:
@@ -294,7 +312,7 @@ def distribute(shape: tuple[int, ...], source: Layout, targets: tuple[Layout, ..
         trunk = convert(shape, source, hub, mesh)
         if trunk is None:
             continue
-        branches = {t: convert(shape, hub, t, mesh) for t in wanted if t != hub}
+        branches = {t: convert(shape, hub, t, mesh) for t in wanted if t not in (hub, source)}
         if any(b is None for b in branches.values()):
             continue
         tree = Tree(hub, trunk, {t: b for t, b in branches.items() if b is not None})

@@ -73,13 +73,8 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     """
     flow = derive(graph, plan, training=workload == "train")
     writer = Writer(flow, backend, unroll, training)
-    runs = []
-    for first, period, repeats in plan.runs:
-        run = find_run(flow, first, period, repeats)
-        if isinstance(run, str):
-            writer.reasons.append(run)
-        else:
-            runs.append(run)
+    runs, reasons = emitted_runs(flow)
+    writer.reasons.extend(reasons)
     _collect_parameters(writer, runs)
     body = _forward(writer, runs)
     from planner.emit.skeleton import assemble
@@ -87,6 +82,19 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     text = assemble(writer, body, workload, header, weights_file)
     labels = {p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in writer.parameters.values()}
     return Program(text, writer.arrays, labels, tuple(writer.reasons))
+
+
+def emitted_runs(flow: Flow) -> tuple[list[Run], list[str]]:
+    """The repeated blocks that become one function, and why the others do not."""
+    runs: list[Run] = []
+    reasons: list[str] = []
+    for first, period, repeats in flow.plan.runs:
+        run = find_run(flow, first, period, repeats)
+        if isinstance(run, str):
+            reasons.append(run)
+        else:
+            runs.append(run)
+    return runs, reasons
 
 
 def _collect_parameters(w: Writer, runs: list[Run]) -> None:

@@ -107,7 +107,7 @@ def outer_flow(flow: Flow, run: Run) -> Flow:
         source[last] = carry.layout
         trees[last] = _star(flow, last, carry.layout, targets)
         tree = trees[carry.enters]
-        if carry.layout != tree.hub and carry.layout not in tree.branches:
+        if carry.layout not in (tree.hub, source[carry.enters]) and carry.layout not in tree.branches:
             steps = convert(flow.graph.tensors[carry.enters].shape, tree.hub, carry.layout, flow.plan.mesh)
             trees[carry.enters] = replace(tree, branches={**tree.branches, carry.layout: steps or ()})
     return replace(flow, source=source, trees=trees)
@@ -116,7 +116,7 @@ def outer_flow(flow: Flow, run: Run) -> Flow:
 def _star(flow: Flow, name: str, hub: Layout, targets: set[Layout], source: Layout | None = None) -> Tree:
     shape, mesh = flow.graph.tensors[name].shape, flow.plan.mesh
     branches = {}
-    for target in sorted(targets - {hub}, key=repr):
+    for target in sorted(targets - {hub, source or hub}, key=repr):
         steps = convert(shape, hub, target, mesh)
         if steps is None:
             raise AssertionError(f"{name}: no way from {hub.spell()} to {target.spell()}")

@@ -1,0 +1,112 @@
+"""Plans written by hand: a few nodes are split as told, the rest follows the layouts of what they read.
+
+    data parallel      every input's batch over the axes; everything else follows
+    Megatron           heads, columns, rows and vocabulary over one axis, batch over another
+    sequence parallel  Megatron, and the residual stream between blocks cut along the sequence
+    random             any legal split per node (equal in the repeats of a block)
+
+`follow` is deliberately simple and independent of the planner's search: a node takes, for each operand in turn, the axes its dims are cut by.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from planner.blocks import classes, find_runs
+from planner.errors import PlanError
+from planner.flow import Plan, derive, rule_of
+from planner.graph import Graph
+from planner.layout import Layout
+from planner.rule import Limits, Split, candidates, legal
+
+Mesh = tuple[tuple[str, int], ...]
+Fixed = Mapping[str, Mapping[str, Sequence[str]]]
+"""node id glob -> {factor: axes}"""
+
+
+def follow(graph: Graph, mesh: Mesh, inputs: Mapping[str, Layout], fixed: Fixed) -> dict[str, Split]:
+    """Splits of all nodes: fixed ones as given, the others as their operands lie. `inputs`: layouts of graph inputs."""
+    sizes, order = dict(mesh), tuple(a for a, _ in mesh)
+    known: dict[str, Layout] = dict(inputs)
+    splits: dict[str, Split] = {}
+    for node in graph.nodes:
+        rule, _ = rule_of(node, graph)
+        told = next((f for glob, f in fixed.items() if fnmatch.fnmatchcase(node.id, glob)), None)
+        choice: dict[str, list[str]] = {f: list(a) for f, a in (told or {}).items() if f in rule.sizes}
+        used = {a for axes in choice.values() for a in axes}
+        for slot, name in enumerate(node.inputs):
+            for dim, axes in zip(rule.operands[slot], known[name].dims if name in known else (), strict=False):
+                for axis in axes:
+                    trial = {f: list(a) for f, a in choice.items()}
+                    if axis in used or not dim or told and axis not in _batch_axes(inputs):
+                        continue
+                    trial.setdefault(dim[0], []).append(axis)
+                    if legal(rule, Split.of(trial), sizes, Limits()):
+                        choice, used = trial, used | {axis}
+        splits[node.id] = Split.of(choice)
+        if not legal(rule, splits[node.id], sizes, Limits()):
+            raise ValueError(f"{node.id}: {choice} is no legal split")
+        for k, name in enumerate(o for o in node.outputs if o):
+            known[name] = rule.result(k, splits[node.id], order).stored
+    return splits
+
+
+def _batch_axes(inputs: Mapping[str, Layout]) -> set[str]:
+    return {a for layout in inputs.values() for axes in layout.dims for a in axes}
+
+
+def batch_inputs(graph: Graph, axes: Sequence[str]) -> dict[str, Layout]:
+    """Every input cut over the axes along dim 0."""
+    return {n: Layout((tuple(axes), *((),) * (len(graph.tensors[n].shape) - 1))) for n in graph.inputs if graph.tensors[n].shape}
+
+
+def data_parallel(graph: Graph, mesh: Mesh) -> dict[str, Split]:
+    """The batch over every axis of the mesh."""
+    return follow(graph, mesh, batch_inputs(graph, [a for a, _ in mesh]), {})
+
+
+def random_splits(graph: Graph, mesh: Mesh, seed: int) -> dict[str, Split]:
+    """A random legal split per node, alike in the repeats of a block; axes are used as often as not. Redrawn until layouts can be joined."""
+    rng = np.random.default_rng(seed)
+    shared = classes(graph, find_runs(graph))
+    rules = [rule_of(n, graph)[0] for n in graph.nodes]
+    while True:
+        splits: dict[str, Split] = {}
+        for i, node in enumerate(graph.nodes):
+            if shared[i] != i:
+                splits[node.id] = splits[graph.nodes[shared[i]].id]
+                continue
+            options = candidates(rules[i], dict(mesh), Limits(pending=bool(rng.random() < 0.2)))
+            splits[node.id] = options[int(rng.integers(len(options)))]
+        try:
+            derive(graph, Plan(mesh, splits), training=False, rules=tuple(rules))
+        except PlanError:
+            continue
+        return splits
+
+
+COLUMNS = ("*q_proj/MatMul", "*k_proj/MatMul", "*v_proj/MatMul", "*c_fc/MatMul", "*gate_proj/MatMul", "*up_proj/MatMul", "/lm_head/MatMul")
+ROWS = ("*out_proj/MatMul", "*o_proj/MatMul", "*c_proj/MatMul", "*down_proj/MatMul")
+TABLES = ("*/wte/Gather", "*/embed_tokens/Gather")
+RESIDUAL = ("*/ln_*", "*norm/RMSNormalization", "*layernorm/RMSNormalization", "*/out_proj/Add", "*/c_proj/Add", "/transformer/Add", "*/h.?/Add*",
+            "/model/layers.?/Add*")  # fmt: skip
+"""Node ids of the zoo's GPT and Llama: column- and row-parallel products, vocabulary tables, and what lies on the residual stream."""
+
+
+def megatron(graph: Graph, mesh: Mesh, *, data: str = "data", model: str = "model", sequence: bool = False) -> dict[str, Split]:
+    """Shoeybi et al. 2019 (and with `sequence` Korthikanti et al. 2022) for the zoo's GPT and Llama: vocabulary-parallel table, head and loss."""
+    fixed: dict[str, dict[str, list[str]]] = {}
+    for globs, factor in ((COLUMNS, "n"), (ROWS, "k"), (TABLES, "v")):
+        fixed.update({glob: {factor: [model]} for glob in globs})
+    if sequence:
+        fixed.update({glob: {"d1": [model]} for glob in RESIDUAL})
+    return follow(graph, mesh, batch_inputs(graph, [data]), fixed)
+
+
+def mlp_megatron(graph: Graph, mesh: Mesh, *, data: str = "data", model: str = "model") -> dict[str, Split]:
+    """Alternately column- and row-parallel products."""
+    products = [n.id for n in graph.nodes if n.op == "MatMul"]
+    return follow(graph, mesh, batch_inputs(graph, [data]), {p: {"kn"[k % 2 == 0]: [model]} for k, p in enumerate(products)})

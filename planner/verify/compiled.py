@@ -1,0 +1,87 @@
+"""What an emitted program compiles to, beside what its flow predicts: collectives by kind and axes, products, argument bytes, temporaries.
+
+Compiles from shapes alone; nothing is allocated or run. Needs jax and as many (virtual) devices as the plan's mesh.
+Exact are payloads (`planner.account.collectives`), dot FLOPs and argument bytes, for shard_map programs in float32; temporaries are the compiler's.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner import account
+from planner.emit.program import Program, Training, Workload, emit, emitted_runs
+from planner.flow import Plan, derive
+from planner.graph import Graph
+from planner.verify.hlo import dot_flops, traffic
+from planner.verify.numerics import load_program
+
+Payloads = Mapping[tuple[str, str], int]
+"""(kind, axes joined by +) -> payload bytes per device and optimizer step."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Predicted beside compiled, one device, one optimizer step (or one forward pass)."""
+
+    predicted: Payloads
+    compiled: Payloads
+    predicted_flops: int
+    compiled_flops: int
+    predicted_argument_bytes: int
+    compiled_argument_bytes: int
+    temporary_bytes: int
+
+    def differences(self) -> tuple[str, ...]:
+        """A line per figure that is not equal; empty when the prediction is exact."""
+        lines = []
+        for key in sorted({*self.predicted, *self.compiled}):
+            a, b = self.predicted.get(key, 0), self.compiled.get(key, 0)
+            if a != b:
+                lines.append(f"{key[0]} over {key[1]}: predicted {a} bytes, compiled {b}")
+        for what, a, b in (("dot FLOPs", self.predicted_flops, self.compiled_flops), ("argument bytes", self.predicted_argument_bytes, self.compiled_argument_bytes)):
+            if a != b:
+                lines.append(f"{what}: predicted {a}, compiled {b}")
+        return tuple(lines)
+
+
+def truth(graph: Graph, plan: Plan, *, workload: Workload = "train", unroll: bool = True, optimizer: str = "adamw") -> Truth:
+    """Emit the shard_map program of a plan, compile it in float32 and put prediction and compiler side by side."""
+    program = emit(graph, plan, workload=workload, unroll=unroll, training=Training(optimizer))
+    flow = derive(graph, plan, training=workload == "train")
+    runs, _ = emitted_runs(flow)
+    uses = account.collectives(flow, runs)
+    predicted = {(kind, axes): int(cell["payload"]) for kind, by in account.traffic(uses, plan.order, dict(plan.mesh)).items() for axes, cell in by.items()}
+    compiled = compile_step(program, workload)
+    text = compiled.as_text()
+    found = {(kind, axes): int(cell["payload"]) for kind, by in traffic(text, plan.mesh).items() for axes, cell in by.items()}
+    stats = compiled.memory_analysis()
+    return Truth(predicted, found, account.dot_flops(flow, runs), dot_flops(text), account.argument_bytes(flow, optimizer), stats.argument_size_in_bytes,
+                 stats.temp_size_in_bytes)  # fmt: skip
+
+
+def compile_step(program: Program, workload: Workload) -> Any:
+    """The compiled training step (or forward pass) of a program, from shapes alone."""
+    import jax
+
+    module = load_program(program)
+    mesh = module.make_mesh()
+    params, frozen, batch = (shapes(module, name, mesh) for name in ("PARAMS", "FROZEN", "INPUTS"))
+    if workload == "infer":
+        return module.make_inference(mesh).lower(params, frozen, batch).compile()
+    state = jax.eval_shape(module.start_state, params)
+    return module.make_step(mesh).lower(params, state, frozen, batch, jax.ShapeDtypeStruct((), "float32")).compile()
+
+
+def shapes(module: types.ModuleType, table: str, mesh: Any) -> dict[str, Any]:
+    """name -> abstract array of one of a program's tables, as its shards are padded."""
+    import jax
+
+    out = {}
+    for key, row in getattr(module, table).items():
+        spec = row[-1]
+        padded = tuple(-(-n // k) * k for n, k in zip(row[0], module._cuts(spec, len(row[0])), strict=True))
+        out[key] = jax.ShapeDtypeStruct(padded, row[1], sharding=jax.sharding.NamedSharding(mesh, spec))
+    return out
