@@ -1,6 +1,6 @@
 """From a space and a choice of techniques to the one problem every solver sees, and back to splits.
 
-    cost[option]  = times * (microbatches * (forward + backward + recomputed forward + reduction each microbatch) + reduction once)   in nanoseconds
+    cost[option]  = times * (microbatches * (forward + backward + recomputed forward + reduction each microbatch) + reduction once)   in picoseconds
     usage[option] = state bytes + kept activations                                                                                     in bytes
 Everything that is kept is alive at the end of the last forward pass, so one live interval holds it all; what only lives inside one operator is
 reserved apart (planner.memory). Under recompute a repeated block keeps only what is handed from block to block, and one block's activations at a time.
@@ -16,7 +16,7 @@ from planner.problem import FORBIDDEN, Problem
 from planner.rule import Split
 from planner.space import Space
 
-NANO = 1e9
+PICO = 1e12
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Techniques:
 
 
 def assemble(space: Space, techniques: Techniques, limit_bytes: float | None) -> Problem:
-    """The problem in integers: nanoseconds and bytes; impossible conversions are FORBIDDEN."""
+    """The problem in integers: picoseconds and bytes; impossible conversions are FORBIDDEN."""
     inside = _inside_runs(space)
     micro, recompute = techniques.microbatches, techniques.recompute
     cost, usage = [], []
@@ -41,7 +41,7 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None) ->
         each = v.forward_s + v.backward_s + again + v.each_s[techniques.zero]
         seconds = v.count * (micro * each + v.reduce_s[techniques.zero])
         kept = v.kept_bytes * (1 if repeated and recompute != "none" else v.count)
-        cost.append(_whole(seconds * NANO))
+        cost.append(_whole(seconds * PICO))
         usage.append(_whole(v.count * v.state_bytes[techniques.zero] + kept))
     edges, tables, table_of, index = [], [], [], {}
     for link in space.links:
@@ -50,7 +50,7 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None) ->
         key = (id(link.forward_s), id(link.backward_s), link.count, again)
         if key not in index:
             index[key] = len(tables)
-            tables.append(_whole(NANO * micro * link.count * (link.forward_s * (2 if again else 1) + link.backward_s)))
+            tables.append(_whole(PICO * micro * link.count * (link.forward_s * (2 if again else 1) + link.backward_s)))
         edges.append((link.a, link.b))
         table_of.append(index[key])
     n = len(cost)

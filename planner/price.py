@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from costmodels import collectives, compute
 from costmodels.precision import Recipe
@@ -24,12 +25,17 @@ class Pricer:
     mesh: Mesh
     runtime: Runtime
     recipe: Recipe
+    memo: dict[tuple, Any] = field(default_factory=dict)
+    """Prices of conversions and weights on this mesh, kept by planner.space."""
     _affine: dict[tuple[str, Axes], tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """axis -> size."""
-        return {a.name: a.size for a in self.mesh.axes}
+        if not self._sizes:
+            self._sizes.update((a.name, a.size) for a in self.mesh.axes)
+        return self._sizes
 
     def collective_s(self, kind: str, axes: Axes, payload_bytes: float) -> float:
         """Seconds of one collective over the axes; 0 when it moves nothing."""

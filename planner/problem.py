@@ -4,7 +4,7 @@
     such that  at every integer time t:  sum over nodes live at t of usage[i][x_i]  <=  usage_limit
 
 Node i may carry several half-open live intervals [lo, hi) with a usage each (the contest has one per node); [0, 0) is never live.
-Costs and usages are exact integers (ours: nanoseconds and bytes). FORBIDDEN is a plain number that makes a choice a failure to report.
+Costs and usages are exact integers (ours: picoseconds and bytes). FORBIDDEN is a plain number that makes a choice a failure to report.
 The form is that of the IOPDDL contest (ASPLOS/EuroSys 2025); `planner.contest` reads and writes its JSON.
 """
 

@@ -19,20 +19,22 @@ import numpy as np
 from costmodels.memory import Capacity
 from costmodels.precision import Recipe
 from costmodels.runtime import Runtime
-from planner.assemble import NANO, Techniques, assemble, splits_of
+from planner.assemble import PICO, Techniques, assemble, splits_of
 from planner.batch import batch_factors
 from planner.evaluate import Cost, price_plan
 from planner.flow import Plan
 from planner.model import Model
 from planner.pins import Pins
 from planner.price import Pricer
-from planner.problem import Budget, Problem, evaluate
+from planner.problem import FORBIDDEN, Budget, Problem, evaluate
 from planner.rule import PENDING, Limits, Split, candidates, legal
 from planner.space import Base, Space, build_space
 from planner.topology import Mesh, Topology, meshes, pinned_mesh
 
 RECOMPUTE = ("none", "block-keep", "block")
 TIE = 1e-3
+WORK = {"dp": 2_000_000}
+"""Work units of one solve: about a third of a second where the memory limit binds hard; the bound is kept either way."""
 Progress = Callable[[str, float | None, float | None], None]
 
 
@@ -108,6 +110,8 @@ class Search:
         self.too_large: list[Candidate] = []
         self.details: dict[int, tuple[Space, tuple[int, ...], Problem, Base]] = {}
         self.bounds: list[float] = []
+        self._pricers: dict[Mesh, Pricer] = {}
+        self._tried: list[Candidate] = []  # keeps candidates alive, so that their ids stay unique
         self.stopped = ""
 
     def base(self, microbatches: int) -> Base:
@@ -175,10 +179,7 @@ class Search:
         every = meshes(request.topology)
         if request.mode == "data-parallel":
             return every[:1]
-        # Three axes only where the inner two stay inside what two axes already reach; they are many, so the larger machines keep a few.
-        two = [m for m in every if len(m.axes) < 3]
-        three = [m for m in every if len(m.axes) == 3 and m.axes[1].size * m.axes[2].size <= max(16, request.topology.levels[0].size)]
-        return (*two, *three[:4])
+        return tuple(m for m in every if len(m.axes) < 3)
 
     def _microbatches(self) -> Iterable[int]:
         pinned = self.request.pins.techniques.get("microbatches")
@@ -187,11 +188,14 @@ class Search:
         batch = self.model.batch
         if pinned:
             return (int(pinned),)
-        tight = not self.found or min(c.key(self.request) for c in self.found) and self._best().techniques != Techniques()  # type: ignore[union-attr]
+        tight = not self.found or (min(c.key(self.request) for c in self.found) and self._best().techniques != Techniques())  # type: ignore[union-attr]
         return [m for m in (2, 4, 8, 16, 32, 64) if batch % m == 0] if tight else ()
 
     def _pricer(self, mesh: Mesh) -> Pricer:
-        return Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe)
+        """One pricer a mesh: what it has priced serves every space on that mesh."""
+        if mesh not in self._pricers:
+            self._pricers[mesh] = Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe)
+        return self._pricers[mesh]
 
     def _relax(self, mesh: Mesh, micro: int, fixed: Callable | None) -> tuple[float, Mesh, Space] | None:
         """Space of a mesh and the least cost without a memory limit over all optimizer levels: a bound for every technique on it."""
@@ -207,8 +211,8 @@ class Search:
             problem = assemble(space, Techniques(zero, "none", micro), None)
             solution = self._solve(problem)
             if solution is not None and solution[0]:
-                value = evaluate(problem, solution[0]).cost / NANO
-                least = min(least, value if solution[1] is None else min(value, solution[1] / NANO))
+                value = evaluate(problem, solution[0]).cost / PICO
+                least = min(least, value if solution[1] is None else min(value, solution[1] / PICO))
         if not np.isfinite(least):
             return None
         self.bounds.append(float(least))
@@ -233,74 +237,83 @@ class Search:
         if self.request.time_limit_s is not None:
             left = max(0.05, self.request.time_limit_s - (time.monotonic() - self.started))
         name = self.request.solver if self.request.solver != "auto" else "dp"
-        solution = solve(problem, name, Budget(time_limit_s=left, seed=self.request.seed), start)
+        solution = solve(problem, name, Budget(time_limit_s=left, work=WORK.get(name), seed=self.request.seed), start)
         if solution.status in ("infeasible", "none") or not solution.choice:
             return None
         return tuple(int(x) for x in solution.choice), solution.bound, solution.status
 
-    def _techniques(self, space: Space, mesh: Mesh, micro: int, bound: float, label: str = "plan", keep: bool = True) -> Candidate | None:
-        """Try optimizer levels and recompute on one space, cheapest first; returns the best that fits and records everything tried."""
-        best: Candidate | None = None
-        incumbent = self._best()
+    def _techniques(self, space: Space, mesh: Mesh, micro: int, bound: float) -> None:
+        """Try optimizer levels and recompute on one space, cheapest first; records what fits and what does not."""
+        fitted: set[str] = set()
         for recompute in self._recomputes(space.base):
             for zero in self._levels():
-                if keep and incumbent is not None and bound > incumbent.cost.step_time_s * (1 + TIE) and self.request.objective == "step":
-                    return best
-                candidate = self._one(space, mesh, Techniques(zero, recompute, micro), label)
+                incumbent = self._best()
+                worth = incumbent.cost.step_time_s * (1 + TIE) if incumbent is not None and self.request.objective == "step" else np.inf
+                if bound > worth:
+                    return
+                candidate = self._one(space, mesh, Techniques(zero, recompute, micro), "plan", worth)
                 if candidate is None:
                     continue
-                fits = candidate.cost.memory.total <= self.request.limit_bytes
-                if not fits:
-                    if keep or label == "plan":
-                        self.too_large.append(candidate)
-                    best = best or None
+                if candidate.cost.memory.total > self.request.limit_bytes:
+                    self.too_large.append(candidate)
                     continue
-                if keep:
-                    self.found.append(candidate)
-                    incumbent = self._best()
-                    self._report(incumbent)
-                if best is None or candidate.key(self.request) < best.key(self.request):
-                    best = candidate
-            if best is not None and best.techniques.recompute == recompute and self.request.objective == "step":
-                break  # recomputing more only costs time
-        return best
+                self.found.append(candidate)
+                fitted.add(recompute)
+                self._report(self._best())
+            if fitted and self.request.objective == "step":
+                return  # recomputing more only costs time
 
-    def _one(self, space: Space, mesh: Mesh, techniques: Techniques, label: str) -> Candidate | None:
-        """Solve one choice of techniques: freely first, then under the memory limit, tightened by what the whole price adds."""
+    def _one(self, space: Space, mesh: Mesh, techniques: Techniques, label: str, worth_s: float = np.inf) -> Candidate | None:
+        """Solve one choice of techniques: freely first, then under the memory limit, tightened by what the whole price adds.
+
+        None when it is impossible or cannot beat `worth_s`: the free solution bounds the bounded one.
+        """
         limit = self.request.limit_bytes
         problem = assemble(space, techniques, None)
-        candidate = self._candidate(space, mesh, techniques, problem, label)
-        if candidate is None or candidate.cost.memory.total <= limit:
-            return candidate
+        solved = self._solve(problem)
+        if solved is None or evaluate(problem, solved[0]).cost / PICO > worth_s:
+            return None
         room = float(limit)
-        for _ in range(3):
+        if evaluate(problem, solved[0]).peak_usage <= limit:
+            candidate = self._candidate(space, mesh, techniques, problem, label, solved)
             excess = candidate.cost.memory.total - limit
-            used = evaluate(problem, self.details[id(candidate)][1]).peak_usage
-            room = min(room, used) - excess
-            if room <= 0:
+            if excess <= 0:
                 return candidate
+            room = evaluate(problem, solved[0]).peak_usage - excess
+        candidate = None
+        for _ in range(3):
             bounded = assemble(space, techniques, room)
-            tighter = self._candidate(space, mesh, techniques, bounded, label)
-            if tighter is None:
+            solved = self._solve(bounded) if room > 0 else None
+            if solved is None:
+                return candidate or self._smallest(space, mesh, techniques, label)
+            if evaluate(bounded, solved[0]).cost / PICO > worth_s:
+                return None
+            candidate = self._candidate(space, mesh, techniques, bounded, label, solved)
+            excess = candidate.cost.memory.total - limit
+            if excess <= 0:
                 return candidate
-            candidate = tighter
-            if candidate.cost.memory.total <= limit:
-                break
+            room = min(room, evaluate(bounded, solved[0]).peak_usage) - excess
         return candidate
 
-    def _candidate(self, space: Space, mesh: Mesh, techniques: Techniques, problem: Problem, label: str) -> Candidate | None:
-        solved = self._solve(problem)
-        if solved is None:
-            return None
+    def _smallest(self, space: Space, mesh: Mesh, techniques: Techniques, label: str) -> Candidate | None:
+        """The plan that needs about the least memory under these techniques: what an error quotes when nothing fits."""
+        problem = assemble(space, techniques, None)
+        by_size = replace(problem, cost=tuple(u + 0 * c for c, u in zip(problem.cost, problem.live_usage, strict=True)),
+                          tables=tuple(np.where(t >= FORBIDDEN, t, 0) for t in problem.tables))  # fmt: skip
+        solved = self._solve(by_size)
+        return self._candidate(space, mesh, techniques, problem, label, solved) if solved else None
+
+    def _candidate(self, space: Space, mesh: Mesh, techniques: Techniques, problem: Problem, label: str,
+                   solved: tuple[tuple[int, ...], float | None, str]) -> Candidate:  # fmt: skip
+        """Price a solution as a whole plan."""
         choice, bound, status = solved
-        objective = evaluate(problem, choice).cost / NANO
+        objective = evaluate(problem, choice).cost / PICO
         plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, tuple(a for a, _ in mesh.shape), techniques.recompute, techniques.microbatches,
                     space.base.runs)  # fmt: skip
         cost, _, _ = price_plan(space.base, plan, space.pricer)
-        candidate = Candidate(label, mesh, plan, cost, techniques, objective, (bound or 0.0) / NANO, status)
+        candidate = Candidate(label, mesh, plan, cost, techniques, objective, (bound or 0.0) / PICO, status)
         self.details[id(candidate)] = (space, choice, problem, space.base)
-        self._keep_alive = getattr(self, "_keep_alive", [])
-        self._keep_alive.append(candidate)  # ids stay unique while their candidates live
+        self._tried.append(candidate)
         return candidate
 
     def _report(self, best: Candidate | None) -> None:
@@ -349,7 +362,8 @@ class Search:
             for recompute in RECOMPUTE if self.training and base.runs else ("none",):
                 for zero in levels:
                     techniques = Techniques(zero, recompute, micro)
-                    candidate = self._candidate(space, mesh, techniques, assemble(space, techniques, None), label)
+                    worth = min((c.cost.step_time_s for c in tried if c.cost.memory.total <= self.request.limit_bytes), default=np.inf)
+                    candidate = self._one(space, mesh, techniques, label, worth)
                     if candidate:
                         tried.append(candidate)
                         fitting = fitting or candidate.cost.memory.total <= self.request.limit_bytes

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from planner.blocks import classes, find_runs
 from planner.flow import Plan, gradient_tensors, rule_of, weight_plan
 from planner.graph import Graph
 from planner.kernels import inner_times, kernel_times, savers
-from planner.layout import Axes, Layout, Step, convert, group, local_shape
+from planner.layout import Axes, Layout, convert, group, local_shape
 from planner.rule import PENDING, Limits, Rule, Split, candidates
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class _Builder:
         self.variables: list[Variable] = []
         self.links: list[Link] = []
         self.op_of: dict[int, int] = {}
-        self._price: dict[tuple, tuple[float, float]] = {}
+        self._price = pricer.memo
         self._tables: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
         self._connected: dict[tuple, tuple[int, int, int]] = {}  # wiring -> (hub or -1, first link, end link)
 
@@ -225,15 +226,39 @@ class _Builder:
         key = ("convert", t.shape, t.dtype, source, target, grad)
         known = self._price.get(key)
         if known is None:
-            steps = convert(t.shape, source, target, self.mesh)
-            known = self._price[key] = (np.inf, 0.0) if steps is None else self.steps_s(steps, self.pricer.itemsize(t.dtype), grad)
+            known = self._price[key] = self._convert_s(t.shape, self.pricer.itemsize(t.dtype), source, target, grad)
         return known
 
-    def steps_s(self, steps: Sequence[Step], itemsize: float, grad: bool) -> tuple[float, float]:
-        """(forward, backward) seconds of conversion steps."""
-        forward = sum(self.pricer.collective_s(s.forward, s.axes, s.forward_elements * itemsize) for s in steps)
-        backward = sum(self.pricer.collective_s(s.backward, s.axes, s.backward_elements * itemsize) for s in steps) if grad else 0.0
+    def _convert_s(self, shape: tuple[int, ...], itemsize: float, source: Layout, target: Layout, grad: bool) -> tuple[float, float]:
+        even = self._even(shape, source) and self._even(shape, target)
+        key = ("steps", source, target) if even else ("steps", source, target, shape)
+        moves = self._price.get(key)
+        if moves is None:
+            steps = convert(shape, source, target, self.mesh)
+            whole = prod(shape) or 1
+            # Of an evenly cut tensor every payload is a fixed fraction of the whole, so one derivation serves every shape.
+            moves = self._price[key] = None if steps is None else tuple(
+                (kind, s.axes, elements / whole, back)
+                for s in steps
+                for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
+                if kind
+            )  # fmt: skip
+            if steps is None:
+                self._price[key] = ()
+                self._price["none", *key] = True
+        if ("none", *key) in self._price:
+            return np.inf, 0.0
+        forward = backward = 0.0
+        size = prod(shape) * itemsize
+        for kind, axes, fraction, back in self._price[key]:
+            if not back:
+                forward += self.pricer.collective_s(kind, axes, size * fraction)
+            elif grad:
+                backward += self.pricer.collective_s(kind, axes, size * fraction)
         return forward, backward
+
+    def _even(self, shape: tuple[int, ...], layout: Layout) -> bool:
+        return all(not axes or n % group(axes, self.sizes) == 0 for n, axes in zip(shape, layout.dims, strict=True))
 
     def _results(self, name: str) -> tuple[int, list[Layout]]:
         """Variable of the producer's class and the layout it leaves the tensor in, per split."""

@@ -1,0 +1,170 @@
+"""The Python interface: plan, emit, and the shared opening of models and machines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from planner.errors import NO_PLAN, PlanError, did_you_mean
+from planner.strategy import Strategy
+
+DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME = "h100-sxm", "bf16-mixed", "jax-shard_map"
+
+
+def plan(source: str | Path, *, devices: int | None = None, hardware: str | None = None, topology: str | Path | None = None, workload: str = "train",
+         batch: int | None = None, tokens_per_step: int | None = None, dims: Mapping[str, int] | None = None,
+         shapes: Mapping[str, tuple[int, ...]] | None = None, mode: str = "auto", solver: str = "auto", pins: Any = None, objective: str = "step",
+         memory_limit_bytes: int | None = None, memory_reserve_bytes: int | None = None, runtime: str = DEFAULT_RUNTIME, optimizer: str = "adamw",
+         lr: float = 1e-4, precision: str = DEFAULT_PRECISION, loss: str = "", logits: str = "", shift_labels: bool = False,
+         trainable: Sequence[str] = (), freeze: Sequence[str] = (), time_limit_s: float | None = None, seed: int = 0, fold: bool = True,
+         baselines: bool = True, strict: bool = False, progress: Any = None) -> Strategy:  # fmt: skip
+    """Search for the best way to spread a model over a machine.
+
+    source: an ONNX file, `zoo:SPEC`, or a Hugging Face config.json. Exactly one of hardware (with devices) and topology describes the machine.
+    Returns a Strategy. Raises PlanError: exit_code 2 for bad input, 3 when no plan fits. Never imports jax.
+    """
+    from planner.compose import COST_MODEL_VERSION, TOOL_VERSION, compose
+    from planner.search import Search
+
+    started = time.monotonic()
+    request = make_request(devices=devices, hardware=hardware, topology=topology, workload=workload, mode=mode, solver=solver, pins=pins, objective=objective,
+                           memory_limit_bytes=memory_limit_bytes, memory_reserve_bytes=memory_reserve_bytes, runtime=runtime, optimizer=optimizer,
+                           precision=precision, time_limit_s=time_limit_s, seed=seed, fold=fold, baselines=baselines)  # fmt: skip
+    model = open_model(source, request.topology.devices, workload=workload, batch=batch, tokens_per_step=tokens_per_step, dims=dims, shapes=shapes, loss=loss,
+                       logits=logits, shift_labels=shift_labels, trainable=trainable, freeze=freeze, optimizer=optimizer, lr=lr)  # fmt: skip
+    model.graph(1)
+    read = time.monotonic()
+    search = Search(model, request, progress)
+    if strict:
+        refuse_unsupported(search.base(1))
+    found = search.run()
+    searched = time.monotonic()
+    if found.best is None:
+        if found.stopped:
+            raise PlanError("P026", "the search was stopped before any plan fitted", help=["--time-limit with more seconds"], exit_code=NO_PLAN)
+        raise no_plan(request, found)
+    provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "source": str(source),
+                  "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
+    return compose(model, request, found, provenance, assumptions(model, request, hardware, topology))
+
+
+def make_request(*, devices: int | None, hardware: str | None, topology: str | Path | None, workload: str = "train", mode: str = "auto", solver: str = "auto",
+                 pins: Any = None, objective: str = "step", memory_limit_bytes: int | None = None, memory_reserve_bytes: int | None = None,
+                 runtime: str = DEFAULT_RUNTIME, optimizer: str = "adamw", precision: str = DEFAULT_PRECISION, time_limit_s: float | None = None,
+                 seed: int = 0, fold: bool = True, baselines: bool = True) -> Any:  # fmt: skip
+    """Check the options against what exists and build the search request."""
+    from costmodels.memory import capacity
+    from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
+    from costmodels.runtime import RUNTIMES
+    from planner.pins import Pins, parse_pins
+    from planner.search import Request
+    from planner.topology import for_devices, from_file
+
+    if topology is not None and hardware is not None:
+        raise PlanError("P016", "--topology and --hardware both describe the machine", help=["give one of them: a topology file names its own device"])
+    if topology is None and devices is None:
+        raise PlanError("P017", "how many devices?", help=["--devices N, or --topology FILE"])
+    machine = from_file(topology, devices) if topology is not None else for_devices(hardware or DEFAULT_HARDWARE, int(devices or 1))
+    choose("precision", precision, recipe_names())
+    choose("optimizer", optimizer, OPTIMIZERS)
+    choose("runtime", runtime, tuple(RUNTIMES))
+    choose("solver", solver, ("auto", "dp", "recursive", "ilp"))
+    choose("mode", mode, ("auto", "data-parallel", "semi-auto", "manual"))
+    choose("objective", objective, ("step", "memory"))
+    choose("workload", workload, ("train", "infer"))
+    parsed = pins if isinstance(pins, Pins) else parse_pins(pins)
+    return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
+                   RUNTIMES[runtime], solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines)  # fmt: skip
+
+
+def choose(option: str, value: str, known: Sequence[str]) -> None:
+    """Raise PlanError unless the value is known."""
+    if value not in known:
+        raise PlanError("P018", f"--{option} {value!r}: unknown", help=[h for h in (did_you_mean(value, known), f"one of {', '.join(known)}") if h])
+
+
+def open_model(source: str | Path, devices: int, **workload: Any) -> Any:
+    """Open a model for a workload."""
+    from planner.model import Model, Workload
+
+    kind = workload.pop("workload", "train")
+    pick = {k: v for k, v in workload.items() if v is not None}
+    for key in ("trainable", "freeze"):
+        pick[key] = tuple(pick.get(key, ()))
+    return Model.open(source, Workload(kind=kind, **pick), devices)
+
+
+def refuse_unsupported(base: Any) -> None:
+    """--strict: an operator without a rule is an error."""
+    bad = sorted({r for r in base.reasons if r})
+    if bad:
+        raise PlanError("P027", f"{len(bad)} kinds of operators have no rule and would be replicated", detail=bad, help=["leave --strict out to plan them replicated"])
+
+
+def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -> tuple[str, ...]:
+    """What was taken for granted, a phrase each, for the first lines of the summary."""
+    out = []
+    if hardware is None and topology is None:
+        out.append(f"hardware {DEFAULT_HARDWARE} (--hardware)")
+    out.append(request.recipe.describe())
+    if model.workload.kind == "train":
+        out.append(f"optimizer {model.workload.optimizer}, loss {model.loss}")
+    out.append(f"runtime {request.runtime.name}: {request.runtime.note}")
+    reserve = request.capacity.reserve / 2**30
+    out.append(f"{reserve:.1f} GiB a device kept free (--memory-reserve)")
+    if model.workload.batch is None and model.workload.tokens_per_step is None:
+        out.append(f"batch {model.batch} (--batch)")
+    return (*out, *request.topology.notes, *model.plain.notes)
+
+
+def no_plan(request: Any, found: Any) -> PlanError:
+    """Nothing fits: how close it came, where the memory goes, and remedies."""
+    from costmodels.units import show_bytes
+
+    close = found.smallest
+    limit = show_bytes(request.limit_bytes)
+    if close is None:
+        return PlanError("P021", f"no plan is possible under these pins on {request.topology.devices} devices", help=["remove pins"], exit_code=NO_PLAN)
+    parts = {k: getattr(close.cost.memory, k) for k in ("parameters", "gradients", "optimizer", "activations", "temporary")}
+    heavy = ", ".join(f"{k} {show_bytes(v)}" for k, v in sorted(parts.items(), key=lambda p: -p[1]))
+    need = -(-close.cost.memory.total // max(request.limit_bytes, 1))
+    return PlanError("P021", f"no plan fits: {show_bytes(close.cost.memory.total)} a device at best, {limit} usable",
+                     detail=[f"smallest plan: mesh {dict(close.plan.mesh)}, optimizer level {close.plan.zero}, recompute {close.plan.recompute}, "
+                             f"{close.plan.microbatches} microbatches", heavy],
+                     help=[f"about {request.topology.devices * need} devices, a smaller --batch, or hardware with more memory (not re-priced)"], exit_code=NO_PLAN)  # fmt: skip
+
+
+def reopen(strategy: Strategy, source: str | Path) -> Any:
+    """The model of a strategy, under the workload it records."""
+    w = strategy.workload
+    training = w.get("training") or {}
+    return open_model(source, strategy.topology["devices"], workload=w["kind"], batch=w["batch"], dims=w["dims"],
+                      shapes={k: tuple(v) for k, v in w.get("shapes", {}).items()}, loss=training.get("loss", ""), logits=training.get("logits", ""),
+                      shift_labels=training.get("shift_labels", False), trainable=training.get("trainable", ()), freeze=training.get("freeze", ()),
+                      optimizer=training.get("optimizer", "adamw"), lr=training.get("lr", 1e-4))  # fmt: skip
+
+
+def program(strategy: Strategy, source: str | Path, *, backend: str = "shard_map", unroll: bool = False, weights_file: str = "") -> Any:
+    """The emitted program (text and constants) of a strategy on a model. Raises PlanError when the model is another one."""
+    from planner.emit.header import header
+    from planner.emit.program import Training, emit
+
+    choose("backend", backend, ("shard_map", "jit"))
+    model = reopen(strategy, source)
+    if model.sha256() != strategy.model["sha256"]:
+        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again, or plan check to see what changed"])
+    graph = model.graph(int(strategy.techniques["microbatches"]))
+    training = (strategy.workload.get("training") or {}) if strategy.workload["kind"] == "train" else {}
+    return emit(graph, strategy.plan_for(graph), workload=strategy.workload["kind"], backend=backend, unroll=unroll,  # type: ignore[arg-type]
+                training=Training(training.get("optimizer", "adamw"), training.get("lr", 1e-4)), header=header(strategy, backend), weights_file=weights_file)  # fmt: skip
+
+
+def emit(strategy: Strategy, source: str | Path, *, backend: str = "shard_map", unroll: bool = False) -> str:
+    """Source text of the program."""
+    return str(program(strategy, source, backend=backend, unroll=unroll).text)
+
+
+

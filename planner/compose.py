@@ -1,0 +1,172 @@
+"""From what a search found to a Strategy: nodes with their runner-ups, tensors with their layouts, costs, baselines, assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from planner.assemble import PICO
+from planner.evaluate import Cost, price_plan
+from planner.flow import Flow
+from planner.graph import Graph
+from planner.kernels import kernel_times
+from planner.model import Model
+from planner.problem import FORBIDDEN, Problem
+from planner.search import Candidate, Found, Request
+from planner.space import Base, Space
+from planner.strategy import Strategy
+
+TOOL_VERSION, COST_MODEL_VERSION = "0.1.0", "1"
+
+
+def compose(model: Model, request: Request, found: Found, provenance: Mapping[str, Any], assumptions: tuple[str, ...]) -> Strategy:
+    """The strategy of the best candidate (which must exist)."""
+    best = found.best
+    assert best is not None
+    base = found.base
+    pricer_cost, flow, _ = price_plan(base, best.plan, _pricer(request, best))
+    graph = base.graph
+    bound = found.bound_s if found.bound_s and found.bound_s <= best.cost.step_time_s else 0.0
+    gap = (best.cost.step_time_s - bound) / best.cost.step_time_s if bound else None
+    status = "optimal" if gap is not None and gap <= 1e-6 and not found.stopped else "feasible"
+    solver: dict[str, Any] = {"name": request.solver, "status": status, "objective_s": best.objective_s, "bound_s": bound, "gap": gap, "plans_tried": found.tried,
+                              "problem_status": best.status, "from": best.label}  # fmt: skip
+    if found.stopped:
+        solver["stopped"] = found.stopped
+    techniques = {"microbatches": best.plan.microbatches, "schedule": "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
+                  "recompute": best.plan.recompute, "offload": [], "copies": 1, "fused_collective_bytes": 0}  # fmt: skip
+    workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}
+    return Strategy(
+        {"name": model.name, "sha256": model.sha256(), "nodes": len(graph.nodes), "parameters": graph.parameters}, request.topology.to_json(), workload,
+        tuple({"name": a.name, "size": a.size, "levels": [request.topology.levels[level].name for level, _ in a.parts]} for a in best.mesh.axes),
+        node_table(base, flow, found), tuple({"first": f, "period": p, "repeats": r, "body": [n.id for n in graph.nodes[f : f + p]]} for f, p, r in base.runs),
+        tensor_table(graph, flow, base), techniques, cost_table(pricer_cost, request, base, model), solver,
+        {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions, provenance, graph,
+    )  # fmt: skip
+
+
+def _pricer(request: Request, c: Candidate):
+    from planner.price import Pricer
+
+    return Pricer(request.topology, c.mesh, request.runtime, request.recipe)
+
+
+def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]]:
+    """A row per class of nodes: operator, split, time of the node (all its repeats) and the best other split with what it would cost."""
+    from planner.price import Pricer
+
+    rows = {}
+    space, problem = found.space, found.problem
+    pricer = space.pricer if space is not None else None
+    others = runner_ups(space, problem, found.choice) if space is not None and problem is not None else {}
+    for i, node in enumerate(base.graph.nodes):
+        if base.shared[i] != i:
+            continue
+        row: dict[str, Any] = {"op": node.op, "split": flow.split(i).as_dict(), "stage": 0, "recompute": flow.plan.recompute != "none" and _inside(base, i),
+                               "outputs": [o for o in node.outputs if o], "times": base.times[i]}  # fmt: skip
+        if node.members:
+            row["members"] = list(node.members)
+        if base.reasons[i]:
+            row["unsupported"] = base.reasons[i]
+        if isinstance(pricer, Pricer):
+            forward, backward = kernel_times(base, i, flow.split(i), pricer)
+            row["time_s"] = (forward + backward) * base.times[i]
+        if i in others:
+            row["runner_up"] = others[i]
+        rows[node.id] = row
+    return rows
+
+
+def _inside(base: Base, i: int) -> bool:
+    return any(first <= i < first + period * repeats for first, period, repeats in base.runs)
+
+
+def runner_ups(space: Space, problem: Problem, choice: tuple[int, ...]) -> dict[int, dict[str, Any]]:
+    """Per class of nodes the cheapest other split with every other decision kept, and what it adds (seconds)."""
+    n = len(problem.cost)
+    delta = [c.astype(np.float64).copy() for c in problem.cost]
+    for (u, v), t in zip(problem.edges, problem.edge_table, strict=True):
+        table = problem.tables[t]
+        delta[u] += table[:, choice[v]]
+        delta[v] += table[choice[u], :]
+    out = {}
+    for k in range(n):
+        v = space.variables[k]
+        if v.kind != "op" or len(delta[k]) < 2:
+            continue
+        extra = delta[k] - delta[k][choice[k]]
+        extra[choice[k]] = np.inf
+        best = int(np.argmin(extra))
+        if extra[best] < FORBIDDEN / 2:
+            out[v.node] = {"split": v.splits[best].as_dict(), "extra_s": float(extra[best]) / PICO}
+    return out
+
+
+def tensor_table(graph: Graph, flow: Flow, base: Base) -> dict[str, dict[str, Any]]:
+    """Producer's layout per tensor; of repeated blocks only the first repeat's, except parameters, which are all listed."""
+    rows = {}
+    for name, layout in flow.source.items():
+        made = graph.producer.get(name)
+        if name in graph.constants or (made is not None and base.shared[made] != made):
+            continue
+        t = graph.tensors[name]
+        row: dict[str, Any] = {"layout": [list(a) for a in layout.dims], "partial": list(layout.partial), "padded": _padded(t.shape, layout, flow), "memory": "device",
+                               "shape": list(t.shape)}  # fmt: skip
+        if name in flow.weights:
+            row["label"] = graph.labels.get(name, name)
+            w = flow.weights[name]
+            if w.zero and w.dim >= 0:
+                row["zero"] = {"level": w.zero, "dim": w.dim, "axes": list(w.axes)}
+        rows[name] = row
+    return rows
+
+
+def _padded(shape: tuple[int, ...], layout: Any, flow: Flow) -> bool:
+    from planner.layout import padded
+
+    sizes = dict(flow.plan.mesh)
+    return any(padded(n, a, sizes) != n for n, a in zip(shape, layout.dims, strict=True))
+
+
+def cost_table(cost: Cost, request: Request, base: Base, model: Model) -> dict[str, Any]:
+    """The file's `cost`."""
+    spread, memory_spread = request.runtime.time_spread, request.runtime.memory_spread
+    total, limit = cost.memory.total, request.limit_bytes
+    high = int(total * (1 + memory_spread))
+    peak = request.topology.device.peak(request.recipe.compute)
+    step = cost.step_time_s
+    tokens = tokens_per_step(base.graph, model)
+    ideal = cost.flops_per_device * cost.distinct_work
+    return {
+        "step_time_s": step, "step_time_range_s": [step * (1 - spread), step * (1 + spread)],
+        "tokens_per_s_per_device": tokens / step / request.topology.devices if step else 0.0, "tokens_per_step": tokens,
+        "compute_time_s": cost.compute_time_s, "recompute_time_s": cost.recompute_time_s, "optimizer_time_s": cost.optimizer_time_s,
+        "communication_time_s": cost.communication_time_s, "exposed_communication_time_s": cost.exposed_communication_time_s, "bubble_time_s": 0.0,
+        "flops_per_device": cost.flops_per_device, "distinct_work": cost.distinct_work,
+        "model_flops_utilization": ideal / peak / step if step else 0.0,
+        "memory_per_device_bytes": total, "memory_range_bytes": [int(total * (1 - memory_spread)), high], "memory_limit_bytes": limit,
+        "fit": "no" if total > limit else "tight" if high > limit else "yes",
+        "memory_breakdown_bytes": {"parameters": cost.memory.parameters, "gradients": cost.memory.gradients, "optimizer": cost.memory.optimizer,
+                                   "activations": cost.memory.activations, "temporary": cost.memory.temporary},
+        "communication_bytes_per_device": {k: {a: {"payload": int(c["payload"]), "wire": float(c["wire"])} for a, c in sorted(axes.items())}  # type: ignore[call-overload, arg-type]
+                                           for k, axes in sorted(cost.traffic.items())},
+        "exposed_s_by_collective": {f"{k} {a}": s for (k, a), s in sorted(cost.exposed_by_axes.items())},
+    }  # fmt: skip
+
+
+def baseline_row(c: Candidate, request: Request, base: Base, model: Model) -> dict[str, Any]:
+    """The same summary for a baseline, with its tuned techniques."""
+    table = cost_table(c.cost, request, base, model)
+    return {**table, "mesh": {a: n for a, n in c.plan.mesh}, "zero_stage": c.plan.zero, "recompute": c.plan.recompute, "microbatches": c.plan.microbatches}
+
+
+def tokens_per_step(graph: Graph, model: Model) -> int:
+    """Rows of an integer input of rank 2 (tokens), else the batch."""
+    plain = model.plain
+    for name in plain.inputs:
+        t = plain.tensors[name]
+        if not t.is_float and len(t.shape) == 2:
+            return t.shape[0] * t.shape[1]
+    return model.batch

@@ -1,0 +1,199 @@
+"""The strategy: every decision and its price, as a file that is reviewed like a lock file.
+
+Sorted keys, one node a line, rounded floats; nothing outside `provenance` depends on the clock or on paths. Equality ignores provenance.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from planner.errors import PlanError, did_you_mean
+from planner.flow import Plan
+from planner.graph import Graph
+from planner.layout import Layout
+from planner.rule import Split
+
+FORMAT_VERSION = "1.0"
+NODE_TABLES = ("nodes", "tensors")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Fields are the file's keys (docs/strategy.md). `graph` is the graph it was planned on, when it is at hand."""
+
+    model: Mapping[str, Any]
+    topology: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    mesh: tuple[Mapping[str, Any], ...]
+    nodes: Mapping[str, Mapping[str, Any]]
+    blocks: tuple[Mapping[str, Any], ...]
+    tensors: Mapping[str, Mapping[str, Any]]
+    techniques: Mapping[str, Any]
+    costs: Mapping[str, Any]
+    solver: Mapping[str, Any]
+    baselines: Mapping[str, Any]
+    assumptions: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    graph: Graph | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def cost(self) -> SimpleNamespace:
+        """`cost.step_time_s` and so on: the file's `cost`, as attributes."""
+        return SimpleNamespace(**self.costs)
+
+    @property
+    def mesh_shape(self) -> tuple[tuple[str, int], ...]:
+        """(axis, size) pairs, outermost first."""
+        return tuple((a["name"], a["size"]) for a in self.mesh)
+
+    @property
+    def plan(self) -> Plan:
+        """The decisions an emitted program depends on. Needs the graph for repeated blocks' node ids: see `plan_for`."""
+        if self.graph is None:
+            raise PlanError("P050", "this strategy has no graph at hand", help=["strategy.plan_for(graph), or planner.emit(strategy, model)"])
+        return self.plan_for(self.graph)
+
+    def plan_for(self, graph: Graph) -> Plan:
+        """The plan on a graph read at the strategy's microbatch. Raises PlanError when the graph is not the one it was made for."""
+        runs = tuple((int(b["first"]), int(b["period"]), int(b["repeats"])) for b in self.blocks)
+        of = list(range(len(graph.nodes)))
+        for first, period, repeats in runs:
+            if first + period * repeats > len(graph.nodes):
+                raise PlanError("P051", "this strategy was made for another graph: its repeated blocks end past the last node", help=["plan again"])
+            for i in range(first, first + period * repeats):
+                of[i] = first + (i - first) % period
+        splits = {}
+        for i, node in enumerate(graph.nodes):
+            row = self.nodes.get(node.id) or self.nodes.get(graph.nodes[of[i]].id)
+            if row is None:
+                raise PlanError("P051", f"this strategy says nothing of node {node.id!r}: it was made for another graph",
+                                help=[h for h in (did_you_mean(node.id, list(self.nodes)), "plan again, or plan diff") if h])  # fmt: skip
+            splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
+        t = self.techniques
+        return Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs)
+
+    def layout(self, name: str) -> Layout:
+        """Layout of a tensor, or of the first result of a node, by name or id (also by scope suffix such as "mlp.up")."""
+        row = self.tensors.get(name)
+        if row is None and name in self.nodes:
+            row = self.tensors.get(self.nodes[name]["outputs"][0])
+        if row is None:
+            hits = [t for t in self.tensors if t.endswith(name) or name in t]
+            if not hits:
+                raise PlanError("P052", f"no tensor or node named {name!r}", help=[h for h in [did_you_mean(name, [*self.tensors, *self.nodes])] if h])
+            row = self.tensors[hits[0]]
+        return Layout(tuple(tuple(a) for a in row["layout"]), tuple(row["partial"]))
+
+    def shardings(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """NamedSharding per parameter label of a flat dict: for device_put, jit and checkpoint restore. Imports jax."""
+        import jax
+        from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+        sizes = dict(self.mesh_shape)
+        mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+        by_label = {row["label"]: row for row in self.tensors.values() if row.get("label")}
+        out = {}
+        for label in params:
+            row = by_label.get(label) or self.tensors.get(label)
+            if row is None:
+                raise PlanError("P052", f"no parameter named {label!r}", help=[h for h in [did_you_mean(label, list(by_label))] if h])
+            out[label] = NamedSharding(mesh, PartitionSpec(*(tuple(a) or None for a in row["layout"])))
+        return out
+
+    def to_json(self) -> str:
+        """The file's text."""
+        data = self.to_dict()
+        lines = []
+        for key in sorted(data):
+            value = data[key]
+            if key in NODE_TABLES:
+                rows = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in value.items())
+                lines.append(f"  {json.dumps(key)}: {{\n{rows}\n  }}" if rows else f"  {json.dumps(key)}: {{}}")
+            else:
+                body = json.dumps(value, sort_keys=True, indent=2).replace("\n", "\n  ")
+                lines.append(f"  {json.dumps(key)}: {body}")
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The file's content as plain data."""
+        names = {f.name for f in fields(self)} - {"graph", "costs"}
+        out = {name: _plain(getattr(self, name)) for name in names}
+        return {**out, "cost": _plain(self.costs), "format_version": FORMAT_VERSION}
+
+    def save(self, path: str | Path, force: bool = True) -> None:
+        """Write atomically. With force=False an existing file of another model is not overwritten."""
+        path = Path(path)
+        if path.exists() and not force:
+            try:
+                same = Strategy.load(path).model.get("sha256") == self.model.get("sha256")
+            except PlanError:
+                same = False
+            if not same:
+                raise PlanError("P053", f"{path} exists and is not a strategy of this model", help=["-o another file, or --force"])
+        write_atomically(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Strategy:
+        """Read a file. Another major format version is refused; unknown keys are ignored."""
+        path = Path(path)
+        try:
+            data = json.loads(path.read_text())
+        except OSError as e:
+            raise PlanError("P054", f"cannot read strategy {str(path)!r}: {e.strerror}") from e
+        except (json.JSONDecodeError, UnicodeDecodeError) as e:
+            raise PlanError("P054", f"{path} is not JSON: {e}") from e
+        if not isinstance(data, dict) or "format_version" not in data:
+            raise PlanError("P054", f"{path} is not a strategy file: no format_version")
+        if str(data["format_version"]).split(".")[0] != FORMAT_VERSION.split(".")[0]:
+            raise PlanError("P055", f"{path} has format {data['format_version']}; this version reads {FORMAT_VERSION}", help=["plan again, or use the version that wrote it"])
+        try:
+            return cls(
+                data["model"], data["topology"], data["workload"], tuple(data["mesh"]), data["nodes"], tuple(data["blocks"]), data["tensors"],
+                data["techniques"], data["cost"], data["solver"], data["baselines"], tuple(data.get("assumptions", ())), data.get("provenance", {}),
+            )  # fmt: skip
+        except KeyError as e:
+            raise PlanError("P054", f"{path}: key {e.args[0]!r} is missing") from e
+
+    def __str__(self) -> str:
+        from planner.report.summary import summary
+
+        return summary(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return round_figures(value)
+    return value
+
+
+def round_figures(value: float, digits: int = 6) -> float:
+    """A float with six significant digits: costs are rounded when a strategy is made."""
+    return float(f"{value:.{digits}g}")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write to a temporary file beside the target, then rename: a reader sees the old file or the new one."""
+    folder = path.parent if str(path.parent) else Path()
+    try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+    except OSError as e:
+        raise PlanError("P056", f"cannot write {str(path)!r}: {e.strerror}", help=["-o a file in a folder that exists and is writable"]) from e
+    try:
+        with os.fdopen(handle, "w") as f:
+            f.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
