@@ -18,8 +18,8 @@ Payload: operand bytes for all-reduce, reduce-scatter, all-to-all and permute; r
 
 Across spans P/n of an inner span's bytes reach the next one (reduce-scatter inside, the collective across on the shards, all-gather inside), and the spans
 work at the same time on different chunks: latencies add, the slowest span sets the rate (NCCL's rings and trees; jax-ml/scaling-book, GPU chapter).
-Several torus dims are one stage: pieces of the payload visit the dims in different orders, so that all links are busy. The traffic of a set of dims can be
-lowered to (product of their sizes - 1)/n by visiting them first, never below it, hence the best mixture of orders needs
+Several torus dims are one stage: pieces of the payload visit the dims in different orders, so that all links are busy. Gathering over a set A of dims first
+lowers their traffic to P (product of their sizes - 1)/n, and no order lowers it further, hence the best mixture of orders needs
 
     max over non-empty sets A of dims   P (prod_A - 1) / n / sum_A B                                                             (_stage_slope)
 

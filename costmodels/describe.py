@@ -8,7 +8,7 @@ from costmodels.device import Device, Link, device_names, load_device
 from costmodels.units import show_bytes
 
 WIDTH = 110
-_NAME, _VALUE = 28, 30
+_NAME, _VALUE = 26, 32
 
 
 def figures(device: Device) -> tuple[tuple[str, str], ...]:

@@ -171,7 +171,10 @@ def from_table(data: Mapping[str, Any], where: str) -> Device:
 def _known(data: Mapping[str, Any]) -> None:
     """A misspelt optional key must not be ignored in silence."""
     for table, keys in {"": _TOP, **_KEYS}.items():
-        for key in data.get(table, {}) if table else data:
+        content = data.get(table, {}) if table else data
+        if not isinstance(content, dict):
+            raise ValueError(f"[{table}] is a table of keys, not {content!r}")
+        for key in content:
             if key not in keys:
                 raise ValueError(f"key {f'{table}.{key}'.lstrip('.')!r} is not known here; known: {', '.join(sorted(keys))}")
 
