@@ -17,18 +17,18 @@ from math import gcd, prod
 
 import numpy as np
 
+from benchmarks.neutral import ANY_PADDING
 from planner.account import float32_sizes
 from planner.flow import Plan, gradient_tensors, rule_of, weight_plan
 from planner.graph import Graph
 from planner.layout import Axes, Layout, distribute, local_shape, replicated
 from planner.problem import Budget, Problem
-from planner.rule import Dim, Limits, Rule, Split, legal
+from planner.rule import Dim, Rule, Split, legal
 
 Cuts = Sequence[Sequence[int]]
 """Per operand, per dim, into how many pieces it is cut."""
 Mesh = tuple[tuple[str, int], ...]
 
-ANY_PADDING = Limits(waste=1.0)
 ALL_ORDERS = 3  # axes up to which every order is dealt
 SWEEPS = 8
 

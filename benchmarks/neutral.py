@@ -17,17 +17,18 @@ No time enters, so no cost model can favour its own plan. Tables of integer cuts
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from planner.account import Use, collectives, traffic
 from planner.emit.runs import Run, find_run
-from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
+from planner.flow import Flow, Plan, cut_layout, derive, rule_of, stored_layout
 from planner.graph import Graph
 from planner.layout import local_shape
-from planner.rule import Rule
+from planner.rule import Limits, Rule, Split, legal
 
+ANY_PADDING = Limits(waste=1.0)
 VIEWS = frozenset({"Reshape", "Transpose"})
 
 
@@ -44,14 +45,29 @@ class Report:
 
 
 def judge(graph: Graph, plan: Plan) -> Report:
-    """Judge a training plan. graph: that of one microbatch, its first output the scalar loss. Raises PlanError for layouts that cannot be joined."""
-    flow = derive(graph, plan, training=True)
+    """Judge a training plan. graph: that of one microbatch, its first output the scalar loss.
+
+    Raises ValueError for a plan that no machine can run, naming the node, and PlanError for layouts that cannot be joined.
+    """
+    rules = tuple(rule_of(node, graph)[0] for node in graph.nodes)
+    refuse_impossible(graph, plan, rules)
+    flow = derive(graph, plan, training=True, rules=rules)
     uses = step_collectives(flow)
     by_phase: dict[str, int] = {}
     for use in uses:
         by_phase[use.phase] = by_phase.get(use.phase, 0) + use.total_bytes
     wire = sum(cell["wire"] for by in traffic(uses, plan.order, dict(plan.mesh)).values() for cell in by.values())
     return Report(sum(by_phase.values()), int(wire), by_phase, distinct_devices(flow), wasted_work(flow), state_bytes(flow))
+
+
+def refuse_impossible(graph: Graph, plan: Plan, rules: Sequence[Rule]) -> None:
+    """Raise ValueError where a split gives an axis two things to do, names one the mesh lacks, or cuts what its operator keeps whole."""
+    mesh = dict(plan.mesh)
+    for node, rule in zip(graph.nodes, rules, strict=True):
+        split = plan.splits.get(node.id, Split())
+        axes = [a for _, own in split.pairs for a in own]
+        if len(set(axes)) < len(axes) or not mesh.keys() >= set(axes) or not legal(rule, split, mesh, ANY_PADDING):
+            raise ValueError(f"{node.id} ({node.op}) cannot be split as {split.as_dict()} on {mesh}")
 
 
 def step_collectives(flow: Flow) -> tuple[Use, ...]:

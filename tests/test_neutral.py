@@ -109,6 +109,15 @@ def test_pieces_without_rows_are_no_devices() -> None:
     assert judge(graph, Plan((("d", 5),), rows)).devices == 3  # pieces of two rows: three hold some
 
 
+@pytest.mark.parametrize("split", [{"m": ["d"], "n": ["d"]}, {"m": ["elsewhere"]}, {"q": ["d"]}, {"+": ["d"]}])
+def test_plans_that_no_machine_can_run_are_refused(split: dict[str, list[str]]) -> None:
+    graph = net("zoo:mlp-mindspore,layers=1,hidden=64,in=64,out=64,batch=32")
+    product = next(n.id for n in graph.nodes if n.op == "MatMul")
+    with pytest.raises(ValueError, match="cannot be split") as e:
+        judge(graph, Plan((("d", 2),), {product: Split.of(split)}))
+    assert product in str(e.value)
+
+
 @pytest.mark.parametrize("table", ["rows", "megatron"])
 def test_the_reading_counts_what_the_judge_counts(table: str) -> None:
     graph = net(GPT.format(layers=2))
