@@ -127,7 +127,10 @@ def test_steps_and_rates_of_kinds(n: int, kind: str) -> None:
     links = {"mesh": n - 1, "ring": 2}.get(kind, 1)
     assert collective_time_s("collective-permute", 1e9, (span,)) == pytest.approx(US + links * 1e9 / (60 * GB))
     # an all-gather that sends on all its links at once cannot beat what one device must receive
-    assert collective_lines("all-gather", (span,))[0][1] == pytest.approx((n - 1) / n / (60 * GB))
+    latency, slope = collective_lines("all-gather", (span,))[0]
+    assert slope == pytest.approx((n - 1) / n / (60 * GB))
+    hops = {"mesh": [1], "ring": [min(d, n - d) for d in range(n)]}.get(kind, list(range(n)))
+    assert latency == pytest.approx(max(hops) * US), "as many steps as the farthest member is away"
 
 
 # --- collectives: brute force ----------------------------------------------------------------------------------------------------------
