@@ -28,7 +28,8 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     base = found.base
     pricer_cost, flow, _ = price_plan(base, best.plan, _pricer(request, best))
     graph = base.graph
-    bound = found.bound_s if found.bound_s and found.bound_s <= best.cost.step_time_s else 0.0
+    # The bound is over relaxed problems in whole picoseconds; a bound above the price by rounding alone is the price itself.
+    bound = min(found.bound_s, best.cost.step_time_s) if found.bound_s <= best.cost.step_time_s * (1 + 1e-9) else 0.0
     gap = (best.cost.step_time_s - bound) / best.cost.step_time_s if bound else None
     status = "optimal" if gap is not None and gap <= 1e-6 and not found.stopped else "feasible"
     solver: dict[str, Any] = {"name": request.solver, "status": status, "objective_s": best.objective_s, "bound_s": bound, "gap": gap, "plans_tried": found.tried,
