@@ -62,14 +62,14 @@ def test_the_optimum_survives(make, dominance: bool) -> None:  # type: ignore[no
 def test_a_chain_of_functions_becomes_one_node() -> None:
     rng = np.random.default_rng(0)
     tables = []
-    for _ in range(9):
+    for _ in range(5):
         table = np.full((4, 4), FORBIDDEN)
         table[np.arange(4), rng.permutation(4)] = 3
         tables.append(table)
-    usage = tuple(rng.integers(1, 9, 4) for _ in range(10))
-    ends = np.array([(i, i + 1) if i % 2 else (i + 1, i) for i in range(9)])
-    span = np.array([(i, i + 3) for i in range(10)])
-    problem = Problem(tuple(rng.integers(0, 9, 4) for _ in range(10)), ends, np.arange(9), tuple(tables), np.arange(10), span, usage, 14)
+    usage = tuple(rng.integers(1, 9, 4) for _ in range(6))
+    ends = np.array([(i, i + 1) if i % 2 else (i + 1, i) for i in range(5)])
+    span = np.array([(i, i + 3) for i in range(6)])
+    problem = Problem(tuple(rng.integers(0, 9, 4) for _ in range(6)), ends, np.arange(5), tuple(tables), np.arange(6), span, usage, 14)
     reduction = reduce(problem)
     assert reduction.problem is None or len(reduction.problem.cost) <= 2
     assert (brute_force(problem) is None) == (reduction.problem is None or brute_force(reduction.problem) is None)

@@ -1,0 +1,32 @@
+# Two commands do all: `make demo` (environment, a real plan, a real run) and `make test` (environment, checks, tests).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test slow lint clean
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	mkdir -p demo
+	$(BIN)/plan zoo:llama3-8b --devices 64 --batch 512 --force -o demo/llama3-8b.plan.json
+	$(BIN)/plan zoo:llama-tiny --devices 8 --precision fp32 --pin dp=4,tp=2 --force -o demo/llama-tiny.plan.json
+	$(BIN)/plan emit demo/llama-tiny.plan.json --model zoo:llama-tiny --backend shard_map --force -o demo/llama_tiny.py
+	$(BIN)/python demo/llama_tiny.py --virtual-devices 8 --steps 3
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf $(VENV) demo build *.egg-info
