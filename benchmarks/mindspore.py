@@ -25,6 +25,7 @@ from pathlib import Path
 from benchmarks.cuts import lay
 from benchmarks.mindspore_tables import Case, read_cases, rows, spec, table_of
 from benchmarks.neutral import Report, judge
+from planner.errors import PlanError
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "mindspore"
 SOLVERS = {"recursive_programming": "recursive", "dynamic_programming": "dp", "sharding_propagation": "recursive"}
@@ -186,7 +187,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
-        print(json.dumps(asdict(worker(Job(**json.loads(options.worker))))))
+        try:
+            print(json.dumps(asdict(worker(Job(**json.loads(options.worker))))))
+        except (PlanError, ValueError) as e:
+            print(str(e).splitlines()[0], file=sys.stderr)
+            return 1
         return 0
     if not (options.data / "strategies.jsonl").exists():
         print(f"no strategies.jsonl in {options.data}: give the folder of MindSpore's measurements with --data", file=sys.stderr)
