@@ -172,7 +172,7 @@ def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple
     if any(target.state(a)[0] != "fan" for a in source.fan) or any(a not in source.partial for a in target.partial):
         return None
     walk = _Walk(shape, source, sizes)
-    keep: list[int] = []  # per dim: how many leading axes stay as they are
+    keep: list[int] = []  # per dim: how many leading axes are where they belong
     for d, (old, new) in enumerate(zip(source.dims, target.dims, strict=True)):
         same = 0
         while same < min(len(old), len(new)) and old[same] == new[same]:
@@ -185,19 +185,19 @@ def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple
 
     def ready(d: int) -> Axes:
         """Axes still to be added to dim d, () while axes must leave it first."""
-        if len(walk.dims[d]) > len(target.dims[d]) or walk.dims[d] != list(target.dims[d][: len(walk.dims[d])]) or len(walk.dims[d]) < keep[d]:
-            return ()
-        return target.dims[d][len(walk.dims[d]) :]
+        return target.dims[d][keep[d] :] if len(walk.dims[d]) == keep[d] else ()
 
-    def fit(d: int) -> None:
+    def cut(kind: StepKind, run: Axes, d: int) -> None:
+        """Add axes to dim d, where they stay."""
         if not walk.dims[d]:
             walk.resize(d, padded(shape[d], target.dims[d], sizes))
+        walk.add(kind, run, d)
+        keep[d] += len(run)
 
     for d in range(len(shape)):  # 1. scatter what is pending
         run = tuple(_leading(ready(d), pending))
         if run:
-            fit(d)
-            walk.add("reduce-scatter", run, d)
+            cut("reduce-scatter", run, d)
             pending = [a for a in pending if a not in run]
     if pending:  # 2. all-reduce the rest
         walk.add("all-reduce", pending)
@@ -205,14 +205,14 @@ def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple
     for d in range(len(shape)):  # 3. free cuts that make what follows smaller
         run = tuple(_leading(ready(d), [a for a in ready(d) if a not in held]))
         if run:
-            fit(d)
-            walk.add("slice", run, d)
+            cut("slice", run, d)
     for d in range(len(shape)):  # 4. moves of one axis group from a dim to another
         for t in range(len(shape)):
             leaving = walk.dims[d][keep[d] :]
             arriving = ready(t)
             if t != d and leaving and arriving and tuple(leaving) == arriving[: len(leaving)] and _even(walk, d, t, leaving, shape, target, sizes):
                 walk.add("all-to-all", leaving, d, t)
+                keep[t] += len(leaving)
     for d in range(len(shape)):  # 5. gathers, in runs that become fans or stay replicated
         while len(walk.dims[d]) > keep[d]:
             leaving = walk.dims[d][keep[d] :]
@@ -224,7 +224,7 @@ def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple
     for d in range(len(shape)):  # 6. cuts that had to wait
         run = ready(d)
         if run:
-            walk.add("slice", run, d)
+            cut("slice", run, d)
     fans = tuple(a for a in target.fan if source.state(a)[0] in ("replicated", "partial"))
     if fans:  # 7. gradients of these axes are summed once, here
         walk.add("fan", fans)

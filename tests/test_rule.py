@@ -1,0 +1,87 @@
+"""The rule notation and everything read from it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.layout import Layout
+from planner.ops.shape import reshape_factors
+from planner.rule import Split, candidates, legal, parse
+
+MESH = {"data": 2, "model": 4}
+ORDER = ("data", "model")
+
+
+def matmul():
+    return parse("b m k, k n -> b m n", ((8, 16, 32), (32, 64)), ((8, 16, 64),))
+
+
+def test_layouts_of_a_column_then_row_parallel_product() -> None:
+    rule = matmul()
+    column = Split.of({"b": ["data"], "n": ["model"]})
+    assert rule.operand(0, column, ORDER) == Layout((("data",), (), ()), fan=("model",))
+    assert rule.operand(1, column, ORDER) == Layout(((), ("model",)), fan=("data",))
+    assert rule.result(0, column, ORDER) == Layout((("data",), (), ("model",)))
+    row = Split.of({"b": ["data"], "k": ["model"]})
+    assert rule.result(0, row, ORDER) == Layout((("data",), (), ()), partial=("model",))
+    assert rule.operand(1, row, ORDER) == Layout((("model",), ()), fan=("data",))
+
+
+def test_candidates_cover_every_assignment_once() -> None:
+    found = candidates(matmul(), MESH)
+    assert len(found) == len(set(found)) == 5 * 5  # each axis on b, m, k, n or nothing
+    assert found[0] == Split()
+
+
+def test_whole_factors_are_never_cut() -> None:
+    rule = parse("a b! -> a b!", ((8, 8),), ((8, 8),))
+    assert all(not s.axes("b") for s in candidates(rule, MESH))
+
+
+def test_padding_only_within_the_allowed_waste() -> None:
+    rule = parse("a -> a", ((9,),), ((9,),))
+    assert legal(rule, Split.of({"a": ["data"]}), MESH)  # 9 -> 10
+    assert not legal(rule, Split.of({"a": ["model"]}), MESH)  # 9 -> 12 wastes a quarter
+    assert legal(parse("a -> a", ((50257,),), ((50257,),)), Split.of({"a": ["model"]}), MESH)
+
+
+def test_a_minor_factor_is_cut_only_below_a_major_one_cut_to_one() -> None:
+    rule = parse("(h d) -> h d", ((32,),), ((2, 16),), sizes={"h": 2, "d": 16})
+    assert legal(rule, Split.of({"h": ["data"]}), MESH)
+    assert legal(rule, Split.of({"h": ["data"], "d": ["model"]}), MESH)
+    assert not legal(rule, Split.of({"d": ["model"]}), MESH)
+
+
+def test_pending_axes_only_for_linear_operators() -> None:
+    assert any(s.axes("+") for s in candidates(parse("a -> a", ((8,),), ((8,),), linear=(0,)), MESH))
+    assert not any(s.axes("+") for s in candidates(parse("a -> a", ((8,),), ((8,),)), MESH))
+
+
+@pytest.mark.parametrize("line", ["a b -> a", "a, b -> a", "a a -> b"])
+def test_a_line_that_does_not_fit_its_shapes_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match="rule"):
+        parse(line, ((4, 6),), ((4, 6),))
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.randoms())
+def test_reshape_factors_multiply_back(source: list[int], random) -> None:
+    """Whatever the shapes, factors of each side multiply to its dims; shared factors appear on both sides in the same order."""
+    flat = [n for d in source for n in ([2, d // 2] if d % 2 == 0 and d > 2 else [d])]
+    target, run = [], 1
+    for n in flat:
+        run *= n
+        if random.random() < 0.5:
+            target.append(run)
+            run = 1
+    target.append(run)
+    left, right, sizes, whole = reshape_factors(tuple(source), tuple(target))
+    for side, shape in ((left, source), (right, target)):
+        for dim, extent in zip(side, shape, strict=True):
+            product = 1
+            for f in dim:
+                product *= sizes[f]
+            assert product == extent
+    shared = [f for d in left for f in d if f not in whole]
+    assert shared == [f for d in right for f in d if f not in whole]
