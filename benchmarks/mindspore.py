@@ -32,7 +32,7 @@ SOLVERS = {"recursive_programming": "recursive", "dynamic_programming": "dp", "s
 UNPLANNED = (12, 24, 2048)
 FITS_BYTES = 80 * 10**9
 LOSS = "output:mean"
-WIDE = 68  # characters of a case
+WIDE = 60  # characters of a case
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ def worker(job: Job) -> Ours:
     Model.open(source, Workload(batch=batch, loss=LOSS), job.devices).graph(1)
     reading = time.process_time() - end
     mesh = " ".join(f"{name}={size}" for name, size in strategy.plan.mesh)
+    assert strategy.graph is not None  # it was planned just now
     report = judge(strategy.graph, strategy.plan)
     return Ours(report, strategy.cost.memory_per_device_bytes, mesh, end, max(0.0, end - begin - reading))
 
@@ -121,7 +122,7 @@ def compare(cases: Sequence[Case], plan: Callable[[Job], Ours], say: Callable[[s
     for case in cases:
         other, job = theirs(case), Job(case.net, case.layers, case.devices, case.batch, SOLVERS[case.mode])
         mine = plan(job)
-        say(f"{_name(job) + '; ' + ' '.join([case.mode, case.options]).strip():{WIDE}} {_cells(other, 19)}   {_ours(mine)}{_ratio(mine.report, other)}")
+        say(f"{_name(job, case.mode, case.options):{WIDE}} {_cells(other, 19)}   {_ours(mine)}{_ratio(mine.report, other)}")
         if (case.net, case.mode, case.devices) != ("gpt", "recursive_programming", 8):
             continue
         if (case.layers, case.batch) == (2, 4):
@@ -156,11 +157,12 @@ def times(path: Path, plan: Callable[[Job], Ours], say: Callable[[str], None]) -
         options = " ".join(json.loads(row["algo"] or "{}"))
         found = row["search_cpu_s"] if row["done"] == "True" else f"none {row['search_cpu_s']}".strip()
         ours = mine.error or f"{mine.search_cpu_s:13.2f} {mine.process_cpu_s:14.2f}"
-        say(f"{_name(job) + '; ' + ' '.join([row['mode'], options]).strip():{WIDE}} {found:>19} {row['frontend_cpu_before_s']:>9}   {ours}")
+        say(f"{_name(job, row['mode'], options):{WIDE}} {found:>19} {row['frontend_cpu_before_s']:>9}   {ours}")
 
 
-def _name(job: Job) -> str:
-    return f"{job.net} {job.layers}, batch {job.batch}, {job.devices} devices"
+def _name(job: Job, mode: str = "", options: str = "") -> str:
+    searched = " ".join([mode.removesuffix("_programming"), options]).strip()
+    return f"{job.net} {job.layers}, batch {job.batch}, {job.devices} devices" + (f"; {searched}" if searched else "")
 
 
 def _cells(report: Report, width: int) -> str:

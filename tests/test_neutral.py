@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,15 +61,17 @@ def megatron_table(graph: Graph, model: int) -> dict[str, Cuts]:
     return table
 
 
-@pytest.mark.parametrize("kind", ["rows", "megatron", "four of eight"])
+@pytest.mark.parametrize("kind", ["rows", "megatron", "four of eight", "sharded state"])
 def test_bytes_are_those_of_the_compiled_program(kind: str) -> None:
     from planner.emit.program import emit
     from planner.verify.compiled import compile_step
     from planner.verify.hlo import traffic
 
     graph = net(GPT.format(layers=1))
-    table = {"rows": rows_table(graph, 8, (1, 1, 8)), "megatron": megatron_table(graph, 8), "four of eight": rows_table(graph, 4, (4, 2, 1))}[kind]
-    plan = lay(graph, table, 8)
+    tables = {"rows": rows_table(graph, 8, (1, 1, 8)), "megatron": megatron_table(graph, 8), "four of eight": rows_table(graph, 4, (4, 2, 1))}
+    plan = lay(graph, tables.get(kind, tables["rows"]), 8)
+    if kind == "sharded state":
+        plan = replace(plan, zero=1, zero_axes=plan.order)
     found = traffic(compile_step(emit(graph, plan, workload="train", unroll=True), "train").as_text(), plan.mesh)
     compiled = sum(int(cell["payload"]) for by in found.values() for cell in by.values())
     assert judge(graph, plan).payload_bytes == compiled > 0
