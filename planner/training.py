@@ -32,7 +32,7 @@ def add_loss(graph: Graph, loss: str = "", logits: str = "", shift_labels: bool 
     """
     if logits and logits not in graph.outputs:
         raise PlanError("P031", f"no output named {logits!r}", detail=[f"outputs: {', '.join(graph.outputs)}"],
-                        help=[h for h in [did_you_mean(logits, graph.outputs)] if h])  # fmt: skip
+                        help=[did_you_mean(logits, graph.outputs) or "--logits with one of the outputs above"])  # fmt: skip
     loss = loss or default_loss(graph, logits)
     source = graph.tensors[logits or graph.outputs[0]]
     if loss.startswith("output:"):

@@ -32,7 +32,7 @@ def _reduce(function: str):
 
 def _mean(call: Call) -> str:
     """Divides by the global count: a cut dim leaves partial sums of the global mean."""
-    axes = tuple(call.attr("axes"))  # type: ignore[arg-type]
+    axes: tuple[int, ...] = tuple(call.attr("axes"))  # type: ignore[arg-type]
     count = prod(call.global_in[0][a] for a in axes)
     return f"jnp.sum({call.args[0]}, axis={axes}, keepdims={bool(call.attr('keepdims', 1))}) / {count}"
 

@@ -74,8 +74,8 @@ def _reshape_rule(node: Node, graph: Graph) -> Rule:
 def _transpose_rule(node: Node, graph: Graph) -> Rule:
     (shape,), (out,) = graph.shapes(node.inputs), graph.shapes(node.outputs)
     names = letters(len(shape))
-    perm = node.attrs["perm"]
-    return parse(f"{' '.join(names)} -> {' '.join(names[p] for p in perm)}", (shape,), (out,), linear=(0,))  # type: ignore[union-attr]
+    perm: tuple[int, ...] = tuple(node.attrs["perm"])  # type: ignore[arg-type]
+    return parse(f"{' '.join(names)} -> {' '.join(names[p] for p in perm)}", (shape,), (out,), linear=(0,))
 
 
 def _expand_rule(node: Node, graph: Graph) -> Rule:
@@ -100,7 +100,7 @@ def _slice(call: Call) -> str:
     parts = [":"] * len(call.in_shapes[0])
     for axis, start, end, step in zip(*(call.node.attrs[k] for k in ("axes", "starts", "ends", "steps")), strict=True):  # type: ignore[arg-type]
         stop = "" if step < 0 and end < 0 else str(end)
-        parts[axis] = f"{start}:{stop}" + (f":{step}" if step != 1 else "")
+        parts[int(axis)] = f"{start}:{stop}" + (f":{step}" if step != 1 else "")
     while parts and parts[-1] == ":":
         parts.pop()
     return f"{call.args[0]}[{', '.join(parts) or '...'}]"
