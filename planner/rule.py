@@ -190,7 +190,9 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = Limits()) -
 
 
 def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Limits()) -> bool:  # noqa: B008
-    """Whether a split may be used: see `candidates`."""
+    """Whether a split may be used: see `candidates`. An axis serves one factor."""
+    if sum(len(axes) for _, axes in split.pairs) > len(split.used):
+        return False
     for f, axes in split.pairs:
         if f == PENDING:
             if not rule.linear:

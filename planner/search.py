@@ -22,6 +22,7 @@ from costmodels.runtime import Runtime
 from planner.assemble import PICO, Techniques, assemble, splits_of
 from planner.batch import batch_factors
 from planner.evaluate import Cost, price_plan
+from planner.errors import PlanError
 from planner.flow import Plan
 from planner.model import Model
 from planner.pins import Pins
@@ -189,7 +190,17 @@ class Search:
         if pinned:
             return (int(pinned),)
         tight = not self.found or (min(c.key(self.request) for c in self.found) and self._best().techniques != Techniques())  # type: ignore[union-attr]
-        return [m for m in (2, 4, 8, 16, 32, 64) if batch % m == 0] if tight else ()
+        return [m for m in (2, 4, 8, 16, 32, 64) if batch % m == 0 and self._divides(m)] if tight else ()
+
+    def _divides(self, micro: int) -> bool:
+        """Whether the model can be read at a fraction of its batch: static reshapes of a batch mixed with other dims cannot."""
+        try:
+            self.model.graph(micro)
+        except PlanError as e:
+            if e.code != "P146":
+                raise
+            return False
+        return True
 
     def _pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""
@@ -354,7 +365,7 @@ class Search:
     def _baseline(self, label: str, mesh: Mesh, allowed: Callable, levels: tuple[int, ...]) -> Candidate | None:
         """The best fitting variant, else the one that needs the least memory."""
         tried: list[Candidate] = []
-        for micro in (1, *[m for m in (2, 4, 8, 16, 32) if self.training and self.model.batch % m == 0]):
+        for micro in (1, *[m for m in (2, 4, 8, 16, 32) if self.training and self.model.batch % m == 0 and self._divides(m)]):
             base = self.base(micro)
             pricer = self._pricer(mesh)
             space = build_space(base, pricer, allowed=allowed(base, mesh), zero_axes=tuple(a for a in pricer.sizes if a == "data") or tuple(pricer.sizes))
@@ -377,7 +388,7 @@ class Search:
 def batch_only(base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...] | None = None) -> dict[int, tuple[Split, ...]]:
     """Per class of nodes the one split that cuts the batch over the axes (as many of them as divide it)."""
     sizes = dict(mesh)
-    used = [a for a in (axes or tuple(sizes)) if sizes[a] > 1]
+    used = [a for a in (tuple(sizes) if axes is None else axes) if sizes[a] > 1]
     out = {}
     factors = batch_factors(base)
     for i in range(len(base.graph.nodes)):
