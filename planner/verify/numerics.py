@@ -36,7 +36,6 @@ def load_program(program: Program, name: str = "emitted") -> types.ModuleType:
     module.__file__ = f"{name}.py"
     text = re.sub(r"^CONSTANTS = .*$", "CONSTANTS = GIVEN_CONSTANTS", program.text, flags=re.M)
     module.__dict__["GIVEN_CONSTANTS"] = dict(program.constants)
-    import os; os.environ.get("DUMP") and open(os.environ["DUMP"]+name,"w").write(text)
     exec(compile(text, f"{name}.py", "exec"), module.__dict__)
     return module
 
@@ -61,9 +60,12 @@ def seeded_batch(module: types.ModuleType, given: Mapping[str, np.ndarray], seed
 
 
 def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray] | None = None,
-            unroll: bool = False) -> tuple[Comparison, list[np.ndarray]]:  # fmt: skip
-    """Compare one program with the unsharded one. Returns the errors and the program's outputs (inference), unpadded."""
-    import jax
+            unroll: bool = False, reference: Graph | None = None, known: dict[str, Expected] | None = None) -> tuple[Comparison, list[np.ndarray]]:  # fmt: skip
+    """Compare one program with the unsharded one. Returns the errors and the program's outputs (inference), unpadded.
+
+    reference: the graph of the whole batch, where `graph` is that of one microbatch. known: unsharded results by workload, filled and reused
+    between calls with the same graph, values and batch.
+    """
 
     program = emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training())  # type: ignore[arg-type]
     module = load_program(program)
@@ -74,14 +76,13 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Ma
         rows = getattr(module, table)
         trees[table] = module.place({k: _stack([values[x] for x in program.labels[k]], len(row[0])) for k, row in rows.items()}, rows, mesh)
     data = module.place(feeds, module.INPUTS, mesh)
-    plain = _reference(graph, workload)
-    alone = {k: feeds[k] for k in plain.INPUTS}
-    flat = {t: {k: values[row[2][0]] for k, row in getattr(plain, t).items()} for t in ("PARAMS", "FROZEN")}
+    known = {} if known is None else known
+    if workload not in known:
+        known[workload] = expected(reference or graph, workload, values, feeds)
+    wanted = known[workload]
     if workload == "train":
         loss, grads = module.make_gradients(mesh)(trees["PARAMS"], trees["FROZEN"], data)
-        with jax.default_device(jax.devices()[0]):
-            want_loss, want = jax.jit(jax.value_and_grad(plain.loss_of))(flat["PARAMS"], flat["FROZEN"], alone)
-        want = {plain.PARAMS[k][2][0]: np.asarray(g) for k, g in want.items()}
+        want = wanted.gradients
         top = max((float(np.abs(g).max()) for g in want.values() if g.size), default=0.0)
         worst, where = 0.0, ""
         for key, g in grads.items():
@@ -92,15 +93,37 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Ma
                 error = _error(got, want[label], 1e-3 * top)
                 if not error <= worst:
                     worst, where = error, label
-        return Comparison(_error(np.asarray(loss), np.asarray(want_loss), 0.0), worst, where, float(loss), float(want_loss)), []
+        return Comparison(_error(np.asarray(loss), wanted.loss, 0.0), worst, where, float(loss), float(wanted.loss)), []
     outs = [np.asarray(o) for o in module.make_inference(mesh)(trees["PARAMS"], trees["FROZEN"], data)]
-    with jax.default_device(jax.devices()[0]):
-        wanted = [np.asarray(o) for o in jax.jit(plain.forward)(flat["PARAMS"], flat["FROZEN"], alone)]
-    errors = [_error(o, r, 0.0) for o, r in zip(outs, wanted, strict=True)]
+    errors = [_error(o, r, 0.0) for o, r in zip(outs, wanted.outputs, strict=True)]
     worst = max(errors, default=0.0)
     where = graph.outputs[errors.index(worst)] if errors else ""
-    cropped = [o[tuple(slice(0, n) for n in r.shape)] for o, r in zip(outs, wanted, strict=True)]
+    cropped = [o[tuple(slice(0, n) for n in r.shape)] for o, r in zip(outs, wanted.outputs, strict=True)]
     return Comparison(worst, 0.0, where, 0.0, 0.0), cropped
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the unsharded program gives: outputs (inference), or loss and gradients by label (training)."""
+
+    outputs: tuple[np.ndarray, ...]
+    loss: np.ndarray
+    gradients: Mapping[str, np.ndarray]
+
+
+def expected(graph: Graph, workload: str, values: Mapping[str, np.ndarray], feeds: Mapping[str, np.ndarray]) -> Expected:
+    """Run the unsharded program on one device. values by weight label, feeds by input name."""
+    import jax
+
+    plain = _reference(graph, workload)
+    alone = {k: feeds[k] for k in plain.INPUTS}
+    flat = {t: {k: values[row[2][0]] for k, row in getattr(plain, t).items()} for t in ("PARAMS", "FROZEN")}
+    with jax.default_device(jax.devices()[0]):
+        if workload == "infer":
+            outs = jax.jit(plain.forward)(flat["PARAMS"], flat["FROZEN"], alone)
+            return Expected(tuple(np.asarray(o) for o in outs), np.zeros(()), {})
+        loss, grads = jax.jit(jax.value_and_grad(plain.loss_of))(flat["PARAMS"], flat["FROZEN"], alone)
+    return Expected((), np.asarray(loss), {plain.PARAMS[k][2][0]: np.asarray(g) for k, g in grads.items()})
 
 
 def _reference(graph: Graph, workload: str) -> types.ModuleType:
@@ -117,4 +140,5 @@ def _error(got: Any, want: np.ndarray, floor: float) -> float:
     if not want.size:
         return 0.0
     got, want = got.astype(np.float64), want.astype(np.float64)
-    return float(np.abs(got - want).max()) / max(float(np.abs(want).max()), floor, 1e-30)
+    error = float(np.abs(got - want).max()) / max(float(np.abs(want).max()), floor, 1e-30)
+    return error if error == error else float("inf")  # a NaN anywhere must not hide behind a maximum

@@ -1,0 +1,150 @@
+"""What `plan verify` found: predicted beside compiled, figure by figure, and how far the program's numbers are from the unsharded model's.
+
+A figure is *judged* when the prediction is exact (shard_map programs: payloads, dot FLOPs, argument bytes); judged figures must be equal.
+Others (compiler-placed collectives of jit programs, temporaries of the CPU compiler) are shown beside and carry no mark.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+WIDTHS = (34, 22, 22)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One quantity of one device and one step; `predicted` is None where the plan predicts nothing comparable."""
+
+    what: str
+    predicted: int | None
+    compiled: int
+    unit: str = "bytes"
+    judged: bool = True
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Equal, or not judged."""
+        return not self.judged or self.predicted == self.compiled
+
+    @property
+    def mark(self) -> str:
+        """What the last column says."""
+        if not self.judged:
+            return self.note
+        return "exact" if self.ok else "DIFFERS"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Errors of the program that ran against the unsharded model (semantics: error of a tensor); sizes say what ran.
+
+    error: of the outputs (inference) or of the loss (training). gradients: the largest of all, None for inference; `worst` names it.
+    """
+
+    size: str
+    parameters: int
+    error: float
+    gradients: float | None
+    worst: str
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Every error is a number within the tolerance."""
+        return all(math.isfinite(e) and e <= self.tolerance for e in (self.error, self.gradients or 0.0))
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Everything verified, and what was not: `not_run` says why there are no numbers when they were asked for."""
+
+    model: str
+    program: str
+    mesh: Mapping[str, int]
+    workload: str
+    compiled: str
+    figures: tuple[Figure, ...]
+    numbers: Numbers | None = None
+    not_run: str = ""
+    asked: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Every judged figure is exact, and the numbers, when asked for, were run and are within the tolerance."""
+        return all(f.ok for f in self.figures) and (not self.asked or (self.numbers is not None and self.numbers.ok))
+
+    def text(self) -> str:
+        """The report for people."""
+        mesh = ", ".join(f"{a}={n}" for a, n in self.mesh.items())
+        devices = math.prod(self.mesh.values())
+        lines = [f"{self.model}: {self.program} program, {self.workload}, on {devices} virtual CPU devices ({mesh})",
+                 f"compiled {self.compiled}; one device, one step:", _row("", "predicted", "compiled", "")]  # fmt: skip
+        lines += [_row(f.what, _number(f.predicted, f.unit), _number(f.compiled, f.unit), f.mark) for f in self.figures]
+        lines += self._numbers_text()
+        lines += [f"note: {n}" for n in self.notes]
+        lines.append("verified" if self.ok else "NOT VERIFIED: " + "; ".join(self.findings()))
+        return "\n".join(lines)
+
+    def _numbers_text(self) -> list[str]:
+        n = self.numbers
+        if n is None:
+            return [f"numbers: not run ({self.not_run or 'not asked for'})"]
+        what = f"loss {n.error:.1e}, gradients {n.gradients:.1e}" if n.gradients is not None else f"outputs {n.error:.1e}"
+        where = f" (worst: {n.worst})" if n.worst else ""
+        verdict = "within" if n.ok else "BEYOND"
+        return [f"numbers against the unsharded model, {n.size}, {n.parameters:,} parameters, float32: error of {what}{where}, {verdict} {n.tolerance:g}"]
+
+    def findings(self) -> tuple[str, ...]:
+        """What is wrong, a phrase each; empty when `ok`."""
+        out = [f"{f.what} predicted {_number(f.predicted, f.unit)}, compiled {_number(f.compiled, f.unit)}" for f in self.figures if not f.ok]
+        if self.asked and self.numbers is None:
+            out.append(f"numbers were not run: {self.not_run}")
+        elif self.numbers is not None and not self.numbers.ok:
+            out.append("numbers are beyond the tolerance")
+        return tuple(out)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; errors that are no number become null."""
+        data = asdict(self)
+        data["mesh"] = dict(self.mesh)
+        data["ok"], data["findings"] = self.ok, list(self.findings())
+        for figure, row in zip(self.figures, data["figures"], strict=True):
+            row["ok"] = figure.ok
+        if data["numbers"]:
+            data["numbers"]["ok"] = self.numbers.ok if self.numbers else False
+            for key in ("error", "gradients"):
+                value = data["numbers"][key]
+                data["numbers"][key] = value if value is None or math.isfinite(value) else None
+        return data
+
+    def to_json(self) -> str:
+        """The report for programs."""
+        return json.dumps(self.to_dict(), sort_keys=True, indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> VerifyReport:
+        """The inverse of `to_dict`; an error that was no number becomes NaN again."""
+        figures = tuple(Figure(**{k: v for k, v in row.items() if k != "ok"}) for row in data["figures"])
+        n = data["numbers"]
+        numbers = None
+        if n:
+            training = data["workload"] == "train"
+            gradients = (math.nan if n["gradients"] is None else n["gradients"]) if training else None
+            numbers = Numbers(n["size"], n["parameters"], math.nan if n["error"] is None else n["error"], gradients, n["worst"], n["tolerance"])
+        plain = {key: data[key] for key in ("model", "program", "mesh", "workload", "compiled", "not_run", "asked")}
+        return cls(**plain, figures=figures, numbers=numbers, notes=tuple(data["notes"]))
+
+
+def _number(value: int | None, unit: str) -> str:
+    return "-" if value is None else f"{value:,} {'B' if unit == 'bytes' else unit}"
+
+
+def _row(what: str, predicted: str, compiled: str, mark: str) -> str:
+    a, b, c = WIDTHS
+    return f"  {what:{a}}{predicted:>{b}}{compiled:>{c}}  {mark}".rstrip()

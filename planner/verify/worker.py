@@ -1,0 +1,260 @@
+"""`plan verify`: the emitted program compiled and run on virtual devices, predicted beside actual.
+
+`verify` starts `python -m planner.verify.worker` with one virtual CPU device per device of the plan, so that the caller never imports jax and
+a crash, a hang or exhausted memory of the compiler is an error message. The worker writes its report after each phase:
+
+    compile    from shapes alone, in float32, unrolled where the graph is small enough to unroll: nothing is allocated
+    run        outputs or gradients against the unsharded program, on the full model when the host memory it would take (what the compiler says
+               each device needs, times devices, plus the unsharded model) is below half of what there is and it would end in time; else on
+               `planner.verify.shrink`'s smaller model under the same splits
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlanError
+from planner.verify.report import Figure, Numbers, VerifyReport
+
+if TYPE_CHECKING:
+    from planner.flow import Plan
+    from planner.graph import Graph
+    from planner.model import Model
+    from planner.strategy import Strategy
+
+TOLERANCE = 1e-4
+TIMEOUT_S = 900.0
+UNROLLED_NODES = 700
+"""Graphs of more nodes are compiled with their repeated blocks as loops: unrolled they would take minutes."""
+CORE_FLOPS_PER_S = 5e9
+"""What one core is counted on to do; decides only whether the full model is run."""
+
+
+def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map", run: bool = True, tolerance: float = TOLERANCE,
+           timeout_s: float = TIMEOUT_S) -> VerifyReport:  # fmt: skip
+    """Compile, and with `run` execute, the program of a strategy on virtual CPU devices, in a process of its own.
+
+    source: the model the strategy was made for. tolerance: largest error of outputs, loss and gradients (a fraction, see semantics in the docs).
+    Raises PlanError: another model, no jax, devices that cannot be had, or a compilation that fails or exceeds timeout_s.
+    Running out of time after compiling is no error: the report says that numbers are missing.
+    """
+    from planner.api import choose
+
+    choose("backend", backend, ("shard_map", "jit"))
+    if importlib.util.find_spec("jax") is None:
+        raise PlanError("P160", "plan verify compiles with jax, which is not installed", help=["pip install jax"])
+    devices = prod(n for _, n in strategy.mesh_shape)
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered, planned = (Path(folder, name) for name in ("request.json", "answer.json", "strategy.json"))
+        strategy.save(planned)
+        request = {"strategy": str(planned), "source": str(source), "backend": backend, "run": run, "tolerance": tolerance, "timeout_s": timeout_s}
+        asked.write_text(json.dumps(request))
+        late, log, code = False, "", 0
+        try:
+            command = [sys.executable, "-m", "planner.verify.worker", str(asked), str(answered)]
+            done = subprocess.run(command, env=environment(devices), timeout=timeout_s, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.PIPE, text=True, errors="replace", check=False)  # fmt: skip
+            log, code = done.stderr, done.returncode
+        except subprocess.TimeoutExpired:
+            late = True
+        answer = json.loads(answered.read_text()) if answered.exists() else {}
+    if "error" in answer:
+        e = answer["error"]
+        raise PlanError(e["code"], e["what"], detail=e["detail"], help=e["help"], exit_code=e["exit_code"])
+    if "report" not in answer:
+        raise _lost(late, timeout_s, code, log, devices)
+    report = VerifyReport.from_dict(answer["report"])
+    if answer["phase"] == "done":
+        return report
+    return replace(report, not_run=f"not finished within {timeout_s:g} s" if late else f"the process ended with code {code} while running: {_last(log)}")
+
+
+def environment(devices: int) -> dict[str, str]:
+    """Environment of a process with that many virtual CPU devices, products in float32, able to import this package."""
+    root = str(Path(__file__).resolve().parents[2])
+    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
+    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "JAX_DEFAULT_MATMUL_PRECISION": "float32",
+            "XLA_FLAGS": " ".join([f"--xla_force_host_platform_device_count={devices}", *flags])}  # fmt: skip
+
+
+def _lost(late: bool, timeout_s: float, code: int, log: str, devices: int) -> PlanError:
+    """The error for a worker that left no report."""
+    if late:
+        return PlanError("P161", f"compiling did not end within {timeout_s:g} s", help=["a smaller model or fewer devices"])
+    why = "it was killed, most likely for memory" if code in (-9, 137) else f"it ended with code {code}"
+    return PlanError("P162", f"compiling for {devices} virtual devices failed: {why}", detail=[_last(log)] if log.strip() else [])
+
+
+def _last(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of one program: text, and bytes of one device."""
+
+    text: str
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temporary_bytes: int
+    unrolled: bool
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, outputs and temporaries, aliased bytes once."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
+
+
+def compile_program(graph: Graph, plan: Plan, workload: str, backend: str, optimizer: str) -> Compiled:
+    """Compile the training step (or the forward pass) from shapes alone. Needs jax and the plan's devices."""
+    from planner.emit.program import Training, emit
+    from planner.verify.compiled import compile_step
+
+    unroll = len(graph.nodes) <= UNROLLED_NODES or not plan.runs
+    program = emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training(optimizer))  # type: ignore[arg-type]
+    done = compile_step(program, workload)  # type: ignore[arg-type]
+    stats = done.memory_analysis()
+    return Compiled(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes, unroll)
+
+
+def figures(graph: Graph, plan: Plan, compiled: Compiled, workload: str, backend: str, optimizer: str, planned_bytes: int) -> tuple[Figure, ...]:
+    """Predicted beside compiled. planned_bytes: memory per device the strategy claims, in its own precision."""
+    from planner import account
+    from planner.emit.program import emitted_runs
+    from planner.flow import derive
+    from planner.verify.hlo import dot_flops, traffic
+
+    exact = backend == "shard_map"
+    flow = derive(graph, plan, training=workload == "train")
+    runs, _ = emitted_runs(flow)
+    predicted = account.traffic(account.collectives(flow, runs), plan.order, dict(plan.mesh))
+    actual = traffic(compiled.text, plan.mesh, merge_ar_slice=not exact)
+    placed = "" if exact else "placed by the compiler"
+    rows = []
+    for kind, axes in sorted({(k, a) for table in (predicted, actual) for k, by in table.items() for a in by}):
+        pair = [int(table.get(kind, {}).get(axes, {}).get("payload", 0)) for table in (predicted, actual)]
+        rows.append(Figure(f"{kind} over {axes}", pair[0], pair[1], judged=exact, note=placed))
+    rows.append(Figure("dot FLOPs", account.dot_flops(flow, runs), dot_flops(compiled.text), "FLOPs", exact, placed))
+    note = "" if exact else "jit keeps uneven pieces whole"
+    rows.append(Figure("argument bytes", account.argument_bytes(flow, optimizer), compiled.argument_bytes, judged=exact, note=note))
+    rows.append(Figure("temporaries", None, compiled.temporary_bytes, judged=False, note="CPU, not representative"))
+    rows.append(Figure("peak", planned_bytes, compiled.peak_bytes, judged=False, note="planned for the target in its precision; CPU, not representative"))
+    return tuple(rows)
+
+
+def host_bytes() -> int:
+    """Memory of this host, or of the control group this process may use."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, int(Path(name).read_text()))
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def too_large(graph: Graph, plan: Plan, compiled: Compiled, training: bool, timeout_s: float) -> str:
+    """Why the full model is not run; "" when it is: its estimated memory is below half the host's, and its work ends in a quarter of the time."""
+    from costmodels.units import show_bytes
+    from planner.flow import rule_of
+
+    whole = 4 * sum(t.elements for n, t in graph.tensors.items() if n not in graph.weights) * plan.microbatches
+    weights = 4 * graph.parameters
+    need = plan.devices * compiled.peak_bytes + (2 if training else 1) * (weights + whole) + 2 * weights
+    if need > host_bytes() / 2:
+        return f"it would take about {show_bytes(need)} of {show_bytes(host_bytes())} host memory"
+    work = sum(rule_of(n, graph)[0].flops for n in graph.nodes) * plan.microbatches * (3 if training else 1)
+    seconds = 2 * work / (CORE_FLOPS_PER_S * (os.cpu_count() or 1))
+    return f"it would take about {seconds:.0f} s" if seconds > timeout_s / 4 else ""
+
+
+def numbers(model: Model, plan: Plan, compiled: Compiled, backend: str, tolerance: float, timeout_s: float) -> tuple[Numbers, tuple[str, ...]]:
+    """Run the program, full or shrunk, against the unsharded one; and notes."""
+    from planner.verify.numerics import compare, seeded_values
+    from planner.weights import load
+
+    workload = model.workload.kind
+    graph, whole = model.graph(plan.microbatches), model.graph(1)
+    reason, notes = too_large(graph, plan, compiled, workload == "train", timeout_s), graph.notes
+    size = "full size"
+    if reason:
+        from planner.verify.shrink import follow, shrink
+
+        small = shrink(graph, plan=plan)
+        size = f"shrunk ({reason})"
+        whole = graph = small
+        plan = replace(follow(plan, model.graph(plan.microbatches), small), microbatches=1)
+        notes = tuple(n for n in small.notes if n not in notes)
+    else:
+        notes = ()
+    values = seeded_values(graph, load(graph, model.folder, seed_missing=True))
+    found, _ = compare(graph, plan, workload=workload, backend=backend, values=values, reference=whole)
+    gradients = found.gradients if workload == "train" else None
+    return Numbers(size, graph.parameters, found.outputs, gradients, found.worst, tolerance), notes
+
+
+def work(request: Mapping[str, Any], write: Any) -> None:
+    """The worker's two phases; `write(phase, report)` after each."""
+    import jax
+
+    from planner.api import reopen
+    from planner.strategy import Strategy
+
+    strategy = Strategy.load(request["strategy"])
+    devices = prod(n for _, n in strategy.mesh_shape)
+    try:
+        have = len(jax.devices())
+    except RuntimeError as e:
+        raise PlanError("P160", f"jax cannot make {devices} virtual CPU devices: {str(e).splitlines()[0]}") from e
+    if have != devices:
+        raise PlanError("P160", f"jax made {have} virtual CPU devices instead of {devices}", help=["unset JAX settings in the environment"])
+    model = reopen(strategy, request["source"])
+    if model.sha256() != strategy.model["sha256"]:
+        raise PlanError("P051", f"{request['source']} is not the model this strategy was made for (its graph has changed)", help=["plan again, or plan check"])
+    kind, backend = model.workload.kind, request["backend"]
+    graph = model.graph(int(strategy.techniques["microbatches"]))
+    plan = strategy.plan_for(graph)
+    optimizer = model.workload.optimizer
+    compiled = compile_program(graph, plan, kind, backend, optimizer)
+    how = f"from shapes, {'unrolled' if compiled.unrolled else 'repeated blocks as loops'}, float32"
+    precision = strategy.workload.get("precision", "fp32")
+    notes = (f"the plan computes in {precision}; CPU collectives would widen it, so its float32 twin is verified",) if precision != "fp32" else ()
+    rows = figures(graph, plan, compiled, kind, backend, optimizer, int(strategy.costs["memory_per_device_bytes"]))
+    report = VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how, rows, None, "", request["run"], notes)
+    write("compiled" if request["run"] else "done", report)
+    if request["run"]:
+        found, more = numbers(model, plan, compiled, backend, request["tolerance"], request["timeout_s"])
+        write("done", replace(report, numbers=found, notes=(*notes, *more)))
+
+
+def main(argv: list[str]) -> int:
+    """Entry of the worker process: REQUEST ANSWER, two JSON files."""
+    asked, answered = map(Path, argv)
+
+    def put(answer: Mapping[str, Any]) -> None:
+        part = answered.with_suffix(".part")
+        part.write_text(json.dumps(answer))
+        part.replace(answered)
+
+    try:
+        work(json.loads(asked.read_text()), lambda phase, report: put({"phase": phase, "report": report.to_dict()}))
+    except PlanError as e:
+        put({"error": {"code": e.code, "what": e.what, "detail": list(e.detail), "help": list(e.help), "exit_code": e.exit_code}})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
