@@ -1,35 +1,210 @@
-"""`auto`: elimination where the width allows, the integer program for what it leaves open."""
+"""`auto`: the portfolio. Exact elimination where the width allows, else two processes on the exactly reduced problem.
+
+1. Elimination (`dp`) on the problem as it is, when its tables are small; most planning problems end here.
+2. Exact reduction (`reduce`), and elimination again when the rest is narrow enough.
+3. Else, with a time limit, two processes:
+     here        memory prices by message passing, then annealing with exact tree moves (`search`)
+     the other   HiGHS (`ilp`) while the rest is small enough for it to prove the optimum, else a second search at other temperatures;
+                 the two exchange their best choices between rounds
+   Without a time limit the same parts run one after the other under a work limit: same seed and work, same result.
+Without numba the search is replaced by `recursive`.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from planner.problem import Budget, Problem, Solution, evaluate
-from planner.solvers import dp, ilp
+from planner.solvers import dp
+from planner.solvers.elimination import compile_tree
+from planner.solvers.model import Model, build
+from planner.solvers.reduce import reduce
+
+if TYPE_CHECKING:
+    from planner.solvers.search import Incumbent, Search
+
+DEFAULT_WORK = 1e10
+NARROW = 3e7
+"""Largest sum of elimination tables (in entries) worth an exact solve."""
+PROVABLE = 250_000
+"""Largest sum of edge tables (in entries) given to HiGHS."""
+SEARCHABLE = 1e14
+"""Costs must add up below this for the compiled search."""
+
+Stop = Literal["", "time", "work", "interrupt"]
 
 
 def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
-    """The best of the portfolio within the budget."""
+    """The best of the portfolio within the budget; see the module."""
     began = time.monotonic()
-    found = dp.solve(problem, budget, start)
-    if found.status in ("optimal", "infeasible") or found.stopped:
-        return replace(found, solver="auto")
-    left = budget if budget.time_limit_s is None else replace(budget, time_limit_s=max(0.1, began + budget.time_limit_s - time.monotonic()))
-    second = ilp.solve(problem, left, found.choice or start)
-    return replace(_merge(problem, found, second), solver="auto")
+    if not len(problem.cost):
+        return Solution((), "optimal", 0.0, "auto")
+    best = Solution((), "none", None, "auto")
+    if start is not None and evaluate(problem, start).feasible:
+        best = Solution(tuple(start), "feasible", None, "auto")
+    try:
+        if len(problem.cost) <= 5000:
+            best = _merge(problem, best, _eliminated(problem, build(problem), _left(budget, began), start))
+            if best.status != "none" and (best.status in ("optimal", "infeasible") or best.stopped):
+                return best
+        reduction = reduce(problem)
+        if reduction.problem is None:
+            return Solution((), "infeasible", None, "auto")
+        known = None if not best.choice else reduction.restrict(best.choice)
+        found = _reduced(reduction.problem, _left(budget, began), None if known is None else tuple(known.tolist()), best.bound)
+        if found.choice:
+            found = replace(found, choice=tuple(reduction.expand(found.choice).tolist()))
+        return _merge(problem, best, found)
+    except KeyboardInterrupt:
+        return replace(best, stopped="interrupt")
+
+
+def _left(budget: Budget, began: float) -> Budget:
+    if budget.time_limit_s is None:
+        return budget
+    return replace(budget, time_limit_s=max(0.05, budget.time_limit_s - (time.monotonic() - began)))
 
 
 def _merge(problem: Problem, a: Solution, b: Solution) -> Solution:
     """The cheaper choice with the higher bound."""
-    if b.status == "infeasible" or not a.choice:
-        return b
-    if not b.choice:
-        return a
-    best = min((a, b), key=lambda s: evaluate(problem, s.choice).cost)
-    cost = evaluate(problem, best.choice).cost
+    if b.status == "infeasible" and not a.choice:
+        return replace(b, solver="auto")
+    listed = [s for s in (a, b) if s.choice]
     bound = max((s.bound for s in (a, b) if s.bound is not None), default=None)
+    if not listed:
+        return replace(b, bound=bound, solver="auto", work=a.work + b.work)
+    best = min(listed, key=lambda s: evaluate(problem, s.choice).cost)
+    cost = evaluate(problem, best.choice).cost
     optimal = bound is not None and cost - bound <= 1e-6 * max(1.0, abs(cost))
     status: Literal["optimal", "feasible"] = "optimal" if optimal else "feasible"
-    return replace(best, bound=bound, status=status, stopped="" if optimal else b.stopped, work=a.work + b.work)
+    bound = None if bound is None else min(bound, float(cost))
+    return Solution(best.choice, status, bound, "auto", a.work + b.work, "" if optimal else b.stopped)
+
+
+def _eliminated(problem: Problem, model: Model, budget: Budget, start: tuple[int, ...] | None) -> Solution:
+    """`dp` when the tables are small, else nothing."""
+    tree = compile_tree(model, total_limit=NARROW)
+    if tree is None:
+        return Solution((), "none", None, "dp")
+    clock = dp.clock_of(budget, dp.DEFAULT_WORK)
+    return dp.claim(problem, dp.solve_model(model, clock, start), clock, "dp")
+
+
+def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bound: float | None) -> Solution:
+    """Solve what the reduction left."""
+    began = time.monotonic()
+    model = build(problem)
+    first = _eliminated(problem, model, budget, start) if bound is None else Solution((), "none", bound, "dp")
+    if first.status in ("optimal", "infeasible") or first.stopped:
+        return first
+    start = first.choice or start
+    left = _left(budget, began)
+    entries = sum(t.size for t in model.pairs.values())
+    weight = float(np.where(np.isfinite(model.cost), np.abs(model.cost), 0.0).sum()) + sum(
+        float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0)) for t in model.pairs.values()
+    )
+    fast = importlib.util.find_spec("numba") is not None and model.exact and weight < SEARCHABLE
+    if fast:
+        return _merge(problem, first, _searched(problem, model, left, start, entries <= PROVABLE))
+    return _merge(problem, first, _plain(problem, left, start, entries <= PROVABLE))
+
+
+def _plain(problem: Problem, budget: Budget, start: tuple[int, ...] | None, provable: bool) -> Solution:
+    """Without the compiled search: `recursive`, then HiGHS for the rest of the time."""
+    from planner.solvers import ilp, recursive
+
+    began = time.monotonic()
+    quick = _merge(problem, Solution((), "none", None), recursive.solve(problem, budget, start))
+    if quick.status in ("optimal", "infeasible") or not (provable or budget.time_limit_s):
+        return quick
+    left = _left(budget, began)
+    return _merge(problem, quick, ilp.solve_reduced(problem, left if left.time_limit_s else replace(left, work=2000), quick.choice or None))
+
+
+def _searched(problem: Problem, model: Model, budget: Budget, start: tuple[int, ...] | None, provable: bool) -> Solution:
+    """The compiled search here; with a time limit HiGHS or a second search in another process."""
+    from planner.solvers import kernels, search
+
+    kernels.seed(budget.seed)
+    state = search.start(model)
+    if start is not None:
+        state.fit(np.asarray(start, np.int64))
+    if budget.time_limit_s is not None:
+        return _together(problem, state, budget, provable)
+    work = float(budget.work or DEFAULT_WORK)
+    if provable:
+        from planner.solvers import ilp
+
+        _by_work(state, work / 4)
+        known = None if state.best.x is None else state.best.x
+        exact = ilp.solve_reduced(problem, replace(budget, work=max(1, int(work / 5e6))), known)
+        return _merge(problem, _answer(problem, state.best, "work", int(work / 4)), exact)
+    _by_work(state, work)
+    return _answer(problem, state.best, "work", int(work))
+
+
+def _by_work(state: Search, work: float) -> None:
+    """Prices for 30 % of the work, annealing for the rest."""
+    from planner.solvers import search
+
+    spent = 0.0
+
+    def go_on(more: float) -> bool:
+        nonlocal spent
+        spent += more
+        return spent < 0.3 * work
+
+    def done(more: float) -> float:
+        nonlocal spent
+        spent += more
+        return min(1.0, spent / work)
+
+    search.prices(state, go_on)
+    if state.best.x is not None and not state.best.closed:
+        search.rounds(state, 0, done, lambda: None, moves=20_000)
+
+
+def _together(problem: Problem, state: Search, budget: Budget, provable: bool) -> Solution:
+    from planner.solvers import search
+    from planner.solvers.worker import Partner
+
+    assert budget.time_limit_s is not None
+    began, limit = time.monotonic(), budget.time_limit_s
+    best, stopped = state.best, "time"
+    partner = Partner(problem, "ilp" if provable else "search", limit, budget.seed + 1)
+    try:
+        def sync() -> None:
+            partner.collect(best)
+
+        def go_on(_: float) -> bool:
+            sync()
+            return time.monotonic() - began < min(60.0, 0.3 * limit)
+
+        search.prices(state, go_on)
+        if best.x is not None and not best.closed:
+            search.rounds(state, 0, lambda _: (time.monotonic() - began) / limit, sync, share=lambda: partner.send(best))
+        while not best.closed and time.monotonic() - began < limit and partner.alive():
+            time.sleep(0.02)
+            sync()
+        sync()
+    except KeyboardInterrupt:
+        stopped = "interrupt"
+    finally:
+        partner.close()
+    if partner.infeasible and best.x is None:
+        return Solution((), "infeasible", None, "auto")
+    return _answer(problem, best, stopped, 0)  # type: ignore[arg-type]
+
+
+def _answer(problem: Problem, best: Incumbent, stopped: Stop, work: int) -> Solution:
+    bound = best.bound if np.isfinite(best.bound) else None
+    if best.x is None:
+        return Solution((), "none", bound, "auto", work, stopped)
+    cost = evaluate(problem, best.x).cost
+    optimal = bound is not None and cost - bound <= 1e-6 * max(1.0, abs(cost))
+    return Solution(tuple(best.x.tolist()), "optimal" if optimal else "feasible", bound, "auto", work, "" if optimal else stopped)

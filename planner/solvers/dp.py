@@ -79,6 +79,16 @@ def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...
         given = polish(model, np.asarray(start, np.int64))
         if given is not None:
             dual.offer(given)
+    try:
+        return _close(model, tree, dual, clock, caps)
+    except KeyboardInterrupt:
+        clock.stopped = "interrupt"
+        return Outcome(dual.best, dual.bound)
+
+
+def _close(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, ...]) -> Outcome:
+    """Prices, then labels, until the gap is closed or the clock stops."""
+    assert model.memory is not None
     maximise(dual)
     if dual.best is None:
         mended = polish(model, tree.run(model.cost + model.memory.priced(dual.price, len(model.cost)))[1])

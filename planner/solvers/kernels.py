@@ -86,10 +86,11 @@ def marginal(f, x, i, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def message_pass(f, unary, message, share, x):  # type: ignore[no-untyped-def]
+def message_pass(f, unary, message, share, x, regret):  # type: ignore[no-untyped-def]
     """One forward and one backward sweep of sequential tree-reweighted message passing under unary costs; returns the lower bound.
 
-    The forward sweep also decodes a choice into x.
+    The forward sweep also decodes a choice into x, and writes per position how much the bound of the pass before (same unary costs)
+    rises at least when that strategy is forced: the messages are then exact min-marginals of all chains through the node.
     """
     n = len(x)
     widest = 0
@@ -119,6 +120,11 @@ def message_pass(f, unary, message, share, x):  # type: ignore[no-untyped-def]
                         for s in range(k):
                             fixed[s] += message[m + s]
             if sweep == 0:
+                least = total[0]
+                for s in range(1, k):
+                    least = min(least, total[s])
+                for s in range(k):
+                    regret[o + s] = total[s] - least
                 least = fixed[0]
                 x[i] = 0
                 for s in range(1, k):
@@ -434,7 +440,7 @@ def anneal(f, x, top, lazy, price, cost, best_x, best_cost, hot, cold, moves, sh
             for a in range(f.first[i], f.first[i + 1]):
                 row = f.place[f.back[a]] + x[f.other[a]] * k
                 delta += f.table[row + s] - f.table[row + now]
-            work += 1.0
+            work += 20.0
             if delta > room:
                 continue
             journal[0, 0], journal[0, 1] = i, now
@@ -448,7 +454,7 @@ def anneal(f, x, top, lazy, price, cost, best_x, best_cost, hot, cold, moves, sh
             weight = np.random.random() * 1.5 if bound_by_memory else 0.0
             delta = solve_tree(
                 f, x, count, mark, stamp, nodes, parent, entry, real, belief, arg, widest, noise, weight, running, pick)
-            work += 100.0 * count
+            work += 1000.0 * count
             if delta > room and (not bound_by_memory or delta > room + heat * 20.0):
                 continue
             for t in range(count):
@@ -461,7 +467,7 @@ def anneal(f, x, top, lazy, price, cost, best_x, best_cost, hot, cold, moves, sh
                 continue
         if bound_by_memory and top[1] > f.limit:
             fits, added, length = repair(f, x, top, lazy, room - delta, 24, 32, journal, length, out)
-            work += 100.0
+            work += 2000.0
             delta += added
             if not fits or delta > room:
                 undo(f, x, top, lazy, journal, length)

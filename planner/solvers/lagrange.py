@@ -28,7 +28,7 @@ class Clock:
     work_limit: float
     deadline: float | None
     work: float = 0.0
-    stopped: Literal["", "time", "work"] = ""
+    stopped: Literal["", "time", "work", "interrupt"] = ""
 
     def spend(self, amount: float) -> bool:
         """Count work; False once a limit has been passed (`stopped` says which)."""

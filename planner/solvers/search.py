@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
@@ -72,43 +73,68 @@ def start(model: Model) -> Search:
     return Search(model, flat, rows, best, np.zeros(2 * flat.leaves), np.zeros(2 * flat.leaves))
 
 
-def prices(search: Search, go_on: Callable[[float], bool], patience: int = 12, rounds: int = 100_000) -> None:
-    """Raise the bound until `go_on(work)` says no or the steps get too short."""
+def regrets(search: Search, passes: int = 60) -> np.ndarray:
+    """How much the bound rises at least, above the incumbent's bound, when a strategy is forced; at the incumbent's prices. [positions]
+
+    A strategy with bound + regret > cost of the incumbent is in no better choice.
+    """
+    f, best = search.flat, search.best
+    message, unary, share = np.zeros(int(f.message[-1])), f.cost.copy(), _shares(search)
+    x, regret, found = np.zeros(search.model.nodes, np.int64), np.zeros(len(f.cost)), np.zeros(len(f.cost))
+    constant = 0.0
+    if search.rows:
+        kernels.priced(f, best.price, unary)
+        constant = float(best.price.sum()) * f.limit
+    value = -np.inf
+    for _ in range(passes):
+        fresh = kernels.message_pass(f, unary, message, share, x, regret) - constant
+        if np.isfinite(value):
+            best.bound = max(best.bound, value)
+            found = np.maximum(found, value + regret)
+        value = fresh
+    return found - best.bound
+
+
+def _shares(search: Search) -> np.ndarray:
+    """Weight of a node in each chain through it. [nodes]"""
+    f, n = search.flat, search.model.nodes
+    own = np.repeat(np.arange(n), np.diff(f.first))
+    earlier, later = np.bincount(own, f.other < own, n), np.bincount(own, f.other > own, n)
+    return 1.0 / np.maximum(1, np.maximum(earlier, later))
+
+
+def prices(search: Search, go_on: Callable[[float], bool], patience: int = 12) -> None:
+    """Raise the bound until `go_on(work)` says no; without memory until it stands still."""
     f, rows, best = search.flat, search.rows, search.best
     n = search.model.nodes
-    earlier = np.zeros(n, np.int64)
-    later = np.zeros(n, np.int64)
-    own = np.repeat(np.arange(n), np.diff(f.first))
-    np.add.at(earlier, own, f.other < own)
-    np.add.at(later, own, f.other > own)
-    share = 1.0 / np.maximum(1, np.maximum(earlier, later))
+    share = _shares(search)
     message, unary = np.zeros(int(f.message[-1])), f.cost.copy()
     price, direction = np.zeros(rows), np.zeros(rows)
-    gain, idle = 1.0, 0
-    x = np.zeros(n, np.int64)
+    gain, idle, mark, cycle = 1.0, 0, -1e300, 0
+    x, regret = np.zeros(n, np.int64), np.zeros(len(f.cost))
     entries = 2.0 * float(sum(len(search.model.node_cost(i)) for i in range(n)) + 2 * sum(t.size for t in search.model.pairs.values()))
-    for turn in range(rounds):
+    for turn in count():
         if rows:
             kernels.priced(f, price, unary)
-        value = kernels.message_pass(f, unary, message, share, x) - (float(price.sum()) * f.limit if rows else 0.0)
-        if value > best.bound + 1e-7 * abs(best.bound):
-            idle = 0
-        else:
-            idle += 1
+        value = kernels.message_pass(f, unary, message, share, x, regret) - (float(price.sum()) * f.limit if rows else 0.0)
         if value > best.bound:
             best.bound, best.price = value, price.copy()
         if turn in (3, 10) or turn % 25 == 24:
             search.fit(x)
         if not go_on(entries) or best.closed:
             break
-        if not rows:
-            if idle > patience:
-                break
-            continue
+        idle = 0 if best.bound > mark + 1e-7 * abs(mark) else idle + 1
+        mark = best.bound
         if idle > patience:
             gain, idle = gain * 0.8, 0
             if gain < 1e-4:
+                # once more from the best prices, now far, now near: the messages have settled since
+                gain, price, cycle = (0.3, 0.02)[cycle % 2], best.price.copy(), cycle + 1
+                direction[:] = 0.0
+        if not rows:
+            if cycle:
                 break
+            continue
         over = kernels.loads(f, x, rows) - f.limit
         direction = over + 0.9 * direction
         step = np.where((price <= 0) & (direction < 0), 0.0, direction)
@@ -153,18 +179,63 @@ class Annealer:
         return float(work)
 
 
-def anneal_for(annealer: Annealer, hot: float, cold: float, time_s: float, on_slice: Callable[[], None] | None = None) -> None:
-    """Geometric cooling from hot to cold over wall time, in slices of about a fifth of a second."""
+def anneal_for(
+    annealer: Annealer, hot: float, cold: float, done: Callable[[float], float], on_slice: Callable[[], None] | None = None, moves: int = 0
+) -> None:
+    """Geometric cooling from hot to cold as `done(work of the last slice)` goes from 0 to 1.
+
+    Slices have `moves` proposals, or with 0 as many as take a fifth of a second (not deterministic).
+    """
     annealer.begin()
-    began, moves = time.monotonic(), 2000
-    while True:
-        done = (time.monotonic() - began) / time_s
-        if done >= 1 or annealer.search.best.closed:
-            return
+    fixed, moves = bool(moves), moves or 2000
+    at = done(0.0)
+    ahead = 0.01
+    while at < 1 and not annealer.search.best.closed:
         before = time.monotonic()
-        now, then = hot * (cold / hot) ** done, hot * (cold / hot) ** min(1.0, done + 0.2 / time_s)
-        annealer.run(now, then, moves)
-        spent = time.monotonic() - before
-        moves = max(200, int(moves * min(4.0, 0.2 / max(spent, 1e-4))))
+        work = annealer.run(hot * (cold / hot) ** at, hot * (cold / hot) ** min(1.0, at + ahead), moves)
+        if not fixed:
+            moves = max(200, int(moves * min(4.0, 0.2 / max(time.monotonic() - before, 1e-4))))
+        after = done(work)
+        ahead, at = max(1e-6, after - at), after
         if on_slice is not None:
             on_slice()
+
+
+def rounds(
+    state: Search,
+    role: int,
+    done: Callable[[float], float],
+    sync: Callable[[], None],
+    share: Callable[[], None] | None = None,
+    moves: int = 0,
+) -> None:
+    """Two rounds of cooling from the incumbent, the second cooler; role 0 starts hotter than role 1.
+
+    Temperatures follow the gap that the prices left: a loose start wants heat, a near-optimal one would only be spoilt by it.
+    Under 1,000 nodes the rounds are shorter and more, each from hot to cold: restarts.
+    `done(work)` is the share of the whole budget used; `share` is called after each round (to exchange the incumbent).
+    """
+    best, n = state.best, state.model.nodes
+    annealer = Annealer(state, max(abs(best.bound), 1e-3 * abs(best.cost), 1.0) / n)
+    gap = (best.cost - best.bound) / max(abs(best.bound), 1.0) if np.isfinite(best.bound) else 1.0
+    base = float(np.clip(3.0 * gap, 0.01, 0.3))
+    if n < 1000:
+        plan = [(3.0, 0.05)] * 6
+    elif role == 0:
+        plan = [(base, base / 50), (base / 5, base / 200)]
+    else:
+        plan = [(base / 8, base / 80), (base / 20, base / 300)]
+    began = done(0.0)
+    for part, (hot, cold) in enumerate(plan):
+        low = began + (1.0 - began) * part / len(plan)
+        width = (1.0 - began) / len(plan)
+
+        def progress(work: float, low: float = low, width: float = width) -> float:
+            return (done(work) - low) / width
+
+        anneal_for(annealer, hot, cold, progress, sync, moves)
+        if share is not None:
+            share()
+        sync()
+        if best.closed:
+            return
