@@ -43,14 +43,17 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None) ->
         kept = v.kept_bytes * (1 if repeated and recompute != "none" else v.count)
         cost.append(_whole(seconds * PICO))
         usage.append(_whole(v.count * v.state_bytes[techniques.zero] + kept))
-    edges, tables, table_of, index = [], [], [], {}
+    edges: list[tuple[int, int]] = []
+    tables: list[np.ndarray] = []
+    table_of: list[int] = []
+    index: dict[tuple, int] = {}
     for link in space.links:
         a, b = space.variables[link.a], space.variables[link.b]
-        again = recompute == "block" and a.node in inside and b.node in inside and a.kind == b.kind == "op"
-        key = (id(link.forward_s), id(link.backward_s), link.count, again)
+        twice = recompute == "block" and a.node in inside and b.node in inside and a.kind == b.kind == "op"
+        key = (id(link.forward_s), id(link.backward_s), link.count, twice)
         if key not in index:
             index[key] = len(tables)
-            tables.append(_whole(PICO * micro * link.count * (link.forward_s * (2 if again else 1) + link.backward_s)))
+            tables.append(_whole(PICO * micro * link.count * (link.forward_s * (2 if twice else 1) + link.backward_s)))
         edges.append((link.a, link.b))
         table_of.append(index[key])
     n = len(cost)

@@ -23,7 +23,7 @@ MAX_PERIODS = 12
 
 def signature(node: Node, graph: Graph) -> tuple:
     """What must agree for two nodes to be the same work: operator, attributes, shapes, dtypes and roles of operands and results."""
-    cells = []
+    cells: list[tuple | None] = []
     for name in node.inputs:
         t = graph.tensors[name] if name else None
         if t is None:

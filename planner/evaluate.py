@@ -76,7 +76,15 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
         by_axes[label] = by_axes.get(label, 0.0) + seconds - hidden
     optimizer = 0.0
     if base.training:
-        optimizer = pricer.optimizer_s(sum(prod(local_shape(graph.tensors[n].shape, cut_layout(w), mesh)) for n, w in flow.weights.items() if n in flow.grad))
+        elements: dict[tuple, int] = {}
+        local = 0
+        for n, w in flow.weights.items():
+            if n in flow.grad:
+                shape = graph.tensors[n].shape
+                if (shape, id(w)) not in elements:
+                    elements[shape, id(w)] = prod(local_shape(shape, cut_layout(w), mesh))
+                local += elements[shape, id(w)]
+        optimizer = pricer.optimizer_s(local)
     flops = account.dot_flops(flow)
     ideal = _ideal_flops(base) * micro / max(plan.devices, 1)
     return Cost(
@@ -98,14 +106,16 @@ def _ideal_flops(base: Base) -> float:
 
 def memory(base: Base, flow: Flow, pricer: Pricer, folded: bool) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
-    graph, plan, mesh, recipe = base.graph, flow.plan, dict(flow.plan.mesh), pricer.recipe
+    graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
     parameters = gradients = state = 0.0
     gathered: dict[int, float] = {}
+    parts: dict[tuple, tuple[float, float, float]] = {}
     for name, w in flow.weights.items():
         t = graph.tensors[name]
-        own = prod(local_shape(t.shape, stored_layout(w), mesh))
-        full = prod(local_shape(t.shape, w.layout, mesh))
-        cut = prod(local_shape(t.shape, cut_layout(w), mesh))
+        key = (t.shape, id(w))
+        if key not in parts:
+            parts[key] = tuple(float(prod(local_shape(t.shape, x, mesh))) for x in (stored_layout(w), w.layout, cut_layout(w)))  # type: ignore[assignment]
+        own, full, cut = parts[key]
         parameters += own * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
         if name in flow.grad:
             gradients += (cut if w.zero >= 2 else full) * recipe.gradient_bytes
@@ -130,9 +140,13 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> float:
     inside = {i: (first, period) for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
     total = 0.0
     transient: dict[int, float] = {}
+    sizes: dict[tuple, float] = {}
     for (i, slot), name in savers(base).items():
-        layout = flow.need[i, slot] if slot >= 0 else flow.source[name]
-        size = prod(local_shape(graph.tensors[name].shape, layout, mesh)) * pricer.itemsize(graph.tensors[name].dtype)
+        layout, tensor = flow.need[i, slot] if slot >= 0 else flow.source[name], graph.tensors[name]
+        key = (tensor.shape, tensor.dtype, id(layout))
+        if key not in sizes:
+            sizes[key] = prod(local_shape(tensor.shape, layout, mesh)) * pricer.itemsize(tensor.dtype)
+        size = sizes[key]
         if plan.recompute != "none" and i in inside:
             first, period = inside[i]
             made = graph.producer.get(name, -1)

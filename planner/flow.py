@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from planner.errors import PlanError
 from planner.graph import Graph, Node
@@ -133,17 +134,26 @@ def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] 
     need: dict[tuple[int, int], Layout] = {}
     source: dict[str, Layout] = {}
     needs: dict[str, list[Layout]] = {}
+    whole = Split()
+    # Repeats share rules and splits, so each reading of a rule is made once and its layouts are shared objects: `known` keeps what they led to.
+    read: dict[tuple[int, int], tuple[list[tuple[Layout, Layout]], list[Layout]]] = {}
+    known: dict[tuple, Any] = {}
     for i, node in enumerate(graph.nodes):
-        split = plan.splits.get(node.id, Split())
+        rule, split = rules[i], plan.splits.get(node.id, whole)
+        layouts = read.get((id(rule), id(split)))
+        if layouts is None:
+            asked = [rule.operand(slot, split, order) for slot in range(len(rule.operands))]
+            layouts = read[id(rule), id(split)] = (
+                [(layout, replace(layout, fan=()) if layout.fan else layout) for layout in asked],
+                [rule.result(k, split, order) for k in range(len(rule.results))],
+            )
         for slot, name in enumerate(node.inputs):
             if name:
-                layout = rules[i].operand(slot, split, order)
-                if name not in grad:  # without a gradient a fan is just replicated
-                    layout = replace(layout, fan=())
+                layout = layouts[0][slot][0 if name in grad else 1]  # without a gradient a fan is just replicated
                 need[i, slot] = layout
                 needs.setdefault(name, []).append(layout)
         for k, name in enumerate(o for o in node.outputs if o):
-            source[name] = rules[i].result(k, split, order)
+            source[name] = layouts[1][k]
     for name in graph.outputs:
         made = source.get(name) or (needs[name][0].stored if name in needs else replicated(len(graph.tensors[name].shape)))
         needs.setdefault(name, []).append(made.stored)
@@ -153,11 +163,21 @@ def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] 
             source[name] = needs[name][0].stored if name not in graph.constants else replicated(len(graph.tensors[name].shape))
     for name in graph.weights:
         if name in needs:
-            weights[name] = plan.weight_plans.get(name) or weight_plan(graph, name, needs[name], plan, name in grad)
-            source[name] = replace(weights[name].layout, fan=weights[name].fan)
+            if name in plan.weight_plans:
+                kept = plan.weight_plans[name], replace(plan.weight_plans[name].layout, fan=plan.weight_plans[name].fan)
+            else:
+                key = ("weight", graph.tensors[name].shape, name in grad, *map(id, needs[name]))
+                if key not in known:
+                    made_plan = weight_plan(graph, name, needs[name], plan, name in grad)
+                    known[key] = made_plan, replace(made_plan.layout, fan=made_plan.fan)
+                kept = known[key]
+            weights[name], source[name] = kept
     trees: dict[str, Tree] = {}
     for name, targets in needs.items():
-        tree = distribute(graph.tensors[name].shape, source[name], tuple(targets), plan.mesh, name in grad)
+        key = ("tree", graph.tensors[name].shape, name in grad, id(source[name]), *map(id, targets))
+        tree = known.get(key)
+        if tree is None:
+            tree = known[key] = distribute(graph.tensors[name].shape, source[name], tuple(targets), plan.mesh, name in grad)
         if tree is None:
             raise PlanError("P041", f"the layouts asked of tensor {name!r} cannot be joined", detail=[t.spell() for t in (source[name], *targets)],
                             help=["remove the pin of one of its operators"])  # fmt: skip

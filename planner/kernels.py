@@ -68,6 +68,11 @@ def _bytes(base: Base, pricer: Pricer, name: str, shape: tuple[int, ...]) -> flo
 
 def savers(base: Base) -> dict[tuple[int, int], str]:
     """(node, slot) -> tensor kept for the backward pass because of that use; each tensor once, at its first such use. Results have slot -1 - k."""
+    return base.savers
+
+
+def find_savers(base: Base) -> dict[tuple[int, int], str]:
+    """What `savers` returns, worked out."""
     graph = base.graph
     charged: dict[tuple[int, int], str] = {}
     seen: set[str] = set()

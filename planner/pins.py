@@ -67,7 +67,8 @@ class Pins:
 
     def allowed(self, base: Base, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
         """Per class of nodes the splits the pins leave. A glob that matches nothing, or a split that is not legal, is an error."""
-        graph, out = base.graph, {}
+        graph = base.graph
+        out: dict[int, tuple[Split, ...]] = {}
         for glob, table in self.nodes.items():
             hits = [i for i, node in enumerate(graph.nodes) if _matches(glob, node, graph.labels)]
             if not hits:

@@ -21,8 +21,8 @@ from costmodels.precision import Recipe
 from costmodels.runtime import Runtime
 from planner.assemble import PICO, Techniques, assemble, splits_of
 from planner.batch import batch_factors
-from planner.evaluate import Cost, price_plan
 from planner.errors import PlanError
+from planner.evaluate import Cost, price_plan
 from planner.flow import Plan
 from planner.model import Model
 from planner.pins import Pins
@@ -114,6 +114,7 @@ class Search:
         self._pricers: dict[Mesh, Pricer] = {}
         self._tried: list[Candidate] = []  # keeps candidates alive, so that their ids stay unique
         self.stopped = ""
+        self._least: dict[str, tuple[float, Space, Mesh, Techniques]] = {}  # label -> least usage any choice has, and where
 
     def base(self, microbatches: int) -> Base:
         """Rules, gradients and repeated blocks of the graph of one microbatch."""
@@ -160,6 +161,8 @@ class Search:
                 best = replace(c, label=label)
         detail = self.details.get(id(best))
         base = self.base(best.plan.microbatches if best else 1)
+        if best is None:
+            self.too_large += [c for c in [self._smallest("plan")] if c]
         smallest = min(self.too_large, key=lambda c: c.cost.memory.total, default=None)
         space, choice, problem = detail[:3] if detail else (None, (), None)
         return Found(best, baselines, base, space, choice, problem, min(self.bounds, default=0.0), len(self.found) + len(self.too_large), self.stopped, smallest)
@@ -296,7 +299,9 @@ class Search:
             bounded = assemble(space, techniques, room)
             solved = self._solve(bounded) if room > 0 else None
             if solved is None:
-                return candidate or self._smallest(space, mesh, techniques, label)
+                if candidate is None:
+                    self._note_small(space, mesh, techniques, label)
+                return candidate
             if evaluate(bounded, solved[0]).cost / PICO > worth_s:
                 return None
             candidate = self._candidate(space, mesh, techniques, bounded, label, solved)
@@ -306,8 +311,17 @@ class Search:
             room = min(room, evaluate(bounded, solved[0]).peak_usage) - excess
         return candidate
 
-    def _smallest(self, space: Space, mesh: Mesh, techniques: Techniques, label: str) -> Candidate | None:
-        """The plan that needs about the least memory under these techniques: what an error quotes when nothing fits."""
+    def _note_small(self, space: Space, mesh: Mesh, techniques: Techniques, label: str) -> None:
+        """Remember where the least memory is needed: only that one is priced, and only when nothing fits."""
+        usage = float(sum(u.min() for u in assemble(space, techniques, None).live_usage))
+        if label not in self._least or usage < self._least[label][0]:
+            self._least[label] = usage, space, mesh, techniques
+
+    def _smallest(self, label: str) -> Candidate | None:
+        """The plan that needs about the least memory of those that did not fit: what an error quotes when nothing fits."""
+        if label not in self._least:
+            return None
+        _, space, mesh, techniques = self._least[label]
         problem = assemble(space, techniques, None)
         by_size = replace(problem, cost=tuple(u + 0 * c for c, u in zip(problem.cost, problem.live_usage, strict=True)),
                           tables=tuple(np.where(t >= FORBIDDEN, t, 0) for t in problem.tables))  # fmt: skip
@@ -382,6 +396,8 @@ class Search:
                     break
             if fitting or label == "replicated":
                 break
+        if not any(c.cost.memory.total <= self.request.limit_bytes for c in tried):
+            tried += [c for c in [self._smallest(label)] if c]
         return min(tried, key=self._rank, default=None)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ import numpy as np
 from planner.blocks import classes, find_runs
 from planner.flow import Plan, gradient_tensors, rule_of, weight_plan
 from planner.graph import Graph
-from planner.kernels import inner_times, kernel_times, savers
+from planner.kernels import find_savers, inner_times, kernel_times, savers
 from planner.layout import Axes, Layout, convert, group, local_shape
 from planner.rule import PENDING, Limits, Rule, Split, candidates
 
@@ -57,6 +58,11 @@ class Base:
             known[i] = known[shared[i]] if shared[i] in known else rule_of(node, graph)
         grad = gradient_tensors(graph) if training else frozenset()
         return cls(graph, training, tuple(known[i][0] for i in range(len(known))), tuple(known[i][1] for i in range(len(known))), grad, runs, shared, times)
+
+    @cached_property
+    def savers(self) -> dict[tuple[int, int], str]:
+        """See planner.kernels.savers."""
+        return find_savers(self)
 
 
 @dataclass
