@@ -1,0 +1,140 @@
+"""Layouts in plain notation: `W[d, f/model]` says that the second dim is cut over the mesh axis "model".
+
+Dims of weights are named by their extent, with a legend: d the extent most weights share, f the widest other one of the repeated blocks,
+v the rows of the longest table that is looked up in; an extent that plays no such part is written as its number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner.rule import Rule
+    from planner.strategy import Strategy
+
+_NUMBER = re.compile(r"(?<=[./])\d+(?=[./])")
+
+
+def cells(names: Sequence[str], dims: Sequence[Sequence[str]]) -> str:
+    """`[d, f/model]` of dim names and the axes that cut each."""
+    return "[" + ", ".join(n + ("/" + "+".join(a) if a else "") for n, a in zip(names, dims, strict=True)) + "]"
+
+
+def spell_dim(dim: Sequence[str], whole: frozenset[str] = frozenset()) -> str:
+    """A rule's dim: `m`, `(h d)`, `k!`, or `1` for a dim of size one."""
+    marked = [f + ("!" if f in whole else "") for f in dim]
+    return marked[0] if len(marked) == 1 else f"({' '.join(marked)})" if marked else "1"
+
+
+def spell_rule(rule: Rule) -> str:
+    """The one-line rule: `b m k, k n -> b m n`."""
+    sides = [", ".join(" ".join(spell_dim(d, rule.whole) for d in dims) or "()" for dims in side) for side in (rule.operands, rule.results)]
+    return " -> ".join(sides)
+
+
+def spell_split(split: Mapping[str, Sequence[str]]) -> str:
+    """`n/model` of a split; "whole on every device" when nothing is cut."""
+    return ", ".join(("pending sum" if f == "+" else f) + "/" + "+".join(a) for f, a in split.items()) or "whole on every device"
+
+
+def stored_axes(row: Mapping[str, Any]) -> list[list[str]]:
+    """Axes per dim of a tensor row as it is kept between steps: optimizer level 3 cuts the weight itself."""
+    dims = [list(a) for a in row["layout"]]
+    zero = row.get("zero")
+    if zero and zero["level"] == 3:
+        dims[zero["dim"]] += zero["axes"]
+    return dims
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """Parameters that are alike: the same label but for layer numbers, the same shape and layout. `elements` counts all of them."""
+
+    label: str
+    shape: tuple[int, ...]
+    dims: tuple[tuple[str, ...], ...]
+    count: int
+    elements: int
+
+
+def weight_groups(strategy: Strategy) -> list[WeightGroup]:
+    """All parameters in groups, the heaviest first (ties in file order)."""
+    found: dict[tuple, list[str]] = {}
+    for name, row in strategy.tensors.items():
+        if "label" in row:
+            label = _NUMBER.sub("*", str(row["label"]) or name)
+            key = (label, tuple(row["shape"]), tuple(tuple(a) for a in stored_axes(row)))
+            found.setdefault(key, []).append(str(row["label"]) or name)
+    groups = [WeightGroup(label if len(names) > 1 else names[0], shape, dims, len(names), len(names) * prod(shape)) for (label, shape, dims), names in found.items()]
+    return sorted(groups, key=lambda g: -g.elements)
+
+
+def short_labels(labels: Sequence[str]) -> dict[str, str]:
+    """Labels without the parts that all of them share at the front, layer stars, a closing `weight`, and exporters' filler words.
+
+    A short form that two labels would share is not used.
+    """
+    filler = {"*", "layers", "layer", "block", "blocks", "h", "model", "self_attn", "self", "encoder", "decoder", "transformer", "weight", "module"}
+
+    def form(label: str) -> str:
+        parts = [p for p in re.split(r"[./]", label) if p]
+        kept = [p for p in parts if p not in filler] or parts[-1:]
+        return ".".join(kept[-2:])
+
+    forms = {label: form(label) for label in labels}
+    taken = list(forms.values())
+    return {label: text if taken.count(text) == 1 else label for label, text in forms.items()}
+
+
+def extent_names(strategy: Strategy) -> dict[int, str]:
+    """extent -> letter, see the module's docstring."""
+    matrices = [g for g in weight_groups(strategy) if len(g.shape) == 2]
+    votes: dict[int, int] = {}
+    wide: dict[int, int] = {}
+    for g in matrices:
+        for n in g.shape:
+            votes[n] = votes.get(n, 0) + g.count
+            if g.count > 1:
+                wide[n] = wide.get(n, 0) + g.elements
+    out: dict[int, str] = {}
+    shared = min((n for n in votes if n > 1), key=lambda n: (-votes[n], n), default=None)
+    if shared is not None and votes[shared] > 1:
+        out[shared] = "d"
+    hidden = min((n for n in wide if n > 1 and n not in out), key=lambda n: (-wide[n], n), default=None)
+    if hidden is not None:
+        out[hidden] = "f"
+    rows = max((g.shape[0] for g in matrices if g.count == 1 and g.shape[0] > g.shape[1] and g.shape[0] not in wide), default=None)
+    if rows is not None and rows not in out and any(r["op"] == "Gather" for r in strategy.nodes.values()):
+        out[rows] = "v"
+    return out
+
+
+def spell_weight(group: WeightGroup, names: Mapping[int, str]) -> str:
+    """`W[d, f/model]` of a group of parameters."""
+    return "W" + cells([names.get(n, str(n)) for n in group.shape], group.dims)
+
+
+def residual(strategy: Strategy, names: Mapping[int, str]) -> str:
+    """`x[b/data, s, d]` of what one repeated block hands to the next; "" without blocks."""
+    for block in strategy.blocks:
+        last = strategy.nodes.get(block["body"][-1]) if block["body"] else None
+        for out in last["outputs"] if last else ():
+            row = strategy.tensors.get(out)
+            if row and row["shape"]:
+                return "x" + _activation(row, strategy, names)
+    return ""
+
+
+def _activation(row: Mapping[str, Any], strategy: Strategy, names: Mapping[int, str]) -> str:
+    """Notation of an activation: b for the batch of one microbatch in front, s for the tokens of one example, then the weights' letters."""
+    batch = strategy.workload["batch"] // max(1, int(strategy.techniques["microbatches"]))
+    per_example = int(strategy.costs.get("tokens_per_step", 0)) // max(1, int(strategy.workload["batch"]))
+    letters = []
+    for d, n in enumerate(row["shape"]):
+        letters.append("b" if d == 0 and n == batch else "s" if d == 1 and n == per_example and n > 1 and len(row["shape"]) > 2 else names.get(n, str(n)))
+    text = cells(letters, row["layout"])
+    return text + (f" partial over {'+'.join(row['partial'])}" if row["partial"] else "")

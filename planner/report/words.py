@@ -1,0 +1,145 @@
+"""How figures, lines and tables are written in a terminal: every view shares these few functions.
+
+Text is made of plain strings; a `Style` adds ANSI codes only where colour is asked for, and widths are counted without them.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from costmodels.units import show_bytes, show_time
+
+__all__ = ["Style", "bar", "count", "flops", "hang", "labelled", "pack", "percent", "show_bytes", "show_time", "short", "signed_time", "table", "visible"]
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
+_FLOPS = ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
+LABEL = 8
+"""Columns of the label in front of a line."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """ANSI emphasis, or none."""
+
+    colour: bool = False
+
+    def _wrap(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colour and text else text
+
+    def bold(self, text: str) -> str:
+        """Headings and the figures one looks for."""
+        return self._wrap("1", text)
+
+    def dim(self, text: str) -> str:
+        """What may be skipped."""
+        return self._wrap("2", text)
+
+    def good(self, text: str) -> str:
+        """Fits, verified, within tolerance."""
+        return self._wrap("32", text)
+
+    def warn(self, text: str) -> str:
+        """Tight, or worth a look."""
+        return self._wrap("33", text)
+
+    def bad(self, text: str) -> str:
+        """Does not fit, regressed, wrong."""
+        return self._wrap("31", text)
+
+    def fit(self, fit: str) -> str:
+        """yes, tight or no in its colour."""
+        return {"yes": self.good, "tight": self.warn}.get(fit, self.bad)(fit)
+
+
+def visible(text: str) -> int:
+    """Columns a text takes in a terminal."""
+    return len(_ANSI.sub("", text))
+
+
+def count(n: float) -> str:
+    """A count for people: "1,124", "4.2 M", "8.03 B"."""
+    for scale, unit in _LARGE:
+        if n >= scale:
+            return f"{n / scale:.3g} {unit}"
+    return f"{n:,.0f}"
+
+
+def flops(n: float) -> str:
+    """FLOPs for people: "30.4 PFLOP"."""
+    for scale, unit in _FLOPS:
+        if n >= scale:
+            return f"{n / scale:.4g} {unit}"
+    return f"{n:,.0f} FLOP"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage, with a digit more when it is small."""
+    value = 100 * share
+    return f"{value:.1f} %" if abs(value) >= 0.1 or value == 0 else f"{value:.2g} %"
+
+
+def signed_time(seconds: float) -> str:
+    """A difference of times, with its sign: "+12.3 ms"."""
+    return ("-" if seconds < 0 else "+") + show_time(abs(seconds))
+
+
+def short(text: str, width: int) -> str:
+    """A name cut in the middle to `width` columns, its two ends kept: they tell repeated names apart."""
+    if len(text) <= width:
+        return text
+    head = max((width - 3) // 3, 0)
+    return text[:head] + "..." + text[len(text) - (width - 3 - head) :]
+
+
+def pack(items: Iterable[str], width: int, indent: int = LABEL, gap: str = "   ") -> list[str]:
+    """Items side by side on lines of at most `width` columns after `indent`; an item longer than a line is wrapped at spaces."""
+    room = max(width - indent, 20)
+    lines: list[str] = []
+    for item in items:
+        if lines and visible(lines[-1]) + len(gap) + visible(item) <= room:
+            lines[-1] += gap + item
+        elif visible(item) <= room or item != _ANSI.sub("", item):
+            lines.append(item)
+        else:
+            lines += textwrap.wrap(item, room, break_long_words=False, break_on_hyphens=False)
+    return lines
+
+
+def labelled(label: str, items: Iterable[str], width: int, style: Style, gap: str = "   ") -> list[str]:
+    """A label and its items, continued under the first item; nothing when there are no items."""
+    lines = pack(items, width, LABEL, gap)
+    return [(style.bold(f"{label:<{LABEL}}") if i == 0 else " " * LABEL) + line for i, line in enumerate(lines)]
+
+
+def hang(label: str, text: str, width: int) -> list[str]:
+    """Prose wrapped to `width` columns, continued under the end of its label."""
+    return textwrap.wrap(label + text, width, subsequent_indent=" " * len(label), break_on_hyphens=False, break_long_words=False)
+
+
+def table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), gap: str = "   ") -> list[str]:
+    """Rows as aligned columns; `right` lists the columns aligned to the right."""
+    if not rows:
+        return []
+    right = set(right)
+    widths = [max(visible(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [(" " * (w - visible(c)) + c) if i in right else (c + " " * (w - visible(c))) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append(gap.join(cells).rstrip())
+    return lines
+
+
+def bar(parts: Sequence[tuple[float, str]], total: float, columns: int) -> str:
+    """Parts of a whole as a bar: each (value, one character) takes its share of the columns, the rest is dots.
+
+    Ends are rounded cumulatively, so that the bar never outgrows its columns and no rounding is lost.
+    """
+    text, run = "", 0.0
+    for value, mark in parts:
+        run += value
+        text += mark * (min(columns, round(columns * run / total)) - len(text) if total > 0 else 0)
+    return text + "." * (columns - len(text))
