@@ -1,7 +1,8 @@
-"""Runs an emitted program and its unsharded twin on the same values and compares outputs, loss and every gradient.
+"""Runs an emitted program and its unsharded twin on the same values and compares outputs, loss and every gradient, in float32.
 
-Needs jax and as many (virtual) devices as the plan's mesh: `planner.verify.worker` runs it in a process of its own.
+Needs jax and as many (virtual) devices as the plan's mesh.
 Error of a tensor g against r: max|g - r| / max(max|r|, 1e-3 * max over all gradients of max|r|); for outputs max|o - r| / max|r|.
+With microbatches the twin runs them one after another and takes the mean.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from typing import Any
 import numpy as np
 
 from planner.emit.program import Program, Training, emit
+from planner.emit.tables import initial_mean
 from planner.flow import Plan
 from planner.graph import Graph
+
+Values = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Largest errors found and where; `values` are the unsharded outputs (inference) for a further check against another runtime."""
+    """Largest errors found and where (a label or an output)."""
 
     outputs: float
     gradients: float
@@ -30,20 +34,21 @@ class Comparison:
     reference_loss: float
 
 
-def load_program(program: Program, name: str = "emitted") -> types.ModuleType:
-    """Execute a program's text as a module, with its constants in place of the file it would read."""
+def load_program(program: Program, name: str = "emitted", compute: str = "float32") -> types.ModuleType:
+    """Execute a program's text as a module, computing in `compute`, with its constants in place of the file it would read."""
+    import jax.numpy as jnp
+
     module = types.ModuleType(name)
     module.__file__ = f"{name}.py"
     text = re.sub(r"^CONSTANTS = .*$", "CONSTANTS = GIVEN_CONSTANTS", program.text, flags=re.M)
     module.__dict__["GIVEN_CONSTANTS"] = dict(program.constants)
     exec(compile(text, f"{name}.py", "exec"), module.__dict__)
+    module.__dict__["COMPUTE"] = jnp.dtype(compute)
     return module
 
 
-def seeded_values(graph: Graph, given: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
+def seeded_values(graph: Graph, given: Values, seed: int = 0) -> dict[str, np.ndarray]:
     """label -> array for every weight: given values where there are any, else seeded normal (norm scales and variances around one)."""
-    from planner.emit.skeleton import initial_mean
-
     rng = np.random.default_rng(seed)
     out = {}
     for name in graph.weights:
@@ -54,85 +59,86 @@ def seeded_values(graph: Graph, given: Mapping[str, np.ndarray], seed: int = 0) 
     return out
 
 
-def seeded_batch(module: types.ModuleType, given: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
+def seeded_batch(module: types.ModuleType, given: Values, seed: int = 0) -> dict[str, np.ndarray]:
     """The program's synthetic batch, with given inputs in place of synthetic ones."""
     return {**module.synthetic_batch(seed), **{k: v for k, v in given.items() if k in module.INPUTS}}
 
 
-def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray] | None = None,
-            unroll: bool = False, reference: Graph | None = None, known: dict[str, Expected] | None = None) -> tuple[Comparison, list[np.ndarray]]:  # fmt: skip
-    """Compare one program with the unsharded one. Returns the errors and the program's outputs (inference), unpadded.
+def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Values, batch: Values | None = None,
+            unroll: bool = False) -> tuple[Comparison, list[np.ndarray]]:  # fmt: skip
+    """Compare one program with the unsharded one.
 
-    reference: the graph of the whole batch, where `graph` is that of one microbatch. known: unsharded results by workload, filled and reused
-    between calls with the same graph, values and batch.
+    values: label -> array of every weight. batch: input -> array (with microbatches, their count is the first dim); what is missing is seeded.
+    Returns the errors and the program's outputs (inference), unpadded.
     """
-
     program = emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training())  # type: ignore[arg-type]
     module = load_program(program)
     feeds = seeded_batch(module, batch or {})
     mesh = module.make_mesh()
-    trees = {}
-    for table in ("PARAMS", "FROZEN"):
-        rows = getattr(module, table)
-        trees[table] = module.place({k: _stack([values[x] for x in program.labels[k]], len(row[0])) for k, row in rows.items()}, rows, mesh)
-    data = module.place(feeds, module.INPUTS, mesh)
-    known = {} if known is None else known
-    if workload not in known:
-        known[workload] = expected(reference or graph, workload, values, feeds)
-    wanted = known[workload]
+    params, frozen = (_place(module, program, table, values, mesh) for table in ("PARAMS", "FROZEN"))
+    data = module.place(feeds, module.specs_of(module.INPUTS), mesh)
+    plain = Twin(graph, workload, values)
     if workload == "train":
-        loss, grads = module.make_gradients(mesh)(trees["PARAMS"], trees["FROZEN"], data)
-        want = wanted.gradients
-        top = max((float(np.abs(g).max()) for g in want.values() if g.size), default=0.0)
-        worst, where = 0.0, ""
-        for key, g in grads.items():
-            names, whole = program.labels[key], np.asarray(g)
-            stacked = whole.ndim > want[names[0]].ndim
-            for j, label in enumerate(names):
-                got = whole[j] if stacked else whole
-                error = _error(got, want[label], 1e-3 * top)
-                if not error <= worst:
-                    worst, where = error, label
-        return Comparison(_error(np.asarray(loss), wanted.loss, 0.0), worst, where, float(loss), float(wanted.loss)), []
-    outs = [np.asarray(o) for o in module.make_inference(mesh)(trees["PARAMS"], trees["FROZEN"], data)]
-    errors = [_error(o, r, 0.0) for o, r in zip(outs, wanted.outputs, strict=True)]
+        loss, grads = module.make_gradients(mesh)(params, frozen, data)
+        want_loss, want = plain.gradients(feeds, plan.microbatches)
+        worst, where = _worst_gradient(program, grads, want)
+        return Comparison(_error(np.asarray(loss), want_loss, 0.0), worst, where, float(loss), float(want_loss)), []
+    outs = [np.asarray(o) for o in module.make_inference(mesh)(params, frozen, data)]
+    wanted = plain.outputs(feeds)
+    errors = [_error(o, r, 0.0) for o, r in zip(outs, wanted, strict=True)]
     worst = max(errors, default=0.0)
     where = graph.outputs[errors.index(worst)] if errors else ""
-    cropped = [o[tuple(slice(0, n) for n in r.shape)] for o, r in zip(outs, wanted.outputs, strict=True)]
+    cropped = [o[tuple(slice(0, n) for n in r.shape)] for o, r in zip(outs, wanted, strict=True)]
     return Comparison(worst, 0.0, where, 0.0, 0.0), cropped
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What the unsharded program gives: outputs (inference), or loss and gradients by label (training)."""
+class Twin:
+    """The unsharded program on one device: no splits, no mesh, nothing stacked."""
 
-    outputs: tuple[np.ndarray, ...]
-    loss: np.ndarray
-    gradients: Mapping[str, np.ndarray]
+    def __init__(self, graph: Graph, workload: str, values: Values) -> None:
+        program = emit(graph, Plan((), {}), workload=workload, unroll=True)  # type: ignore[arg-type]
+        self.module = load_program(program, "unsharded")
+        self.labels = {key: names[0] for key, names in program.labels.items()}
+        self.params, self.frozen = ({k: values[self.labels[k]] for k in getattr(self.module, table)} for table in ("PARAMS", "FROZEN"))
+
+    def gradients(self, feeds: Values, microbatches: int = 1) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """(mean loss, label -> gradient)."""
+        import jax
+
+        run = jax.jit(jax.value_and_grad(self.module.loss_of))
+        pieces = [{k: v[i] if microbatches > 1 else v for k, v in feeds.items()} for i in range(microbatches)]
+        with jax.default_device(jax.devices()[0]):
+            results = [run(self.params, self.frozen, {k: p[k] for k in self.module.INPUTS}) for p in pieces]
+        loss, grads = jax.tree.map(lambda *parts: np.mean([np.asarray(x) for x in parts], 0), *results)
+        return loss, {self.labels[k]: g for k, g in grads.items()}
+
+    def outputs(self, feeds: Values) -> list[np.ndarray]:
+        """Outputs of an inference graph."""
+        import jax
+
+        with jax.default_device(jax.devices()[0]):
+            return [np.asarray(o) for o in jax.jit(self.module.forward)(self.params, self.frozen, {k: feeds[k] for k in self.module.INPUTS})]
 
 
-def expected(graph: Graph, workload: str, values: Mapping[str, np.ndarray], feeds: Mapping[str, np.ndarray]) -> Expected:
-    """Run the unsharded program on one device. values by weight label, feeds by input name."""
-    import jax
-
-    plain = _reference(graph, workload)
-    alone = {k: feeds[k] for k in plain.INPUTS}
-    flat = {t: {k: values[row[2][0]] for k, row in getattr(plain, t).items()} for t in ("PARAMS", "FROZEN")}
-    with jax.default_device(jax.devices()[0]):
-        if workload == "infer":
-            outs = jax.jit(plain.forward)(flat["PARAMS"], flat["FROZEN"], alone)
-            return Expected(tuple(np.asarray(o) for o in outs), np.zeros(()), {})
-        loss, grads = jax.jit(jax.value_and_grad(plain.loss_of))(flat["PARAMS"], flat["FROZEN"], alone)
-    return Expected((), np.asarray(loss), {plain.PARAMS[k][2][0]: np.asarray(g) for k, g in grads.items()})
+def _place(module: types.ModuleType, program: Program, table: str, values: Values, mesh: Any) -> Any:
+    rows = getattr(module, table)
+    whole = {}
+    for key, row in rows.items():
+        arrays = [values[label] for label in program.labels[key]]
+        whole[key] = np.stack(arrays) if row[2] else arrays[0]
+    return module.place(whole, module.specs_of(rows), mesh)
 
 
-def _reference(graph: Graph, workload: str) -> types.ModuleType:
-    """The unsharded program: no splits, no mesh."""
-    return load_program(emit(graph, Plan((), {}), workload=workload, unroll=True), "unsharded")  # type: ignore[arg-type]
-
-
-def _stack(arrays: list[np.ndarray], rank: int) -> np.ndarray:
-    return np.stack(arrays) if arrays[0].ndim < rank else arrays[0]
+def _worst_gradient(program: Program, grads: Mapping[str, Any], want: Values) -> tuple[float, str]:
+    top = max((float(np.abs(g).max()) for g in want.values() if g.size), default=0.0)
+    worst, where = 0.0, ""
+    for key, g in grads.items():
+        names, whole = program.labels[key], np.asarray(g)
+        for j, label in enumerate(names):
+            error = _error(whole[j] if whole.ndim > want[label].ndim else whole, want[label], 1e-3 * top)
+            if not error <= worst:
+                worst, where = error, label
+    return worst, where
 
 
 def _error(got: Any, want: np.ndarray, floor: float) -> float:
@@ -140,5 +146,4 @@ def _error(got: Any, want: np.ndarray, floor: float) -> float:
     if not want.size:
         return 0.0
     got, want = got.astype(np.float64), want.astype(np.float64)
-    error = float(np.abs(got - want).max()) / max(float(np.abs(want).max()), floor, 1e-30)
-    return error if error == error else float("inf")  # a NaN anywhere must not hide behind a maximum
+    return float(np.abs(got - want).max()) / max(float(np.abs(want).max()), floor, 1e-30)

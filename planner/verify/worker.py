@@ -181,29 +181,28 @@ def too_large(graph: Graph, plan: Plan, compiled: Compiled, training: bool, time
     return f"it would take about {seconds:.0f} s" if seconds > timeout_s / 4 else ""
 
 
-def numbers(model: Model, plan: Plan, compiled: Compiled, backend: str, tolerance: float, timeout_s: float) -> tuple[Numbers, tuple[str, ...]]:
-    """Run the program, full or shrunk, against the unsharded one; and notes."""
+def numbers(model: Model, plan: Plan, compiled: Compiled, backend: str, tolerance: float, timeout_s: float) -> tuple[Numbers | None, str, tuple[str, ...]]:
+    """Run the program, full or shrunk, against the unsharded one: (numbers or None, why not, notes)."""
     from planner.verify.numerics import compare, seeded_values
     from planner.weights import load
 
     workload = model.workload.kind
     graph, whole = model.graph(plan.microbatches), model.graph(1)
-    reason, notes = too_large(graph, plan, compiled, workload == "train", timeout_s), graph.notes
-    size = "full size"
+    size, notes = "full size", ()
+    reason = too_large(graph, plan, compiled, workload == "train", timeout_s)
     if reason:
-        from planner.verify.shrink import follow, shrink
+        from planner.verify.shrink import follow, shrink, within_goals
 
-        small = shrink(graph, plan=plan)
-        size = f"shrunk ({reason})"
-        whole = graph = small
-        plan = replace(follow(plan, model.graph(plan.microbatches), small), microbatches=1)
-        notes = tuple(n for n in small.notes if n not in notes)
-    else:
-        notes = ()
+        small = shrink(graph, 0, plan=plan, folder=model.folder)
+        notes = tuple(n for n in small.notes if n not in graph.notes)
+        if not within_goals(small):
+            return None, f"at full size {reason}, and the model does not shrink far enough", notes
+        plan, size = replace(follow(plan, graph, small), microbatches=1), f"shrunk model ({reason} at full size)"
+        graph = whole = small
     values = seeded_values(graph, load(graph, model.folder, seed_missing=True))
     found, _ = compare(graph, plan, workload=workload, backend=backend, values=values, reference=whole)
     gradients = found.gradients if workload == "train" else None
-    return Numbers(size, graph.parameters, found.outputs, gradients, found.worst, tolerance), notes
+    return Numbers(size, graph.parameters, found.outputs, gradients, found.worst, tolerance), "", notes
 
 
 def work(request: Mapping[str, Any], write: Any) -> None:
@@ -236,8 +235,8 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     report = VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how, rows, None, "", request["run"], notes)
     write("compiled" if request["run"] else "done", report)
     if request["run"]:
-        found, more = numbers(model, plan, compiled, backend, request["tolerance"], request["timeout_s"])
-        write("done", replace(report, numbers=found, notes=(*notes, *more)))
+        found, why, more = numbers(model, plan, compiled, backend, request["tolerance"], request["timeout_s"])
+        write("done", replace(report, numbers=found, not_run=why, notes=(*notes, *more)))
 
 
 def main(argv: list[str]) -> int:
