@@ -75,6 +75,14 @@ def _inside_runs(space: Space) -> frozenset[int]:
 
 
 def axis_choices(space: Space) -> tuple[np.ndarray, ...]:
+    """`_axis_choices`, kept with the space."""
+    if "axes" not in space.memo:
+        space.memo["axes"] = _axis_choices(space)
+    found: tuple[np.ndarray, ...] = space.memo["axes"]
+    return found
+
+
+def _axis_choices(space: Space) -> tuple[np.ndarray, ...]:
     """Per variable [options, axes] which factor (a small integer) each mesh axis cuts, -1 for none: what `recursive` decides level by level."""
     axes = tuple(space.pricer.sizes)
     out = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.space import Base
+from planner.base import Base
 
 
 def batch_factors(base: Base) -> tuple[str, ...]:

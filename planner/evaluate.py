@@ -19,7 +19,7 @@ from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
 from planner.kernels import kernel_times, savers
 from planner.layout import local_shape
 from planner.price import Pricer
-from planner.space import Base
+from planner.base import Base
 
 
 @dataclass(frozen=True)

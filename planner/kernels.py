@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from planner.layout import local_shape
+from planner.layout import group, local_shape, padded
 from planner.ops import OPERATORS
 from planner.rule import Split
 
 if TYPE_CHECKING:
     from planner.price import Pricer
-    from planner.space import Base
+    from planner.base import Base
 
 FREE = frozenset({"Reshape", "Identity"})
 
@@ -23,17 +23,24 @@ def kernel_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[floa
     (a fused operator only writes its result), twice that backward.
     """
     graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
-    mesh = pricer.sizes
-    order = tuple(mesh)
-    operator = OPERATORS.get(node.op)
-    local = rule.local(split, mesh)
-    share = 1.0
-    for f, n in rule.sizes.items():
-        share *= local[f] / n if n else 1.0
-    flops = rule.flops * share
-    ins = sum(_bytes(base, pricer, n, local_shape(graph.tensors[n].shape, rule.operand(slot, split, order), mesh)) for slot, n in enumerate(node.inputs) if n)
+    mesh, order = pricer.sizes, tuple(pricer.sizes)
     live = [o for o in node.outputs if o]
+    ins = sum(_bytes(base, pricer, n, local_shape(graph.tensors[n].shape, rule.operand(slot, split, order), mesh)) for slot, n in enumerate(node.inputs) if n)
     outs = sum(_bytes(base, pricer, n, local_shape(graph.tensors[n].shape, rule.result(k, split, order), mesh)) for k, n in enumerate(live))
+    return times_of(base, i, split, ins, outs, pricer)
+
+
+def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pricer) -> tuple[float, float]:
+    """`kernel_times` where the bytes of the node's local operands and results are known."""
+    graph, node, rule, mesh = base.graph, base.graph.nodes[i], base.rules[i], pricer.sizes
+    operator = OPERATORS.get(node.op)
+    share = 1.0
+    for f, axes in split.pairs:
+        n = rule.sizes.get(f)
+        if n:
+            share *= padded(n, axes, mesh) / group(axes, mesh) / n
+    flops = rule.flops * share
+    live = [o for o in node.outputs if o]
     fused = operator is not None and operator.fusible
     moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * (operator.traffic if operator else 1.0)
     if node.op in FREE:

@@ -24,7 +24,7 @@ from planner.errors import PlanError, did_you_mean
 from planner.rule import Limits, Split, candidates, legal
 
 if TYPE_CHECKING:
-    from planner.space import Base
+    from planner.base import Base
 
 SHORT = {"tp": "model", "dp": "data", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
 TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None}

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from costmodels import collectives, compute
 from costmodels.precision import Recipe
 from costmodels.runtime import Runtime
+from planner.conversions import Atlas, Conversions
 from planner.graph import DTYPE_BYTES
 from planner.layout import Axes
 from planner.topology import Mesh, Topology
@@ -25,8 +27,10 @@ class Pricer:
     mesh: Mesh
     runtime: Runtime
     recipe: Recipe
+    atlas: Atlas = field(default_factory=Atlas)
+    """Derivations that do not depend on the sizes of axes: one atlas serves the pricers of many meshes."""
     memo: dict[tuple, Any] = field(default_factory=dict)
-    """Prices of conversions and weights on this mesh, kept by planner.space."""
+    """Prices of weights and local sizes on this mesh, kept by planner.space."""
     _affine: dict[tuple[str, Axes], tuple[tuple[float, float], ...]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
 
@@ -41,12 +45,21 @@ class Pricer:
         """Seconds of one collective over the axes; 0 when it moves nothing."""
         if not kind or not axes or not payload_bytes:
             return 0.0
+        return min(latency + payload_bytes * slope for latency, slope in self.lines(kind, axes))
+
+    def lines(self, kind: str, axes: Axes) -> tuple[tuple[float, float], ...]:
+        """(latency_s, s_per_byte) lines whose minimum is the time of a collective over the axes."""
         key = (kind, axes)
         lines = self._affine.get(key)
         if lines is None:
             group = self.topology.group(self.mesh, axes)
             lines = self._affine[key] = collectives.collective_lines(kind, group)
-        return min(latency + payload_bytes * slope for latency, slope in lines)
+        return lines
+
+    @cached_property
+    def conversions(self) -> Conversions:
+        """Prices of conversions on this mesh."""
+        return Conversions(self.atlas, self)
 
     def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
         """Seconds of one kernel: the slower of arithmetic and memory, and the launch floor."""

@@ -13,56 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.blocks import classes, find_runs
-from planner.flow import Plan, gradient_tensors, rule_of, weight_plan
-from planner.graph import Graph
-from planner.kernels import find_savers, inner_times, kernel_times, savers
-from planner.layout import Axes, Layout, convert, group, local_shape
+from planner.base import Base as Base
+from planner.base import Wire
+from planner.flow import Plan, weight_plan
+from planner.kernels import inner_times, times_of
+from planner.layout import Axes, Layout, group, local_shape
 from planner.rule import PENDING, Limits, Rule, Split, candidates
 
 if TYPE_CHECKING:
     from planner.price import Pricer
 
 ZERO_LEVELS = (0, 1, 2, 3)
-
-
-@dataclass(frozen=True)
-class Base:
-    """What does not depend on the mesh: rules, gradients, repeated blocks, classes and multiplicities."""
-
-    graph: Graph
-    training: bool
-    rules: tuple[Rule, ...]
-    reasons: tuple[str, ...]
-    grad: frozenset[str]
-    runs: tuple[tuple[int, int, int], ...]
-    shared: tuple[int, ...]
-    times: Mapping[int, int]
-
-    @classmethod
-    def of(cls, graph: Graph, *, training: bool, fold: bool = True) -> Base:
-        """Derive once per graph; `fold=False` gives every node its own decision."""
-        runs = find_runs(graph) if fold else ()
-        shared = tuple(classes(graph, runs))
-        times: dict[int, int] = {}
-        for c in shared:
-            times[c] = times.get(c, 0) + 1
-        known: dict[int, tuple[Rule, str]] = {}
-        for i, node in enumerate(graph.nodes):
-            known[i] = known[shared[i]] if shared[i] in known else rule_of(node, graph)
-        grad = gradient_tensors(graph) if training else frozenset()
-        return cls(graph, training, tuple(known[i][0] for i in range(len(known))), tuple(known[i][1] for i in range(len(known))), grad, runs, shared, times)
-
-    @cached_property
-    def savers(self) -> dict[tuple[int, int], str]:
-        """See planner.kernels.savers."""
-        return find_savers(self)
+NO_WEIGHT = np.zeros((len(ZERO_LEVELS), 3))
 
 
 @dataclass
@@ -105,10 +72,21 @@ class Space:
     variables: list[Variable]
     links: list[Link]
     op_of: Mapping[int, int]  # node class -> variable
+    memo: dict[str, Any] = field(default_factory=dict)
+    """What planner.assemble derives once per space."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What nodes of one kind share: the priced variable, and the layout numbers of operands and results under each of its splits."""
+
+    variable: Variable
+    needs: list[list[int]]
+    results: list[list[int]]
 
 
 class _Builder:
-    """Builds a Space; tables are memoised by shapes and layouts, so repeated work is priced once."""
+    """Builds a Space. Layouts are numbers of the pricer's atlas; nodes of one kind (`Base.kinds`) are priced once."""
 
     def __init__(self, base: Base, pricer: Pricer, limits: Limits, allowed: Mapping[int, tuple[Split, ...]], zero_axes: Axes) -> None:
         self.base, self.pricer, self.limits, self.allowed = base, pricer, limits, allowed
@@ -116,46 +94,60 @@ class _Builder:
         self.mesh = tuple(self.sizes.items())
         self.order = tuple(self.sizes)
         self.zero_axes = zero_axes
+        self.atlas, self.tables = pricer.atlas, pricer.conversions
         self.variables: list[Variable] = []
         self.links: list[Link] = []
         self.op_of: dict[int, int] = {}
-        self._price = pricer.memo
-        self._tables: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
-        self._connected: dict[tuple, tuple[int, int, int]] = {}  # wiring -> (hub or -1, first link, end link)
+        self._kinds: dict[tuple, _Kind] = {}
+        self._kind_of: dict[int, _Kind] = {}
+        self._linked: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
 
     def build(self) -> Space:
-        graph, base = self.graph, self.base
-        readers: dict[str, list[tuple[int, int]]] = {}
-        for i, node in enumerate(graph.nodes):
-            for slot, name in enumerate(node.inputs):
-                if name and name not in graph.constants:
-                    readers.setdefault(name, []).append((i, slot))
-        self.readers = readers
-        self.first_saver = savers(base)
-        for i in range(len(graph.nodes)):
-            if base.shared[i] == i:
-                self._op(i)
-        for name, uses in readers.items():
-            self._connect(name, uses)
+        for i in self.base.times:
+            self._op(i)
+        for wire in self.base.wires:
+            self._connect(wire)
         self._outputs()
-        return Space(base, self.pricer, self.variables, self.links, self.op_of)
-
-    def need(self, i: int, slot: int, split: Split) -> Layout:
-        """Layout of an operand under a split; without a gradient a fan is plain replication."""
-        layout = self.base.rules[i].operand(slot, split, self.order)
-        return layout if self.graph.nodes[i].inputs[slot] in self.base.grad else replace(layout, fan=())
+        return Space(self.base, self.pricer, self.variables, self.links, self.op_of)
 
     def _op(self, i: int) -> None:
-        node, rule = self.graph.nodes[i], self.base.rules[i]
-        splits = self.allowed.get(i) or self._reachable(i, candidates(rule, self.sizes, self.limits))
-        v = Variable(node.id, "op", self.base.times[i], i, splits, flops=rule.flops * self.base.times[i])
-        rows = [self._op_row(i, s) for s in splits]
-        v.forward_s, v.backward_s, v.replay_s, v.kept_bytes = (np.array(c) for c in zip(*rows, strict=True))
-        for z in ZERO_LEVELS:
-            cells = [self._own_weights(i, s, z) for s in splits]
-            v.reduce_s[z], v.each_s[z], v.state_bytes[z] = (np.array(c) for c in zip(*cells, strict=True))
+        base, allowed = self.base, self.allowed.get(i)
+        key = (base.kinds[i], allowed)
+        if key not in self._kinds:
+            self._kinds[key] = self._kind(i, allowed)
+        kind = self._kind_of[i] = self._kinds[key]
+        times = base.times[i]
         self.op_of[i] = len(self.variables)
-        self.variables.append(v)
+        self.variables.append(replace(kind.variable, name=self.graph.nodes[i].id, count=times, node=i, flops=base.rules[i].flops * times))
+
+    def _kind(self, i: int, allowed: tuple[Split, ...] | None) -> _Kind:
+        """The splits of a node and all that is priced of it alone."""
+        graph, base, rule, node = self.graph, self.base, self.base.rules[i], self.graph.nodes[i]
+        splits = allowed or self._reachable(i, self._candidates(rule))
+        needs = [self._read(rule, slot, splits, name in base.grad) if name else [] for slot, name in enumerate(node.inputs)]
+        results = [self._read(rule, -1 - k, splits, True) for k in range(len([o for o in node.outputs if o]))]
+        live = [o for o in node.outputs if o]
+        forward, backward, replayed, kept = (np.zeros(len(splits)) for _ in range(4))
+        for k, split in enumerate(splits):
+            ins = [self._bytes(name, needs[slot][k]) if name else 0.0 for slot, name in enumerate(node.inputs)]
+            outs = [self._bytes(name, row[k]) for name, row in zip(live, results, strict=True)]
+            f, b = times_of(base, i, split, sum(ins), sum(outs), self.pricer)
+            inner_f, inner_b = inner_times(base, i, split, self.pricer)
+            forward[k], backward[k], replayed[k] = f + inner_f, b + (inner_b if b else 0.0), inner_f
+            kept[k] = sum(n for slot, n in enumerate(ins) if (i, slot) in base.savers) + sum(n for o, n in enumerate(outs) if (i, -1 - o) in base.savers)
+        own = [(name, needs[slot]) for slot, name in enumerate(node.inputs) if name in base.own]
+        cells = np.array([np.sum([self.weight_costs(name, row[k]) for name, row in own], axis=0) if own else NO_WEIGHT for k in range(len(splits))])
+        v = Variable("", "op", 0, i, splits, (), forward, backward, replayed, *_by_level(cells), kept)
+        return _Kind(v, needs, results)
+
+    def _candidates(self, rule: Rule) -> tuple[Split, ...]:
+        key = ("candidates", rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad, self.limits.waste, self.limits.pending,
+               self.limits.forbidden)  # fmt: skip
+        memo = self.pricer.memo
+        if key not in memo:
+            memo[key] = candidates(rule, self.sizes, self.limits)
+        found: tuple[Split, ...] = memo[key]
+        return found
 
     def _reachable(self, i: int, splits: tuple[Split, ...]) -> tuple[Split, ...]:
         """Without splits that want a weight, an input or a constant as pending terms: only operators make those."""
@@ -164,206 +156,142 @@ class _Builder:
             return splits
         return tuple(s for s in splits if not s.axes(PENDING))
 
-    def _op_row(self, i: int, split: Split) -> tuple[float, float, float, float]:
-        """(forward, backward, replayed collectives, bytes kept) of one node under a split."""
-        forward, backward = kernel_times(self.base, i, split, self.pricer)
-        inner_f, inner_b = inner_times(self.base, i, split, self.pricer)
-        node, rule, kept = self.graph.nodes[i], self.base.rules[i], 0.0
-        for slot, name in enumerate(node.inputs):
-            if (i, slot) in self.first_saver:
-                kept += self._bytes(name, self.need(i, slot, split))
-        for k, name in enumerate(o for o in node.outputs if o):
-            if (i, -1 - k) in self.first_saver:
-                kept += self._bytes(name, rule.result(k, split, self.order))
-        return forward + inner_f, backward + (inner_b if backward else 0.0), inner_f, kept
-
-    def _bytes(self, name: str, layout: Layout) -> float:
-        t = self.graph.tensors[name]
-        total = self.pricer.itemsize(t.dtype)
-        for s in local_shape(t.shape, layout, self.sizes):
-            total *= s
-        return total
-
-    def _own_weights(self, i: int, split: Split, zero: int) -> tuple[float, float, float]:
-        """(reduction seconds once a step, seconds each microbatch, state bytes) of the weights only this class of nodes reads."""
-        once = each = state = 0.0
-        for slot, name in enumerate(self.graph.nodes[i].inputs):
-            if name in self.graph.weights and len(self.readers[name]) == 1:
-                a, b, c = self.weight_cost(name, self.need(i, slot, split), zero)
-                once, each, state = once + a, each + b, state + c
-        return once, each, state
-
-    def weight_cost(self, name: str, need: Layout, zero: int) -> tuple[float, float, float]:
-        """Reduction and state of one weight needed in a layout, under an optimizer-sharding level."""
-        key = ("weight", self.graph.tensors[name].shape, self.graph.tensors[name].dtype, need, zero, name in self.base.grad)
-        if key not in self._price:
-            self._price[key] = self._weight_cost(name, need, zero)  # type: ignore[assignment]
-        return self._price[key]  # type: ignore[return-value]
-
-    def _weight_cost(self, name: str, need: Layout, zero: int) -> tuple[float, float, float]:
-        recipe, price, t = self.pricer.recipe, self.pricer, self.graph.tensors[name]
-        trained = name in self.base.grad
-        local = 1.0
-        for s in local_shape(t.shape, need, self.sizes):
-            local *= s
-        if not trained:
-            return 0.0, 0.0, local * (recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype))
-        plan = weight_plan(self.graph, name, [need], Plan(self.mesh, {}, zero, self.zero_axes), True)
-        cut = group(plan.axes, self.sizes) if plan.zero and plan.dim >= 0 else 1
-        rest = tuple(a for a in need.fan if cut == 1 or a not in plan.axes)
-        level = plan.zero if cut > 1 else 0
-        parameters = local * recipe.parameter_bytes / (cut if level == 3 else 1)
-        gradients = local * recipe.gradient_bytes / (cut if level >= 2 else 1)
-        state = local * recipe.state_bytes / cut
-        full, piece = local * recipe.reduction_bytes, local * recipe.reduction_bytes / cut
-        scatter = price.collective_s("reduce-scatter", plan.axes, full) if level else 0.0
-        collect = price.collective_s("all-gather", plan.axes, local * recipe.parameter_bytes) if level else 0.0
-        tail = price.collective_s("all-reduce", rest, piece)
-        step = price.optimizer_s(local / cut)
-        if level == 0 or level == 1:
-            return scatter + collect + tail + step, 0.0, parameters + gradients + state
-        if level == 2:
-            return collect + tail + step, scatter, parameters + gradients + state
-        return tail + step, scatter + 2 * collect, parameters + gradients + state
-
-    def convert_s(self, name: str, source: Layout, target: Layout) -> tuple[float, float]:
-        """(forward, backward) seconds of a conversion, infinite where there is none."""
-        t, grad = self.graph.tensors[name], name in self.base.grad
-        key = ("convert", t.shape, t.dtype, source, target, grad)
-        known = self._price.get(key)
-        if known is None:
-            known = self._price[key] = self._convert_s(t.shape, self.pricer.itemsize(t.dtype), source, target, grad)
-        return known
-
-    def _convert_s(self, shape: tuple[int, ...], itemsize: float, source: Layout, target: Layout, grad: bool) -> tuple[float, float]:
-        even = self._even(shape, source) and self._even(shape, target)
-        key = ("steps", source, target) if even else ("steps", source, target, shape)
-        moves = self._price.get(key)
-        if moves is None:
-            steps = convert(shape, source, target, self.mesh)
-            whole = prod(shape) or 1
-            # Of an evenly cut tensor every payload is a fixed fraction of the whole, so one derivation serves every shape.
-            moves = self._price[key] = None if steps is None else tuple(
-                (kind, s.axes, elements / whole, back)
-                for s in steps
-                for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
-                if kind
-            )  # fmt: skip
-            if steps is None:
-                self._price[key] = ()
-                self._price["none", *key] = True
-        if ("none", *key) in self._price:
-            return np.inf, 0.0
-        forward = backward = 0.0
-        size = prod(shape) * itemsize
-        for kind, axes, fraction, back in self._price[key]:
-            if not back:
-                forward += self.pricer.collective_s(kind, axes, size * fraction)
-            elif grad:
-                backward += self.pricer.collective_s(kind, axes, size * fraction)
-        return forward, backward
-
-    def _even(self, shape: tuple[int, ...], layout: Layout) -> bool:
-        return all(not axes or n % group(axes, self.sizes) == 0 for n, axes in zip(shape, layout.dims, strict=True))
-
-    def _results(self, name: str) -> tuple[int, list[Layout]]:
-        """Variable of the producer's class and the layout it leaves the tensor in, per split."""
-        i = self.graph.producer[name]
-        c = self.base.shared[i]
-        k = [o for o in self.graph.nodes[i].outputs if o].index(name)
-        v = self.op_of[c]
-        return v, [self.base.rules[c].result(k, s, self.order) for s in self.variables[v].splits]
-
-    def _needs(self, i: int, slot: int) -> tuple[int, list[Layout]]:
-        c = self.base.shared[i]
-        v = self.op_of[c]
-        return v, [self.need(i, slot, s) for s in self.variables[v].splits]
-
-    def _connect(self, name: str, uses: list[tuple[int, int]]) -> None:
-        """Link the producer of a tensor (or its storage) with its readers, once per class of such tensors."""
-        graph, shared = self.graph, self.base.shared
-        weight, made = name in graph.weights, graph.producer.get(name)
-        if weight and len(uses) == 1:
-            return
-        if made is None and not weight and len(uses) == 1:
-            return  # an input arrives as its only reader wants it
-        key = (shared[made] if made is not None else name, graph.nodes[made].outputs.index(name) if made is not None else 0,
-               tuple((shared[i], slot) for i, slot in uses), name in self.base.grad)  # fmt: skip
-        if key in self._connected:  # a later repeat of the same wiring
-            hub, first, last = self._connected[key]
-            if hub >= 0:
-                self.variables[hub].count += 1
-            for link in self.links[first:last]:
-                link.count += 1
-            return
-        first = len(self.links)
-        hub = -1
-        if len(uses) == 1:
-            a, sources = self._results(name)
-            b, targets = self._needs(*uses[0])
-            self._link(name, a, [(s, None) for s in sources], b, targets, 1)
+    def _read(self, rule: Rule, slot: int, splits: tuple[Split, ...], grad: bool) -> list[int]:
+        """Layouts of an operand (or, for slot -1 - k, of result k) under each split; without a gradient a fan is plain replication."""
+        if slot >= 0:
+            memo = self.atlas.memo.setdefault((rule.operands[slot], slot in rule.linear, self.order), {})
         else:
-            hub = self._hub(name, uses, made)
-        self._connected[key] = (hub, first, len(self.links))
+            memo = self.atlas.memo.setdefault((rule.results[-1 - slot], tuple(x.factor for x in rule.inner), self.order, "result"), {})
+        found = []
+        for s in splits:
+            n = memo.get(s)
+            if n is None:
+                n = memo[s] = self.atlas.number(rule.operand(slot, s, self.order) if slot >= 0 else rule.result(-1 - slot, s, self.order))
+            found.append(n if grad else self.atlas.plain(n))
+        return found
 
-    def _hub(self, name: str, uses: list[tuple[int, int]], made: int | None) -> int:
+    def _local(self, shape: tuple[int, ...], layout: int) -> int:
+        """Elements of one device's piece."""
+        key = (shape, layout)
+        memo = self.pricer.memo
+        n = memo.get(key)
+        if n is None:
+            n = memo[key] = prod(local_shape(shape, self.atlas.layouts[layout], self.sizes))
+        return int(n)
+
+    def _bytes(self, name: str, layout: int) -> float:
+        t = self.graph.tensors[name]
+        return self._local(t.shape, layout) * self.pricer.itemsize(t.dtype)
+
+    def weight_costs(self, name: str, layout: int) -> np.ndarray:
+        """[levels, 3]: seconds once a step, seconds each microbatch and state bytes of one weight needed in a layout, per optimizer level."""
+        t, memo = self.graph.tensors[name], self.pricer.memo
+        key = ("weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes)
+        if key not in memo:
+            memo[key] = self._weight_costs(name, layout)
+        found: np.ndarray = memo[key]
+        return found
+
+    def _weight_costs(self, name: str, layout: int) -> np.ndarray:
+        recipe, price, t, need = self.pricer.recipe, self.pricer, self.graph.tensors[name], self.atlas.layouts[layout]
+        local = float(self._local(t.shape, layout))
+        if name not in self.base.grad:
+            held = local * (recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype))
+            return np.array([(0.0, 0.0, held)] * len(ZERO_LEVELS))
+        plan = weight_plan(self.graph, name, [need], Plan(self.mesh, {}, 1, self.zero_axes), True)
+        cut = group(plan.axes, self.sizes) if plan.zero and plan.dim >= 0 else 1
+        shown = 1 - price.runtime.overlap  # of the gradients' reduction: the rest hides under the backward pass
+        rows = []
+        for zero in ZERO_LEVELS:
+            level, n = (zero, cut) if cut > 1 and zero else (0, 1)
+            rest = tuple(a for a in need.fan if not level or a not in plan.axes)
+            state = local * (recipe.parameter_bytes / (n if level == 3 else 1) + recipe.gradient_bytes / (n if level >= 2 else 1) + recipe.state_bytes / n)
+            full = local * recipe.reduction_bytes
+            scatter = shown * price.collective_s("reduce-scatter", plan.axes, full) if level else 0.0
+            collect = price.collective_s("all-gather", plan.axes, local * recipe.parameter_bytes) if level else 0.0
+            step = shown * price.collective_s("all-reduce", rest, full / n) + price.optimizer_s(local / n)
+            once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
+            rows.append((once, (scatter if level >= 2 else 0.0) + (2 * collect if level == 3 else 0.0), state))
+        return np.array(rows)
+
+    def _connect(self, wire: Wire) -> None:
+        """Link the producer of a tensor (or its storage) with its readers; the tables serve all tensors of the wire."""
+        if len(wire.uses) == 1:
+            (reader, slot), made = wire.uses[0], wire.made
+            assert made is not None
+            sources, targets = self._kind_of[made[0]].results[made[1]], self._kind_of[reader].needs[slot]
+            self._link(wire, self.op_of[made[0]], [(s, -1) for s in sources], self.op_of[reader], targets)
+        else:
+            self._hub(wire)
+
+    def _hub(self, wire: Wire) -> None:
         """A variable for the layout a shared tensor is brought to; options may hold a second layout made from the first."""
-        weight = name in self.graph.weights
-        per_use = [self._needs(i, slot) for i, slot in uses]
-        wanted = dict.fromkeys(t for _, targets in per_use for t in targets)
-        plain = dict.fromkeys(Layout(t.dims, t.partial) for t in wanted)
-        options: dict[tuple[Layout, Layout | None], None] = {}
-        for layout in (*plain, *wanted):
-            options[layout, None] = None
+        name, graph, atlas = wire.name, self.graph, self.atlas
+        weight, t = name in graph.weights, graph.tensors[name]
+        per_use = [(self.op_of[i], self._kind_of[i].needs[slot]) for i, slot in wire.uses]
+        wanted = dict.fromkeys(n for _, targets in per_use for n in targets)
+        plain = dict.fromkeys(atlas.plain(n) for n in wanted)
+        options = dict.fromkeys((n, -1) for n in (*plain, *wanted))
         if not weight:
-            for t in wanted:
-                if t.fan:
-                    options[Layout(t.dims, t.partial), t] = None
-        v = Variable(f"{name}", "weight" if weight else "hub", 1, layouts=tuple(options))
+            options.update(dict.fromkeys((atlas.plain(n), n) for n in wanted if atlas.layouts[n].fan))
+        pairs = tuple(options)
+        v = Variable(name, "weight" if weight else "hub", wire.count,
+                     layouts=tuple((atlas.layouts[h], atlas.layouts[b] if b >= 0 else None) for h, b in pairs))  # fmt: skip
+        # A branch costs its conversion from the hub; without one the diagonal, from the hub to itself, costs nothing.
+        inner = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), [h for h, _ in pairs], [h if b < 0 else b for h, b in pairs],
+                                  name in self.base.grad)  # fmt: skip
+        v.forward_s, v.backward_s = np.diag(inner[0]).copy(), np.diag(inner[1]).copy()
+        v.replay_s, v.kept_bytes = v.forward_s, np.zeros(len(pairs))
+        cells = np.array([self.weight_costs(name, h) for h, _ in pairs]) if weight else np.zeros((len(pairs), len(ZERO_LEVELS), 3))
+        v.reduce_s, v.each_s, v.state_bytes = _by_level(cells)
         index = len(self.variables)
         self.variables.append(v)
-        n = len(v.layouts)
-        inner = [self.convert_s(name, h, b) if b is not None else (0.0, 0.0) for h, b in v.layouts]
-        v.forward_s, v.backward_s = np.array([f for f, _ in inner]), np.array([b for _, b in inner])
-        v.replay_s, v.kept_bytes = v.forward_s, np.zeros(n)
-        for z in ZERO_LEVELS:
-            cells = [self.weight_cost(name, h, z) for h, _ in v.layouts] if weight else [(0.0, 0.0, 0.0)] * n
-            v.reduce_s[z], v.each_s[z], v.state_bytes[z] = (np.array(c) for c in zip(*cells, strict=True))
-        if made is not None:
-            a, sources = self._results(name)
-            hubs = [h for h, _ in v.layouts]
-            self._link(name, a, [(s, None) for s in sources], index, hubs, 1)
-        for (b, targets), _ in zip(per_use, uses, strict=True):
-            self._link(name, index, list(v.layouts), b, targets, 1)
-        return index
+        if wire.made is not None:
+            sources = self._kind_of[wire.made[0]].results[wire.made[1]]
+            self._link(wire, self.op_of[wire.made[0]], [(s, -1) for s in sources], index, [h for h, _ in pairs])
+        for b, targets in per_use:
+            self._link(wire, index, pairs, b, targets)
 
-    def _link(self, name: str, a: int, sources: list[tuple[Layout, Layout | None]], b: int, targets: list[Layout], count: int) -> None:
-        """Add the table of conversions from each option of a to each option of b."""
-        t = self.graph.tensors[name]
-        key = (t.shape, t.dtype, name in self.base.grad, tuple(sources), tuple(targets))
-        if key not in self._tables:
-            rows, row_of = _unique(sources)
+    def _link(self, wire: Wire, a: int, sources: Sequence[tuple[int, int]], b: int, targets: Sequence[int]) -> None:
+        """Add the table of conversions from each option of a (a layout, and a branch already made from it) to each option of b."""
+        t, grad = self.graph.tensors[wire.name], wire.name in self.base.grad
+        key = (t.shape, t.dtype, grad, tuple(sources), tuple(targets))
+        if key not in self._linked:
+            hubs, hub_of = _unique([h for h, _ in sources])
             columns, column_of = _unique(targets)
-            forward, backward = np.zeros((len(rows), len(columns))), np.zeros((len(rows), len(columns)))
-            for r, (hub, branch) in enumerate(rows):
-                for c, target in enumerate(columns):
-                    if target not in (hub, branch):
-                        forward[r, c], backward[r, c] = self.convert_s(name, hub, target)
-            self._tables[key] = forward[np.ix_(row_of, column_of)], backward[np.ix_(row_of, column_of)]
-        forward, backward = self._tables[key]
+            place = np.ix_(hub_of, column_of)
+            forward, backward = (part[place] for part in self.tables.table(t.shape, self.pricer.itemsize(t.dtype), hubs, columns, grad))
+            ready = np.array([branch for _, branch in sources])[:, None] == np.array(targets)[None, :]
+            forward[ready] = 0.0
+            backward[ready] = 0.0
+            self._linked[key] = forward, backward
+        forward, backward = self._linked[key]
         if a == b:
             self.variables[a].forward_s = self.variables[a].forward_s + np.diag(forward)
             self.variables[a].backward_s = self.variables[a].backward_s + np.diag(backward)
         else:
-            self.links.append(Link(a, b, forward, backward, count))
+            self.links.append(Link(a, b, forward, backward, wire.count))
 
     def _outputs(self) -> None:
         """Graph outputs are handed out without anything pending."""
-        for name in self.graph.outputs:
-            if name in self.graph.producer:
-                v, sources = self._results(name)
-                cost = np.array([self.convert_s(name, s, s.stored) for s in sources])
-                self.variables[v].forward_s = self.variables[v].forward_s + cost[:, 0] / self.variables[v].count
+        graph, atlas = self.graph, self.atlas
+        for name in graph.outputs:
+            made = graph.producer.get(name)
+            if made is None:
+                continue
+            c, k = self.base.shared[made], [o for o in graph.nodes[made].outputs if o].index(name)
+            sources = self._kind_of[c].results[k]
+            rows, row_of = _unique(sources)
+            columns, column_of = _unique([atlas.number(atlas.layouts[s].stored) for s in sources])
+            t = graph.tensors[name]
+            forward, _ = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), rows, columns, name in self.base.grad)
+            v = self.variables[self.op_of[c]]
+            v.forward_s = v.forward_s + forward[row_of, column_of] / v.count
+
+
+def _by_level(cells: np.ndarray) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray], dict[int, np.ndarray]]:
+    """[options, levels, 3] -> reduction once, reduction each microbatch and state bytes: level -> [options]."""
+    return tuple({z: np.ascontiguousarray(cells[:, z, part]) for z in ZERO_LEVELS} for part in range(3))  # type: ignore[return-value]
 
 
 def _unique(items: Sequence) -> tuple[list, np.ndarray]:

@@ -1,0 +1,105 @@
+"""What a search knows about a graph before it looks at any mesh: rules, gradients, repeated blocks, and which nodes and tensors are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.blocks import classes, find_runs
+from planner.flow import gradient_tensors, rule_of
+from planner.graph import Graph
+from planner.kernels import find_savers
+from planner.rule import Rule
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Tensors that link the same classes of nodes in the same way.
+
+    name: the first of them. uses: (class of the reading node, operand slot). made: class of the producer and which of its results, None for
+    inputs and weights. count: how many there are.
+    """
+
+    name: str
+    uses: tuple[tuple[int, int], ...]
+    made: tuple[int, int] | None
+    count: int
+
+
+@dataclass(frozen=True)
+class Base:
+    """What does not depend on the mesh: rules, gradients, repeated blocks, classes and multiplicities.
+
+    shared: per node the node whose decision it takes (its class). times: class -> number of its nodes.
+    """
+
+    graph: Graph
+    training: bool
+    rules: tuple[Rule, ...]
+    reasons: tuple[str, ...]
+    grad: frozenset[str]
+    runs: tuple[tuple[int, int, int], ...]
+    shared: tuple[int, ...]
+    times: Mapping[int, int]
+
+    @classmethod
+    def of(cls, graph: Graph, *, training: bool, fold: bool = True) -> Base:
+        """Derive once per graph; `fold=False` gives every node its own decision."""
+        runs = find_runs(graph) if fold else ()
+        shared = tuple(classes(graph, runs))
+        times: dict[int, int] = {}
+        for c in shared:
+            times[c] = times.get(c, 0) + 1
+        known: dict[int, tuple[Rule, str]] = {}
+        for i, node in enumerate(graph.nodes):
+            known[i] = known[shared[i]] if shared[i] in known else rule_of(node, graph)
+        grad = gradient_tensors(graph) if training else frozenset()
+        return cls(graph, training, tuple(known[i][0] for i in range(len(known))), tuple(known[i][1] for i in range(len(known))), grad, runs, shared, times)
+
+    @cached_property
+    def savers(self) -> dict[tuple[int, int], str]:
+        """See planner.kernels.savers."""
+        return find_savers(self)
+
+    @cached_property
+    def own(self) -> frozenset[str]:
+        """Weights that a single node reads, in a single slot: they have no decision of their own."""
+        return frozenset(n for n in self.graph.weights if len(self.graph.consumers.get(n, ())) == 1)
+
+    @cached_property
+    def kinds(self) -> Mapping[int, int]:
+        """class -> a number; nodes of equal numbers have the same splits at the same prices on every mesh."""
+        graph, found, out = self.graph, dict[tuple, int](), {}
+        for i in self.times:
+            rule, node = self.rules[i], graph.nodes[i]
+            line = (rule.operands, rule.results, tuple(rule.sizes.items()), tuple(sorted(rule.whole)), rule.linear, tuple(sorted(rule.no_pad)), rule.flops, rule.inner)
+            cells = tuple(
+                (graph.tensors[n].shape, graph.tensors[n].dtype, n in graph.weights, n in self.own, n in graph.producer, n in self.grad, (i, slot) in self.savers)
+                if n else None for slot, n in enumerate(node.inputs)
+            )  # fmt: skip
+            outs = tuple((graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad, (i, -1 - k) in self.savers)
+                         for k, o in enumerate(o for o in node.outputs if o))  # fmt: skip
+            out[i] = found.setdefault((node.op, line, cells, outs), len(found))
+        return out
+
+    @cached_property
+    def wires(self) -> tuple[Wire, ...]:
+        """The tensors that link decisions, alike ones together, in order of first use. Constants, inputs and weights with one reader link nothing."""
+        graph, shared = self.graph, self.shared
+        uses: dict[str, list[tuple[int, int]]] = {}
+        for i, node in enumerate(graph.nodes):
+            for slot, name in enumerate(node.inputs):
+                if name and name not in graph.constants:
+                    uses.setdefault(name, []).append((shared[i], slot))
+        count: dict[tuple, int] = {}
+        first: dict[tuple, str] = {}
+        for name, readers in uses.items():
+            at = graph.producer.get(name)
+            if at is None and len(readers) == 1:
+                continue  # stored, or handed in, as its only reader wants it
+            made = None if at is None else (shared[at], [o for o in graph.nodes[at].outputs if o].index(name))
+            key = (made or name, tuple(readers), name in self.grad)
+            count[key] = count.get(key, 0) + 1
+            first.setdefault(key, name)
+        return tuple(Wire(first[key], key[1], key[0] if isinstance(key[0], tuple) else None, n) for key, n in count.items())

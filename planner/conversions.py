@@ -1,0 +1,185 @@
+"""Prices of conversions between layouts, derived once per pair of layouts and evaluated for many at a time.
+
+On a tensor that both layouts cut evenly the collectives between them depend on neither its shape nor the sizes of the axes, and the payload of each is the
+whole tensor divided by the sizes of some axes. So `Atlas` numbers layouts and derives a pair once, on a tensor whose dims and axes are products of distinct
+primes: which axes divide a payload is read off its prime factors. `Conversions` holds for one mesh all pairs met so far as flat arrays,
+
+    seconds of a move = min over lines of  latency + size * (slope / product of the cutting axes)
+
+and prices a table of pairs for a tensor of a given size with a few array operations. Pairs that pad are derived for their own shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.layout import Axes, Layout, convert, group
+
+if TYPE_CHECKING:
+    from planner.price import Pricer
+
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
+Move = tuple[str, Axes, Axes, bool]
+"""Collective, its axes, the axes whose sizes divide its payload, and whether it belongs to the backward pass."""
+
+
+class Atlas:
+    """Layouts by number, and what does not depend on the sizes of axes: readings of rules and moves between layouts."""
+
+    def __init__(self) -> None:
+        self.layouts: list[Layout] = []
+        self.memo: dict[tuple, dict] = {}
+        """Readings of rules, kept by planner.space: what is read -> split -> layout number."""
+        self._number: dict[Layout, int] = {}
+        self._plain: dict[int, int] = {}
+        self._moves: dict[tuple[int, int], tuple[Move, ...] | None] = {}
+        self._prime: dict[str, int] = {}
+
+    def number(self, layout: Layout) -> int:
+        """The layout's number."""
+        n = self._number.get(layout)
+        if n is None:
+            n = self._number[layout] = len(self.layouts)
+            self.layouts.append(layout)
+        return n
+
+    def plain(self, number: int) -> int:
+        """The same layout without its fans."""
+        if number not in self._plain:
+            layout = self.layouts[number]
+            self._plain[number] = self.number(Layout(layout.dims, layout.partial))
+        return self._plain[number]
+
+    def moves(self, a: int, b: int, order: Axes) -> tuple[Move, ...] | None:
+        """Collectives from layout a to layout b on evenly cut tensors, None where there is no way. order: the mesh's axes."""
+        key = a, b
+        if key not in self._moves:
+            for axis in order:
+                self._prime.setdefault(axis, PRIMES[len(self._prime)])
+            mesh = tuple((axis, self._prime[axis]) for axis in order)
+            source, extent = self.layouts[a], prod(n for _, n in mesh)
+            whole = extent ** len(source.dims)
+            steps = convert((extent,) * len(source.dims), source, self.layouts[b], mesh)
+            self._moves[key] = None if steps is None else tuple(
+                (kind, s.axes, tuple(axis for axis, n in mesh if (whole // elements) % n == 0), back)
+                for s in steps
+                for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
+                if kind
+            )  # fmt: skip
+        return self._moves[key]
+
+
+class Conversions:
+    """Tables of conversion seconds on one mesh."""
+
+    def __init__(self, atlas: Atlas, pricer: Pricer) -> None:
+        self.atlas, self.pricer = atlas, pricer
+        self.sizes = dict(pricer.sizes)
+        self.order = tuple(self.sizes)
+        self.mesh = tuple(self.sizes.items())
+        self._index: dict[tuple[int, int], int] = {}
+        self._grids: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
+        self._impossible = np.zeros(0, bool)  # [pairs]
+        self._pair = np.zeros(0, np.int64)  # [moves]
+        self._back = np.zeros(0, bool)  # [moves]
+        self._latency = np.zeros((0, 1))  # [moves, lines]
+        self._slope = np.zeros((0, 1))  # [moves, lines]
+        self._priced: dict[float, tuple[int, np.ndarray, np.ndarray]] = {}
+        self._cuts: dict[tuple[tuple[int, ...], int], bool] = {}
+        self._uneven: dict[tuple, tuple[float, float]] = {}
+
+    def table(self, shape: tuple[int, ...], itemsize: float, rows: Sequence[int], columns: Sequence[int], grad: bool) -> tuple[np.ndarray, np.ndarray]:
+        """(forward, backward) seconds [rows, columns] of converting a tensor from each row's layout to each column's; infinite where there is no way.
+
+        The backward part is 0 where the tensor carries no gradient.
+        """
+        grid = self._grid(tuple(rows), tuple(columns))
+        forward, backward = self._prices(prod(shape) * itemsize)
+        found = forward[grid], backward[grid] if grad else np.zeros(grid.shape)
+        bad_rows = [k for k, a in enumerate(rows) if not self._even(shape, a)]
+        bad_columns = [k for k, b in enumerate(columns) if not self._even(shape, b)]
+        if bad_rows or bad_columns:
+            pairs = {(r, c) for r in bad_rows for c in range(len(columns))} | {(r, c) for c in bad_columns for r in range(len(rows))}
+            for r, c in sorted(pairs):
+                found[0][r, c], found[1][r, c] = self._padding(shape, itemsize, rows[r], columns[c], grad)
+        return found
+
+    def _even(self, shape: tuple[int, ...], a: int) -> bool:
+        key = shape, a
+        even = self._cuts.get(key)
+        if even is None:
+            even = all(not axes or n % group(axes, self.sizes) == 0 for n, axes in zip(shape, self.atlas.layouts[a].dims, strict=True))
+            self._cuts[key] = even
+        return even
+
+    def _grid(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> np.ndarray:
+        """Places of pairs in the flat arrays [rows, columns]; new pairs are added."""
+        key = rows, columns
+        grid = self._grids.get(key)
+        if grid is None:
+            index, new = self._index, []
+            places = []
+            for a in rows:
+                for b in columns:
+                    k = index.get((a, b))
+                    if k is None:
+                        k = index[a, b] = len(index)
+                        new.append((a, b))
+                    places.append(k)
+            if new:
+                self._add(new)
+            grid = self._grids[key] = np.array(places).reshape(len(rows), len(columns))
+        return grid
+
+    def _add(self, new: list[tuple[int, int]]) -> None:
+        first = len(self._impossible)
+        impossible, owner, back, latency, slope = [], [], [], [], []
+        for k, (a, b) in enumerate(new):
+            moves = self.atlas.moves(a, b, self.order)
+            impossible.append(moves is None)
+            for kind, axes, cut, backward in moves or ():
+                lines = self.pricer.lines(kind, axes)
+                share = 1 / group(cut, self.sizes)
+                owner.append(first + k)
+                back.append(backward)
+                latency.append([line[0] for line in lines])
+                slope.append([line[1] * share for line in lines])
+        self._impossible = np.concatenate([self._impossible, np.array(impossible, bool)])
+        if owner:
+            self._pair = np.concatenate([self._pair, np.array(owner, np.int64)])
+            self._back = np.concatenate([self._back, np.array(back, bool)])
+            width = max(self._latency.shape[1], *map(len, latency))
+            self._latency = np.concatenate([_wide(self._latency, width), np.array([[*row, *[row[-1]] * (width - len(row))] for row in latency])])
+            self._slope = np.concatenate([_wide(self._slope, width), np.array([[*row, *[row[-1]] * (width - len(row))] for row in slope])])
+
+    def _prices(self, size: float) -> tuple[np.ndarray, np.ndarray]:
+        """(forward, backward) seconds of every pair for a tensor of `size` bytes. [pairs]"""
+        n = len(self._impossible)
+        known = self._priced.get(size)
+        if known is None or known[0] != n:
+            seconds = (self._latency + size * self._slope).min(axis=1) if size else np.zeros(len(self._pair))
+            forward = np.bincount(self._pair, np.where(self._back, 0.0, seconds), n)
+            backward = np.bincount(self._pair, np.where(self._back, seconds, 0.0), n)
+            forward[self._impossible] = np.inf
+            known = self._priced[size] = n, forward, backward
+        return known[1], known[2]
+
+    def _padding(self, shape: tuple[int, ...], itemsize: float, a: int, b: int, grad: bool) -> tuple[float, float]:
+        key = shape, itemsize, a, b, grad
+        if key not in self._uneven:
+            steps = convert(shape, self.atlas.layouts[a], self.atlas.layouts[b], self.mesh)
+            price = self.pricer.collective_s
+            self._uneven[key] = (np.inf, 0.0) if steps is None else (
+                sum(price(s.forward, s.axes, s.forward_elements * itemsize) for s in steps),
+                sum(price(s.backward, s.axes, s.backward_elements * itemsize) for s in steps) if grad else 0.0,
+            )  # fmt: skip
+        return self._uneven[key]
+
+
+def _wide(lines: np.ndarray, width: int) -> np.ndarray:
+    """The same moves with their last line repeated up to `width` lines."""
+    return np.pad(lines, ((0, 0), (0, width - lines.shape[1])), mode="edge") if len(lines) else np.zeros((0, width))
