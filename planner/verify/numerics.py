@@ -65,8 +65,8 @@ def seeded_batch(module: types.ModuleType, given: Values, seed: int = 0) -> dict
 
 
 def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Values, batch: Values | None = None,
-            unroll: bool = False) -> tuple[Comparison, list[np.ndarray]]:  # fmt: skip
-    """Compare one program with the unsharded one.
+            unroll: bool = False, twin: Twin | None = None) -> tuple[Comparison, list[np.ndarray]]:  # fmt: skip
+    """Compare one program with the unsharded one (`twin`: one made before from the same graph, workload and values, to compile it once).
 
     values: label -> array of every weight. batch: input -> array (with microbatches, their count is the first dim); what is missing is seeded.
     Returns the errors and the program's outputs (inference), unpadded.
@@ -77,7 +77,7 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Va
     mesh = module.make_mesh()
     params, frozen = (_place(module, program, table, values, mesh) for table in ("PARAMS", "FROZEN"))
     data = module.place(feeds, module.specs_of(module.INPUTS), mesh)
-    plain = Twin(graph, workload, values)
+    plain = twin or Twin(graph, workload, values)
     if workload == "train":
         loss, grads = module.make_gradients(mesh)(params, frozen, data)
         want_loss, want = plain.gradients(feeds, plan.microbatches)
@@ -99,13 +99,14 @@ class Twin:
         program = emit(graph, Plan((), {}), workload=workload, unroll=True)  # type: ignore[arg-type]
         self.module = load_program(program, "unsharded")
         self.labels = {key: names[0] for key, names in program.labels.items()}
+        self._compiled: Any = None
         self.params, self.frozen = ({k: values[self.labels[k]] for k in getattr(self.module, table)} for table in ("PARAMS", "FROZEN"))
 
     def gradients(self, feeds: Values, microbatches: int = 1) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """(mean loss, label -> gradient)."""
         import jax
 
-        run = jax.jit(jax.value_and_grad(self.module.loss_of))
+        run = self._compiled = self._compiled or jax.jit(jax.value_and_grad(self.module.loss_of))
         pieces = [{k: v[i] if microbatches > 1 else v for k, v in feeds.items()} for i in range(microbatches)]
         with jax.default_device(jax.devices()[0]):
             results = [run(self.params, self.frozen, {k: p[k] for k in self.module.INPUTS}) for p in pieces]
@@ -116,8 +117,9 @@ class Twin:
         """Outputs of an inference graph."""
         import jax
 
+        run = self._compiled = self._compiled or jax.jit(self.module.forward)
         with jax.default_device(jax.devices()[0]):
-            return [np.asarray(o) for o in jax.jit(self.module.forward)(self.params, self.frozen, {k: feeds[k] for k in self.module.INPUTS})]
+            return [np.asarray(o) for o in run(self.params, self.frozen, {k: feeds[k] for k in self.module.INPUTS})]
 
 
 def _place(module: types.ModuleType, program: Program, table: str, values: Values, mesh: Any) -> Any:
@@ -146,4 +148,5 @@ def _error(got: Any, want: np.ndarray, floor: float) -> float:
     if not want.size:
         return 0.0
     got, want = got.astype(np.float64), want.astype(np.float64)
-    return float(np.abs(got - want).max()) / max(float(np.abs(want).max()), floor, 1e-30)
+    error = float(np.abs(got - want).max()) / max(float(np.abs(want).max()), floor, 1e-30)
+    return error if error == error else float("inf")  # a NaN must not hide behind a maximum

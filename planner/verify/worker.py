@@ -187,8 +187,8 @@ def numbers(model: Model, plan: Plan, compiled: Compiled, backend: str, toleranc
     from planner.weights import load
 
     workload = model.workload.kind
-    graph, whole = model.graph(plan.microbatches), model.graph(1)
-    size, notes = "full size", ()
+    graph, size = model.graph(plan.microbatches), "full size"
+    notes: tuple[str, ...] = ()
     reason = too_large(graph, plan, compiled, workload == "train", timeout_s)
     if reason:
         from planner.verify.shrink import follow, shrink, within_goals
@@ -198,9 +198,9 @@ def numbers(model: Model, plan: Plan, compiled: Compiled, backend: str, toleranc
         if not within_goals(small):
             return None, f"at full size {reason}, and the model does not shrink far enough", notes
         plan, size = replace(follow(plan, graph, small), microbatches=1), f"shrunk model ({reason} at full size)"
-        graph = whole = small
+        graph = small
     values = seeded_values(graph, load(graph, model.folder, seed_missing=True))
-    found, _ = compare(graph, plan, workload=workload, backend=backend, values=values, reference=whole)
+    found, _ = compare(graph, plan, workload=workload, backend=backend, values=values)
     gradients = found.gradients if workload == "train" else None
     return Numbers(size, graph.parameters, found.outputs, gradients, found.worst, tolerance), "", notes
 
