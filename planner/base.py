@@ -73,10 +73,10 @@ class Base:
         graph, found, out = self.graph, dict[tuple, int](), {}
         for i in self.times:
             rule, node = self.rules[i], graph.nodes[i]
-            line = (rule.operands, rule.results, tuple(rule.sizes.items()), tuple(sorted(rule.whole)), rule.linear, tuple(sorted(rule.no_pad)), rule.flops, rule.inner)
+            line = (rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad, rule.flops, rule.inner)
             cells = tuple(
-                (graph.tensors[n].shape, graph.tensors[n].dtype, n in graph.weights, n in self.own, n in graph.producer, n in self.grad, (i, slot) in self.savers)
-                if n else None for slot, n in enumerate(node.inputs)
+                (graph.tensors[n].shape, graph.tensors[n].dtype, n in graph.weights, n in self.own, n in graph.producer, n in self.grad,
+                 (i, slot) in self.savers) if n else None for slot, n in enumerate(node.inputs)
             )  # fmt: skip
             outs = tuple((graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad, (i, -1 - k) in self.savers)
                          for k, o in enumerate(o for o in node.outputs if o))  # fmt: skip

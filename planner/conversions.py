@@ -162,8 +162,9 @@ class Conversions:
         known = self._priced.get(size)
         if known is None or known[0] != n:
             seconds = (self._latency + size * self._slope).min(axis=1) if size else np.zeros(len(self._pair))
-            forward = np.bincount(self._pair, np.where(self._back, 0.0, seconds), n)
-            backward = np.bincount(self._pair, np.where(self._back, seconds, 0.0), n)
+            # Without any moves bincount forgets the type of its weights.
+            forward = np.bincount(self._pair, np.where(self._back, 0.0, seconds), n).astype(np.float64)
+            backward = np.bincount(self._pair, np.where(self._back, seconds, 0.0), n).astype(np.float64)
             forward[self._impossible] = np.inf
             known = self._priced[size] = n, forward, backward
         return known[1], known[2]

@@ -14,12 +14,12 @@ from math import prod
 
 from costmodels.memory import Breakdown
 from planner import account
+from planner.base import Base
 from planner.emit.runs import Run, find_run
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
 from planner.kernels import kernel_times, savers
 from planner.layout import local_shape
 from planner.price import Pricer
-from planner.base import Base
 
 
 @dataclass(frozen=True)

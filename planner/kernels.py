@@ -10,8 +10,8 @@ from planner.ops import OPERATORS
 from planner.rule import Split
 
 if TYPE_CHECKING:
-    from planner.price import Pricer
     from planner.base import Base
+    from planner.price import Pricer
 
 FREE = frozenset({"Reshape", "Identity"})
 

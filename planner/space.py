@@ -122,7 +122,7 @@ class _Builder:
 
     def _kind(self, i: int, allowed: tuple[Split, ...] | None) -> _Kind:
         """The splits of a node and all that is priced of it alone."""
-        graph, base, rule, node = self.graph, self.base, self.base.rules[i], self.graph.nodes[i]
+        base, rule, node = self.base, self.base.rules[i], self.graph.nodes[i]
         splits = allowed or self._reachable(i, self._candidates(rule))
         needs = [self._read(rule, slot, splits, name in base.grad) if name else [] for slot, name in enumerate(node.inputs)]
         results = [self._read(rule, -1 - k, splits, True) for k in range(len([o for o in node.outputs if o]))]
@@ -141,8 +141,7 @@ class _Builder:
         return _Kind(v, needs, results)
 
     def _candidates(self, rule: Rule) -> tuple[Split, ...]:
-        key = ("candidates", rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad, self.limits.waste, self.limits.pending,
-               self.limits.forbidden)  # fmt: skip
+        key = ("candidates", rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad, self.limits)
         memo = self.pricer.memo
         if key not in memo:
             memo[key] = candidates(rule, self.sizes, self.limits)
