@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.errors import PlanError, did_you_mean
-from planner.graph import Graph, Node, Tensor
+from planner.graph import AttrValue, Graph, Node, Tensor
 
 LOSSES = {"cross_entropy": "CrossEntropyLoss", "mse": "MSELoss", "l1": "L1Loss", "bce": "BCEWithLogitsLoss"}
 LABELS, TARGETS, LOSS = "labels", "targets", "loss"
@@ -80,11 +80,28 @@ def prune(graph: Graph) -> Graph:
             kept.append(node)
             wanted.update(n for n in node.inputs if n)
     # outputs nobody reads become absent, so that no kernel computes them
-    nodes = tuple(replace(n, outputs=tuple(o if o in wanted else "" for o in n.outputs)) for n in reversed(kept))
+    nodes = tuple(part for n in reversed(kept) for part in _live_part(n, wanted, graph))
     live = {t for n in nodes for t in (*n.inputs, *n.outputs) if t} | set(graph.outputs)
     pick = lambda table: {k: v for k, v in table.items() if k in live}  # noqa: E731
     return replace(graph, nodes=nodes, tensors=pick(graph.tensors), inputs=tuple(i for i in graph.inputs if i in live), weights=pick(graph.weights),
                    constants=pick(graph.constants), labels=pick(graph.labels), trainable=frozenset(graph.trainable & live))  # fmt: skip
+
+
+def _live_part(node: Node, wanted: set[str], graph: Graph) -> tuple[Node, ...]:
+    """The node without outputs nobody reads. A Split then becomes a Slice per output: its kernel needs every piece's extent."""
+    if all(o in wanted for o in node.outputs if o) and (node.op != "Split" or all(node.outputs)):
+        return (node,)
+    if node.op != "Split" or not all(node.outputs):
+        return (replace(node, outputs=tuple(o if o in wanted else "" for o in node.outputs)),)
+    axis, at, found = int(node.attrs["axis"]), 0, []  # type: ignore[arg-type]
+    for k, out in enumerate(node.outputs):
+        end = at + graph.tensors[out].shape[axis]
+        if out in wanted:
+            name = f"{node.id}/{k}" if found else node.id
+            attrs: dict[str, AttrValue] = {"axes": (axis,), "starts": (at,), "ends": (end,), "steps": (1,)}
+            found.append(Node(name, "Slice", node.inputs[:1], (out,), attrs, node.scope, node.members or (node.id,)))
+        at = end
+    return tuple(found)
 
 
 def _checked(graph: Graph) -> Graph:
