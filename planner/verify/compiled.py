@@ -65,6 +65,7 @@ def truth(graph: Graph, plan: Plan, *, workload: Workload = "train", unroll: boo
 def compile_step(program: Program, workload: Workload) -> Any:
     """The compiled training step (or forward pass) of a program, from shapes alone."""
     import jax
+    from jax.sharding import NamedSharding
 
     module = load_program(program)
     mesh = module.make_mesh()
@@ -72,6 +73,8 @@ def compile_step(program: Program, workload: Workload) -> Any:
     if workload == "infer":
         return module.make_inference(mesh).lower(params, frozen, batch).compile()
     state = jax.eval_shape(module.start_state, params)
+    state = {k: jax.tree.map(lambda s, spec=module.GRADIENTS[k][-1]: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)), v)
+             for k, v in state.items()}  # fmt: skip
     return module.make_step(mesh).lower(params, state, frozen, batch, jax.ShapeDtypeStruct((), "float32")).compile()
 
 
@@ -81,7 +84,6 @@ def shapes(module: types.ModuleType, table: str, mesh: Any) -> dict[str, Any]:
 
     out = {}
     for key, row in getattr(module, table).items():
-        spec = row[-1]
-        padded = tuple(-(-n // k) * k for n, k in zip(row[0], module._cuts(spec, len(row[0])), strict=True))
-        out[key] = jax.ShapeDtypeStruct(padded, row[1], sharding=jax.sharding.NamedSharding(mesh, spec))
+        dtype = module.COMPUTE if row[1] == "float" else row[1]
+        out[key] = jax.ShapeDtypeStruct(module.padded_shape(row[0], row[-1]), dtype, sharding=jax.sharding.NamedSharding(mesh, row[-1]))
     return out

@@ -1,0 +1,254 @@
+"""One model of the equivalence benchmark: strategies that differ and use every device, each emitted, run and compared.
+
+    data-parallel      the batch over all devices
+    dp, recursive, ilp what each solver chose freely; when that leaves a mesh axis without work or equals a strategy before it, what it chose
+                       under pinned meshes and techniques, tried in a fixed order
+    tensor-parallel    mesh data=2, model=the rest, by hand: every product whose rule allows it is cut over "model" along something else than the batch
+    sharded-state      (training) a pinned mesh with optimizer sharding level 3, recompute and two microbatches
+
+An axis works when some product or recurrence (an operator with FLOPs) is cut over it. Planned for a made-up device (eager.toml) whose links are
+nearly free: tiny models are then worth spreading; prices do not matter here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.equivalence_models import Case, feeds_for, onnxruntime_outputs
+from planner.errors import PlanError
+from planner.flow import Plan, rule_of
+from planner.graph import Graph
+from planner.model import Model
+from planner.pins import Pins
+from planner.rule import PENDING, Limits, Split, candidates, legal
+from planner.strategy import Strategy
+
+HARDWARE = Path(__file__).with_name("eager.toml")
+TOLERANCE, RUNTIME_TOLERANCE = 1e-4, 1e-3
+SEARCH_S = 20.0
+"""Time limit of one search."""
+
+
+@dataclass(frozen=True)
+class HandPins(Pins):
+    """Pins made by a rule instead of globs: see `tensor_parallel`."""
+
+    def allowed(self, base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
+        return tensor_parallel(base, mesh)
+
+
+def tensor_parallel(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
+    """Per class of nodes: the batch over "data", and over "model" any other factor; where a product can be cut over "model", it must be."""
+    from planner.batch import batch_factors
+
+    factors, out = batch_factors(base), {}
+    for i in range(len(base.graph.nodes)):
+        if base.shared[i] != i:
+            continue
+        rule, batch = base.rules[i], factors[i]
+        fixed = {batch: ["data"]} if batch and legal(rule, Split.of({batch: ["data"]}), mesh, Limits()) else {}
+        kept = []
+        for s in candidates(rule, {"model": mesh["model"]}, Limits(pending=False)):
+            both = Split.of({**fixed, **{f: list(a) for f, a in s.pairs}})
+            if not any(f in (batch, PENDING) for f, _ in s.pairs) and legal(rule, both, mesh, Limits()):
+                kept.append(both)
+        working = [s for s in kept if "model" in s.used]
+        if rule.flops and not working and batch:  # nothing but the batch can be cut (a recurrence): both axes share it
+            shared = Split.of({batch: ["data", "model"]})
+            working = [shared] if legal(rule, shared, mesh, Limits()) else []
+        out[i] = tuple(working if rule.flops and working else kept) or (Split.of(fixed),)
+    return out
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How a strategy is asked for."""
+
+    solver: str = "dp"
+    mode: str = "auto"
+    pins: Pins = field(default_factory=Pins)
+
+
+def attempts(name: str, devices: int, train: bool, batch: int) -> list[Attempt]:
+    """What is tried for a row, in order; the first that differs and leaves no axis idle is used."""
+    half = devices // 2
+    wide, tall = {"data": (2,), "model": (half,)}, {"data": (half,), "model": (2,)}
+    if name == "data-parallel":
+        return [Attempt(mode="data-parallel")]
+    if name == "tensor-parallel":
+        return [Attempt(pins=HandPins(mesh=wide))]
+    if name == "sharded-state":
+        techniques = {"zero_stage": 3, "recompute": "block", "microbatches": 2 if batch % (2 * half) == 0 else 1}
+        return [Attempt(pins=Pins(mesh=tall, techniques=techniques)), Attempt(pins=Pins(mesh=tall, techniques={**techniques, "microbatches": 1}))]
+    choices: list[Mapping[str, Any]] = [{}, {"mesh": wide}, {"mesh": tall}, {"mesh": {"model": (devices,)}}]
+    if train:
+        choices += [{"techniques": {"zero_stage": z}} for z in (1, 2, 3)]
+    choices += [{"mesh": wide, "forbidden_factors": frozenset({f})} for f in ("n", "k", "m", "d0")]
+    return [Attempt(solver=name, pins=Pins(**c)) for c in choices]
+
+
+def choose(case: Case, model: Model, attempt: Attempt) -> Strategy:
+    """Search, and the strategy through its file form. Raises PlanError when nothing is possible."""
+    from planner.api import assumptions, make_request
+    from planner.compose import compose
+    from planner.search import Search
+
+    kind = model.workload.kind
+    request = make_request(devices=case.devices, hardware=str(HARDWARE), topology=None, workload=kind, mode=attempt.mode, solver=attempt.solver,
+                           pins=attempt.pins, precision="fp32", time_limit_s=SEARCH_S, baselines=False)  # fmt: skip
+    found = Search(model, request).run()
+    if found.best is None:
+        raise PlanError("P021", "no plan is possible under these pins")
+    return compose(model, request, found, {}, assumptions(model, request, "eager", None))
+
+
+def idle_axes(graph: Graph, plan: Plan) -> tuple[str, ...]:
+    """Mesh axes that cut no operator with FLOPs."""
+    used: set[str] = set()
+    for node in graph.nodes:
+        rule, _ = rule_of(node, graph)
+        split = plan.splits.get(node.id, Split())
+        if rule.flops:
+            used.update(a for f, axes in split.pairs if f != PENDING for a in axes)
+    return tuple(a for a, n in plan.mesh if n > 1 and a not in used)
+
+
+def identity(plan: Plan) -> tuple:
+    """What makes two plans the same for this benchmark."""
+    return plan.mesh, tuple(sorted(plan.splits.items())), plan.zero, plan.recompute, plan.microbatches
+
+
+def strategies(case: Case, model: Model, names: tuple[str, ...]) -> Iterator[tuple[str, Plan | None, str]]:
+    """(row, plan or None, pinned mesh and techniques or why there is none)."""
+    train = model.workload.kind == "train"
+    seen: set[tuple] = set()
+    for name in names:
+        why, chosen = "", None
+        for attempt in attempts(name, case.devices, train, case.batch):
+            try:
+                strategy = choose(case, model, attempt)
+            except PlanError as e:
+                why = why or e.what
+                continue
+            graph = model.graph(int(strategy.techniques["microbatches"]))
+            plan = strategy.plan_for(graph)
+            idle = idle_axes(graph, plan)
+            if idle or identity(plan) in seen or prod(n for _, n in plan.mesh) != case.devices:
+                why = why or (f"axis {', '.join(idle)} idle" if idle else "same as a row above")
+                continue
+            chosen, why = plan, describe(plan, attempt)
+            seen.add(identity(plan))
+            break
+        yield name, chosen, why
+
+
+def describe(plan: Plan, attempt: Attempt) -> str:
+    """Mesh and techniques, `*` after the mesh where it was pinned."""
+    mesh = ",".join(f"{a}={n}" for a, n in plan.mesh) + ("*" if attempt.pins.mesh else "")
+    parts = [f"zero={plan.zero}" if plan.zero else "", f"recompute={plan.recompute}" if plan.recompute != "none" else "",
+             f"micro={plan.microbatches}" if plan.microbatches > 1 else ""]  # fmt: skip
+    return " ".join([mesh, *(p for p in parts if p)])
+
+
+@dataclass
+class Row:
+    """One line of the table. runtime: error against onnxruntime (inference)."""
+
+    model: str
+    workload: str
+    strategy: str
+    backend: str
+    plan: str
+    error: float | None = None
+    gradients: float | None = None
+    runtime: float | None = None
+    worst: str = ""
+    seconds: float = 0.0
+    failure: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Ran, with every error within its bound."""
+        bounds = ((self.error, TOLERANCE), (self.gradients, TOLERANCE), (self.runtime, RUNTIME_TOLERANCE))
+        return not self.failure and self.error is not None and all(e is None or e <= bound for e, bound in bounds)
+
+
+def run_case(case: Case, workload: str, names: tuple[str, ...], backends: tuple[str, ...]) -> Iterator[Row | str]:
+    """Rows, and lines of talk, of one model and workload. Needs jax and the devices."""
+    from planner.verify.numerics import Twin, seeded_values
+    from planner.weights import load
+
+    model = case.model(workload)
+    graph = model.graph(1)
+    feeds = {**feeds_for(graph), **feeds_for(model.plain)}  # the model's own inputs, and what the loss reads
+    values = seeded_values(model.plain, load(model.plain, model.folder, seed_missing=True))
+    wanted: list[np.ndarray] | None = None
+    if workload == "infer":
+        yield from about(case, model)
+        try:
+            outs, what = onnxruntime_outputs(model, values, feeds)
+            wanted = [o for name, o in zip(model.plain.outputs, outs, strict=True) if name in graph.outputs]
+            yield f"  onnxruntime ran the {what}"
+        except Exception as e:
+            yield Row(case.name, workload, "onnxruntime", "-", "", failure=first_line(e))
+    twins = {1: Twin(graph, workload, values)}
+    for name, plan, what in strategies(case, model, names):
+        if plan is None:
+            yield from (Row(case.name, workload, name, backend, "", failure=what) for backend in backends)
+            continue
+        micro = plan.microbatches
+        twins[micro] = twins.get(micro) or Twin(model.graph(micro), workload, values)
+        batch = {k: v.reshape(micro, -1, *v.shape[1:]) for k, v in feeds.items()} if micro > 1 else feeds
+        for backend in backends:
+            row = Row(case.name, workload, name, backend, what)
+            started = time.monotonic()
+            try:
+                _measure(row, model.graph(micro), plan, values, batch, twins[micro], wanted)
+            except Exception as e:
+                row.failure = first_line(e)
+            row.seconds = round(time.monotonic() - started, 1)
+            yield row
+
+
+def _measure(row: Row, graph: Graph, plan: Plan, values: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], twin: Any,
+             wanted: list[np.ndarray] | None) -> None:  # fmt: skip
+    from planner.verify.numerics import compare
+
+    found, outs = compare(graph, plan, workload=row.workload, backend=row.backend, values=values, batch=batch, twin=twin)
+    row.error, row.worst = found.outputs, found.worst
+    row.gradients = found.gradients if row.workload == "train" else None
+    row.runtime = max(distance(o, r) for o, r in zip(outs, wanted, strict=True)) if wanted is not None else None
+
+
+def first_line(e: Exception) -> str:
+    """An exception in one line."""
+    return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}"
+
+
+def distance(got: np.ndarray, want: np.ndarray) -> float:
+    """max |got - want| / max |want|; shapes must agree."""
+    if got.shape != want.shape:
+        return float("inf")
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    error = float(np.abs(a - b).max()) / max(float(np.abs(b).max()), 1e-30) if b.size else 0.0
+    return error if error == error else float("inf")
+
+
+def about(case: Case, model: Model) -> Iterator[str]:
+    """Lines that say what runs: parameters, dims, inputs, loss."""
+    from planner.training import default_loss
+
+    plain = model.plain
+    inputs = ", ".join(f"{n}{list(plain.tensors[n].shape)}" for n in plain.inputs)
+    dims = ", ".join(f"{k}={v}" for k, v in {**plain.dims, **case.dims}.items())
+    yield f"{case.name}: {plain.parameters:,} parameters, {dims}; inputs {inputs}; loss {default_loss(plain)}"
+    for note in plain.notes:
+        if note.startswith("shrunk from"):
+            yield f"  {note}"
