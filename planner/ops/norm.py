@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from planner.graph import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
-from planner.ops.pointwise import letters
+from planner.ops.pointwise import letters, uneven_never
 from planner.rule import Inner, Rule, parse
 
 
@@ -15,6 +16,11 @@ def _axis_whole(node: Node, graph: Graph) -> Rule:
     axis = int(node.attrs["axis"]) % len(shape)  # type: ignore[arg-type]
     names = [n + ("!" if i == axis else "") for i, n in enumerate(letters(len(shape)))]
     return parse(f"{' '.join(names)} -> {' '.join(names)}", (shape,), (shape,))
+
+
+def _regular(rule: Callable[[Node, Graph], Rule]) -> Callable[[Node, Graph], Rule]:
+    """Without an epsilon a row of padding (zeros) would be divided by 0: its dims are then cut only evenly."""
+    return lambda node, graph: rule(node, graph) if node.attrs.get("epsilon", 1e-5) else uneven_never(rule(node, graph), 0)
 
 
 def _suffix_norm(node: Node, graph: Graph) -> Rule:
@@ -101,9 +107,9 @@ def _batch_norm(call: Call) -> str:
 register(
     Operator("Softmax", _axis_whole, lambda c: f"jax.nn.softmax({c.args[0]}, axis={c.attr('axis')})", saves="out", traffic=1.5),
     Operator("LogSoftmax", _axis_whole, lambda c: f"jax.nn.log_softmax({c.args[0]}, axis={c.attr('axis')})", saves="out", traffic=1.5),
-    Operator("LayerNormalization", _suffix_norm, _layer_norm, saves="in0"),
-    Operator("RMSNormalization", _suffix_norm, _rms_norm, saves="in0"),
-    Operator("InstanceNormalization", _instance_rule, _instance_norm, saves="in0"),
-    Operator("GroupNormalization", _group_rule, _group_norm, saves="in0"),
-    Operator("BatchNormalization", _batch_rule, _batch_norm, saves="in0"),
+    Operator("LayerNormalization", _regular(_suffix_norm), _layer_norm, saves="in0"),
+    Operator("RMSNormalization", _regular(_suffix_norm), _rms_norm, saves="in0"),
+    Operator("InstanceNormalization", _regular(_instance_rule), _instance_norm, saves="in0"),
+    Operator("GroupNormalization", _regular(_group_rule), _group_norm, saves="in0"),
+    Operator("BatchNormalization", _regular(_batch_rule), _batch_norm, saves="in0"),
 )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from planner.graph import Graph, Node
 from planner.ops.base import Call, Operator, register
@@ -37,8 +40,34 @@ def _linear_in(*slots: int):
     return lambda node, graph: pointwise_rule(node, graph, slots)
 
 
+def uneven_never(rule: Rule, slot: int) -> Rule:
+    """The same rule with the factors of one operand cut only evenly: for kernels whose value or slope is infinite at 0.
+
+    Padding holds zeros. Its results are cut off again, but the backward pass would first multiply their infinite slope by a zero: NaN.
+    """
+    return replace(rule, no_pad=rule.no_pad | {f for dim in rule.operands[slot] for f in dim})
+
+
+def _pole(slot: int):
+    """Rule of an operator that has a pole, or an infinite slope, where operand `slot` is 0."""
+    return lambda node, graph: uneven_never(pointwise_rule(node, graph), slot)
+
+
+def _power(node: Node, graph: Graph) -> Rule:
+    """x ** y has a finite slope at x = 0 only for constant exponents of 1 and more (and 0)."""
+    rule, exponent = pointwise_rule(node, graph), graph.constants.get(node.inputs[1])
+    smooth = exponent is not None and bool(np.all((exponent >= 1) | (exponent == 0))) and exponent.size == 1
+    return rule if smooth else uneven_never(rule, 0)
+
+
 def _scaled(node: Node, graph: Graph) -> Rule:
-    """Mul and Div by a constant are linear in the other operand."""
+    """Mul and Div by a constant are linear in the other operand; a divisor is never padded (with zeros)."""
+    if node.op == "Div" and graph.tensors[node.outputs[0]].is_float:
+        return uneven_never(_linear_scale(node, graph), 1)
+    return _linear_scale(node, graph)
+
+
+def _linear_scale(node: Node, graph: Graph) -> Rule:
     constant = [graph.tensors[n].role == "constant" for n in node.inputs]
     if constant[1] and not constant[0]:
         return pointwise_rule(node, graph, (0,))
@@ -90,8 +119,10 @@ _COMPARE = {
     "And": "jnp.logical_and({0}, {1})", "Or": "jnp.logical_or({0}, {1})", "Xor": "jnp.logical_xor({0}, {1})", "Mod": "jnp.mod({0}, {1})",
 }  # fmt: skip
 
+_POLES = frozenset({"Log", "Sqrt", "Reciprocal"})
+
 for _name, _pattern in _UNARY.items():
-    register(Operator(_name, pointwise_rule, _text(_pattern), saves="in", fusible=True))
+    register(Operator(_name, _pole(0) if _name in _POLES else pointwise_rule, _text(_pattern), saves="in", fusible=True))
 for _name, _pattern in _UNARY_NO_GRAD.items():
     register(Operator(_name, pointwise_rule, _text(_pattern), saves="", fusible=True))
 for _name, _pattern in _BINARY.items():
@@ -105,7 +136,7 @@ register(
     Operator("Identity", _linear_in(0), _text("{0}"), saves="", fusible=True),
     Operator("Mul", _scaled, _text("({0} * {1})"), saves="in", fusible=True),
     Operator("Div", _scaled, _div, saves="in", fusible=True),
-    Operator("Pow", pointwise_rule, _pow, saves="in", fusible=True),
+    Operator("Pow", _power, _pow, saves="in", fusible=True),
     Operator("Where", pointwise_rule, _text("jnp.where({0}, {1}, {2})"), saves="in0", fusible=True),
     Operator("Cast", pointwise_rule, _cast, saves="", fusible=True),
     Operator("Clip", pointwise_rule, _clip, saves="in", fusible=True),
