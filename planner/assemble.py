@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.problem import FORBIDDEN, Problem
 from planner.rule import Split
-from planner.space import Space
+from planner.space import Space, Variable
 
 PICO = 1e12
 
@@ -28,21 +28,25 @@ class Techniques:
     microbatches: int = 1
 
 
-def assemble(space: Space, techniques: Techniques, limit_bytes: float | None) -> Problem:
-    """The problem in integers: picoseconds and bytes; impossible conversions are FORBIDDEN."""
+def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *, uncut: bool = False) -> Problem:
+    """The problem in integers: picoseconds and bytes; impossible conversions are FORBIDDEN.
+
+    uncut: the space is that of the whole batch although there are several microbatches. A microbatch takes at least its share of the whole batch's
+    time and of the activations kept (kernels and collectives lose efficiency as they shrink, padding grows), so this problem's optimum is a lower
+    bound of the real one's.
+    """
     inside = _inside_runs(space)
     micro, recompute = techniques.microbatches, techniques.recompute
+    share = 1 if uncut else micro
     cost, usage = [], []
     for v in space.variables:
-        again = np.zeros(v.count and len(v.forward_s))
         repeated = v.kind == "op" and v.node in inside
+        each = v.forward_s + v.backward_s
         if repeated and recompute != "none":
-            again = v.forward_s - (v.replay_s if recompute == "block-keep" else 0)
-        each = v.forward_s + v.backward_s + again + v.each_s[techniques.zero]
-        seconds = v.count * (micro * each + v.reduce_s[techniques.zero])
-        kept = v.kept_bytes * (1 if repeated and recompute != "none" else v.count)
+            each = each + v.forward_s - (v.replay_s if recompute == "block-keep" else 0)
+        seconds = v.count * (share * each + micro * v.each_s[techniques.zero] + v.reduce_s[techniques.zero])
         cost.append(_whole(seconds * PICO))
-        usage.append(_whole(v.count * v.state_bytes[techniques.zero] + kept))
+        usage.append(np.rint(_usage(v, techniques, repeated, uncut)).astype(np.int64))
     edges: list[tuple[int, int]] = []
     tables: list[np.ndarray] = []
     table_of: list[int] = []
@@ -53,7 +57,7 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None) ->
         key = (id(link.forward_s), id(link.backward_s), link.count, twice)
         if key not in index:
             index[key] = len(tables)
-            tables.append(_whole(PICO * micro * link.count * (link.forward_s * (2 if twice else 1) + link.backward_s)))
+            tables.append(_whole(PICO * share * link.count * (link.forward_s * (2 if twice else 1) + link.backward_s)))
         edges.append((link.a, link.b))
         table_of.append(index[key])
     n = len(cost)
@@ -63,6 +67,33 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None) ->
         usage_limit=None if limit_bytes is None else int(limit_bytes), names=tuple(v.name for v in space.variables),
         axis_choice=axis_choices(space), axis_size=tuple(space.pricer.sizes.values()), weight=np.array([v.flops for v in space.variables]),
     )  # fmt: skip
+
+
+def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> float:
+    """Bytes that every plan of the space needs at least: each decision at its smallest, and the largest of the operators' smallest working sets.
+
+    uncut: as in `assemble`.
+    """
+    inside = _inside_runs(space)
+    working = max((float(v.work_bytes.min(initial=np.inf)) for v in space.variables if v.kind == "op" and len(v.work_bytes)), default=0.0)
+    passes = 2 if space.base.training else 1
+    total = working * passes * (1 + space.pricer.runtime.memory_slack) / (techniques.microbatches if uncut else 1)
+    for v in space.variables:
+        total += float(_usage(v, techniques, v.kind == "op" and v.node in inside, uncut).min())
+    return total
+
+
+def usage_of(space: Space, techniques: Techniques, choice: tuple[int, ...], uncut: bool = False) -> float:
+    """Bytes of state and kept activations of a choice, as in `assemble`."""
+    inside = _inside_runs(space)
+    return sum(float(_usage(v, techniques, v.kind == "op" and v.node in inside, uncut)[k]) for v, k in zip(space.variables, choice, strict=True))
+
+
+def _usage(v: Variable, techniques: Techniques, repeated: bool, uncut: bool) -> np.ndarray:
+    """Bytes of state and kept activations of a variable's nodes, per option."""
+    times = 1 if repeated and techniques.recompute != "none" else v.count
+    kept: np.ndarray = v.count * v.state_bytes[techniques.zero] + v.kept_bytes * (times / (techniques.microbatches if uncut else 1))
+    return kept
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ import numpy as np
 
 from planner.base import Base as Base
 from planner.base import Wire
+from planner.emit.replay import reads
 from planner.flow import Plan, weight_plan
 from planner.kernels import inner_times, times_of
 from planner.layout import Axes, Layout, group, local_shape
@@ -49,6 +50,7 @@ class Variable:
     each_s: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> seconds per microbatch
     state_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> parameters + gradients + optimizer
     kept_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # activations the backward pass reads
+    work_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # operands and results of one node while it runs
     flops: float = 0.0
 
 
@@ -122,12 +124,12 @@ class _Builder:
 
     def _kind(self, i: int, allowed: tuple[Split, ...] | None) -> _Kind:
         """The splits of a node and all that is priced of it alone."""
-        base, rule, node = self.base, self.base.rules[i], self.graph.nodes[i]
+        graph, base, rule, node = self.graph, self.base, self.base.rules[i], self.graph.nodes[i]
         splits = allowed or self._reachable(i, self._candidates(rule))
         needs = [self._read(rule, slot, splits, name in base.grad) if name else [] for slot, name in enumerate(node.inputs)]
         results = [self._read(rule, -1 - k, splits, True) for k in range(len([o for o in node.outputs if o]))]
         live = [o for o in node.outputs if o]
-        forward, backward, replayed, kept = (np.zeros(len(splits)) for _ in range(4))
+        forward, backward, replayed, kept, work = (np.zeros(len(splits)) for _ in range(5))
         for k, split in enumerate(splits):
             ins = [self._bytes(name, needs[slot][k]) if name else 0.0 for slot, name in enumerate(node.inputs)]
             outs = [self._bytes(name, row[k]) for name, row in zip(live, results, strict=True)]
@@ -135,9 +137,11 @@ class _Builder:
             inner_f, inner_b = inner_times(base, i, split, self.pricer)
             forward[k], backward[k], replayed[k] = f + inner_f, b + (inner_b if b else 0.0), inner_f
             kept[k] = sum(n for slot, n in enumerate(ins) if (i, slot) in base.savers) + sum(n for o, n in enumerate(outs) if (i, -1 - o) in base.savers)
-        own = [(name, needs[slot]) for slot, name in enumerate(node.inputs) if name in base.own]
-        cells = np.array([np.sum([self.weight_costs(name, row[k]) for name, row in own], axis=0) if own else NO_WEIGHT for k in range(len(splits))])
-        v = Variable("", "op", 0, i, splits, (), forward, backward, replayed, *_by_level(cells), kept)
+            work[k] = sum(n for name, n in zip(node.inputs, ins, strict=True) if name not in graph.weights) + sum(outs)
+        again = reads(node, base.grad).slots
+        own = [(name, needs[slot], slot in again) for slot, name in enumerate(node.inputs) if name in base.own]
+        cells = np.array([sum((self.weight_costs(name, row[k], twice) for name, row, twice in own), NO_WEIGHT) for k in range(len(splits))])
+        v = Variable("", "op", 0, i, splits, (), forward, backward, replayed, *_by_level(cells), kept, work)
         return _Kind(v, needs, results)
 
     def _candidates(self, rule: Rule) -> tuple[Split, ...]:
@@ -182,16 +186,19 @@ class _Builder:
         t = self.graph.tensors[name]
         return self._local(t.shape, layout) * self.pricer.itemsize(t.dtype)
 
-    def weight_costs(self, name: str, layout: int) -> np.ndarray:
-        """[levels, 3]: seconds once a step, seconds each microbatch and state bytes of one weight needed in a layout, per optimizer level."""
+    def weight_costs(self, name: str, layout: int, twice: bool) -> np.ndarray:
+        """[levels, 3]: seconds once a step, seconds each microbatch and state bytes of one weight needed in a layout, per optimizer level.
+
+        twice: the backward pass reads the weight too, so that level 3 gathers it again.
+        """
         t, memo = self.graph.tensors[name], self.pricer.memo
-        key = ("weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes)
+        key = ("weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice)
         if key not in memo:
-            memo[key] = self._weight_costs(name, layout)
+            memo[key] = self._weight_costs(name, layout, twice)
         found: np.ndarray = memo[key]
         return found
 
-    def _weight_costs(self, name: str, layout: int) -> np.ndarray:
+    def _weight_costs(self, name: str, layout: int, twice: bool) -> np.ndarray:
         recipe, price, t, need = self.pricer.recipe, self.pricer, self.graph.tensors[name], self.atlas.layouts[layout]
         local = float(self._local(t.shape, layout))
         if name not in self.base.grad:
@@ -210,7 +217,7 @@ class _Builder:
             collect = price.collective_s("all-gather", plan.axes, local * recipe.parameter_bytes) if level else 0.0
             step = shown * price.collective_s("all-reduce", rest, full / n) + price.optimizer_s(local / n)
             once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
-            rows.append((once, (scatter if level >= 2 else 0.0) + (2 * collect if level == 3 else 0.0), state))
+            rows.append((once, (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0), state))
         return np.array(rows)
 
     def _connect(self, wire: Wire) -> None:
@@ -240,8 +247,9 @@ class _Builder:
         inner = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), [h for h, _ in pairs], [h if b < 0 else b for h, b in pairs],
                                   name in self.base.grad)  # fmt: skip
         v.forward_s, v.backward_s = np.diag(inner[0]).copy(), np.diag(inner[1]).copy()
-        v.replay_s, v.kept_bytes = v.forward_s, np.zeros(len(pairs))
-        cells = np.array([self.weight_costs(name, h) for h, _ in pairs]) if weight else np.zeros((len(pairs), len(ZERO_LEVELS), 3))
+        v.replay_s, v.kept_bytes, v.work_bytes = v.forward_s, np.zeros(len(pairs)), np.zeros(len(pairs))
+        twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot in wire.uses)
+        cells = np.array([self.weight_costs(name, h, twice) for h, _ in pairs]) if weight else np.zeros((len(pairs), len(ZERO_LEVELS), 3))
         v.reduce_s, v.each_s, v.state_bytes = _by_level(cells)
         index = len(self.variables)
         self.variables.append(v)

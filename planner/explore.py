@@ -1,0 +1,227 @@
+"""Best-first search over meshes, microbatches, recompute and optimizer levels of one family of plans.
+
+A leaf is (mesh, techniques). Its lower bound is raised in stages, and the leaf of the least bound goes on first:
+
+    mesh      the whole batch in one piece, no memory limit, any level: one exact elimination a mesh (planner.assemble, `uncut`)
+    free      the same under the leaf's own techniques
+    bounded   the same under the memory limit
+    priced    the space of its microbatches, the chosen solver, and the price of the whole plan
+
+Splitting the batch further, recomputing more and limiting memory only ever cost time, so every stage bounds the next, and a leaf priced without
+memory binding bounds all leaves of its mesh and level with as many microbatches and as much recomputation. Leaves whose least memory exceeds the limit
+are dropped unsolved. The search ends when no bound is below the best price: what is left bounds the optimum.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from planner.assemble import PICO, Techniques, assemble, least_usage, usage_of
+from planner.problem import evaluate
+from planner.space import Base, Space
+from planner.topology import Mesh
+
+if TYPE_CHECKING:
+    from planner.search import Candidate, Search
+
+RECOMPUTE = ("none", "block-keep", "block")
+LEVEL_ORDER = (2, 1, 0, 3)
+"""Of equal bounds the level that needs less memory goes first; level 3 costs time."""
+SAME = 1e-7
+"""Relative difference below which a bound is as good as the price."""
+ROUNDS = 3
+"""Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
+
+
+@dataclass(order=True)
+class Leaf:
+    """A point of the outer search, ordered by bound, then by simplicity."""
+
+    bound: float
+    recompute: int
+    micro: int
+    level: int
+    mesh: int
+    stage: int = field(compare=False, default=0)
+
+    @property
+    def techniques(self) -> Techniques:
+        """As the problem knows them."""
+        return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro)
+
+
+class Explorer:
+    """One family: its meshes, the splits it allows (None: all), its optimizer levels. pinned: the user's pins hold for it (not for baselines)."""
+
+    def __init__(self, search: Search, label: str, meshes: Sequence[Mesh], allowed: Callable[[Base, Mesh], dict] | None, levels: Sequence[int],
+                 *, pinned: bool = True) -> None:  # fmt: skip
+        self.search, self.label, self.meshes, self.allowed, self.pinned = search, label, tuple(meshes), allowed, pinned
+        self.levels = [k for k, z in enumerate(LEVEL_ORDER) if z in levels]
+        self.best: Candidate | None = None
+        self.priced: list[Candidate] = []
+        self.closed: list[float] = []  # bounds of leaves that were priced
+        self.open: list[Leaf] = []
+        self._first: list[Space | None] = []
+        self._known: list[tuple[int, int, int, int, float]] = []  # mesh, level, recompute, microbatches, bound of all leaves beyond
+        self._free: dict[tuple, tuple[tuple[int, ...], float]] = {}
+        self._sizes: list[tuple[float, Leaf]] = []  # least usage of each leaf
+
+    @property
+    def memory_first(self) -> bool:
+        """Whether memory is minimised (bounds are then bytes)."""
+        return self.search.request.objective == "memory"
+
+    def run(self, worth: float = math.inf) -> Candidate | None:
+        """The best plan of the family below `worth` (seconds, or bytes), or None."""
+        for index, mesh in enumerate(self.meshes):
+            if self.search.out_of_time():
+                self.closed.append(0.0)
+                break
+            self._first.append(self.search.space(mesh, 1, self.allowed, self.pinned))
+            self._expand(index)
+        while self.open:
+            leaf = heapq.heappop(self.open)
+            if leaf.bound >= min(worth, self._value(self.best)) * (1 - SAME) or self.search.out_of_time():
+                heapq.heappush(self.open, leaf)
+                break
+            raised = self._raise(leaf)
+            if raised is not None and raised > leaf.bound:
+                leaf.bound = raised
+            elif raised is not None:
+                leaf.stage += 1
+                if leaf.stage == 3:
+                    self._price(leaf)
+                    continue
+            if raised is not None:
+                heapq.heappush(self.open, leaf)
+        return self.best
+
+    def bound(self) -> float:
+        """No plan of the family is below this (seconds, or bytes)."""
+        return min([*self.closed, *(leaf.bound for leaf in self.open)], default=math.inf)
+
+    def smallest(self) -> Candidate | None:
+        """The plan that needs about the least memory (a baseline: at a microbatch met already): what is shown when nothing fits."""
+        usable = [x for x in self._sizes if self.pinned or self.search.has_read(x[1].micro)]
+        if not usable:
+            return None
+        leaf = min(usable)[1]
+        space = self._space(leaf)
+        return self.search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label) if space else None
+
+    def _value(self, c: Candidate | None) -> float:
+        if c is None:
+            return math.inf
+        return c.cost.memory.total if self.memory_first else c.cost.step_time_s
+
+    def _expand(self, index: int) -> None:
+        """All leaves of a mesh that may fit, at the mesh's bound."""
+        space = self._first[index]
+        if space is None:
+            return
+        bound = 0.0 if self.memory_first else self.search.free_bound(space)
+        for micro in self.search.microbatches():
+            for recompute in self.search.recomputes(space.base):
+                for level in self.levels:
+                    leaf = Leaf(bound, RECOMPUTE.index(recompute), micro, level, index)
+                    usage = least_usage(space, leaf.techniques, uncut=True)
+                    self._sizes.append((usage, leaf))
+                    if usage <= self.search.request.limit_bytes:
+                        leaf.bound = usage if self.memory_first else bound
+                        heapq.heappush(self.open, leaf)
+
+    def _space(self, leaf: Leaf) -> Space | None:
+        return self._first[leaf.mesh] if leaf.micro == 1 else self.search.space(self.meshes[leaf.mesh], leaf.micro, self.allowed, self.pinned)
+
+    def _raise(self, leaf: Leaf) -> float | None:
+        """A bound of the leaf at its stage, None where it proves impossible."""
+        if self.memory_first:
+            return leaf.bound
+        known = max((v for m, z, r, k, v in self._known if m == leaf.mesh and z == leaf.level and r <= leaf.recompute and k <= leaf.micro), default=0.0)
+        if known > leaf.bound:
+            return known
+        space, limit = self._first[leaf.mesh], self.search.request.limit_bytes
+        assert space is not None
+        if leaf.stage == 0:
+            return self._free_bound(space, leaf, 1)[0]
+        if leaf.stage == 1 and leaf.micro > 1:
+            bound, usage = self._free_bound(space, leaf, leaf.micro)
+            if usage <= limit or bound > leaf.bound:
+                return bound
+            found = self.search.relaxed(assemble(space, leaf.techniques, limit, uncut=True))
+            return None if found is None else found[1]
+        return leaf.bound
+
+    def _free_bound(self, space: Space, leaf: Leaf, micro: int) -> tuple[float, float]:
+        """(bound, usage of its solution with the leaf's microbatches) of the leaf's techniques without a memory limit.
+
+        micro: reductions are repeated at least that often. What is reduced once a step makes the same problem for any number.
+        """
+        each = micro if LEVEL_ORDER[leaf.level] >= 2 else 1
+        key = (leaf.mesh, leaf.level, leaf.recompute, each)
+        if key not in self._free:
+            found = self.search.relaxed(assemble(space, replace(leaf.techniques, microbatches=each), None, uncut=True))
+            self._free[key] = ((), math.inf) if found is None else found
+        choice, bound = self._free[key]
+        return bound, usage_of(space, leaf.techniques, choice, uncut=True) if choice else math.inf
+
+    def _price(self, leaf: Leaf) -> None:
+        """Solve the leaf with the chosen solver and price what it finds; the room shrinks by what the whole plan needs beside."""
+        search, limit = self.search, self.search.request.limit_bytes
+        space = self._space(leaf)
+        if space is None or least_usage(space, leaf.techniques) > limit:
+            return
+        if self.memory_first:
+            self._take(search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label))
+            self.closed.append(leaf.bound)
+            return
+        worth = self._value(self.best)
+        problem = assemble(space, leaf.techniques, None)
+        solved = search.solve(problem)
+        if solved is None:
+            return
+        if solved.bound is not None:
+            leaf.bound = max(leaf.bound, search.proven(problem, solved))
+            self._known.append((leaf.mesh, leaf.level, leaf.recompute, leaf.micro, leaf.bound))
+        self.closed.append(leaf.bound)
+        verdict = evaluate(problem, solved.choice)
+        if verdict.cost / PICO >= worth:
+            return
+        room: float = limit
+        if verdict.peak_usage <= limit:
+            candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, problem, solved, self.label)
+            if self._take(candidate):
+                return
+            room = verdict.peak_usage - (candidate.cost.memory.total - limit)
+        for turn in range(ROUNDS):
+            if room <= 0:
+                return
+            bounded = assemble(space, leaf.techniques, room)
+            solved = search.solve(bounded)
+            if solved is None:
+                return
+            if turn == 0 and room == limit and solved.bound is not None:
+                self.closed[-1] = max(self.closed[-1], search.proven(bounded, solved))
+            verdict = evaluate(bounded, solved.choice)
+            if verdict.cost / PICO >= worth:
+                return
+            candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, bounded, solved, self.label)
+            if self._take(candidate):
+                return
+            room = min(room, verdict.peak_usage) - (candidate.cost.memory.total - limit)
+
+    def _take(self, candidate: Candidate | None) -> bool:
+        """Record a priced plan; whether it fits."""
+        if candidate is None:
+            return False
+        self.priced.append(candidate)
+        if candidate.cost.memory.total > self.search.request.limit_bytes:
+            return False
+        if self._value(candidate) < self._value(self.best):
+            self.best = candidate
+            self.search.report(candidate)
+        return True

@@ -1,0 +1,97 @@
+"""Families of plans that people write by hand: batch only, and Megatron's. They restrict a space; baselines are the best of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from planner.base import Base
+from planner.batch import batch_factors
+from planner.rule import PENDING, Limits, Split, candidates, legal
+from planner.space import Link, Space, Variable
+from planner.topology import Mesh
+
+Allowed = dict[int, tuple[Split, ...]]
+
+
+def batch_only(base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...] | None = None) -> Allowed:
+    """Per class of nodes the one split that cuts the batch over the axes (as many of them as divide it)."""
+    sizes = dict(mesh)
+    used = [a for a in (tuple(sizes) if axes is None else axes) if sizes[a] > 1]
+    out: Allowed = {}
+    factors = batch_factors(base)
+    for i in base.times:
+        rule, split = base.rules[i], Split()
+        for k in range(len(used), 0, -1):
+            trial = Split.of({factors[i]: used[:k]}) if factors[i] else Split()
+            if legal(rule, trial, sizes, Limits()):
+                split = trial
+                break
+        out[i] = (split,)
+    return out
+
+
+def megatron_only(base: Base, mesh: Mesh) -> Allowed:
+    """Batch over "data"; over "model" anything but the batch (heads, columns, rows, vocabulary), nothing left pending."""
+    sizes = dict(mesh.shape)
+    data = batch_only(base, mesh.shape, tuple(a for a in sizes if a == "data"))
+    factors = batch_factors(base)
+    out: Allowed = {}
+    for i, (fixed,) in data.items():
+        rule = base.rules[i]
+        kept = []
+        for s in candidates(rule, {a: n for a, n in sizes.items() if a != "data"}, Limits(pending=False)):
+            both = {f: list(a) for f, a in fixed.pairs}
+            if any(f == factors[i] and f for f, _ in s.pairs) or s.axes(PENDING):
+                continue
+            for f, a in s.pairs:
+                both[f] = both.get(f, []) + list(a)
+            joined = Split.of(both)
+            if legal(rule, joined, sizes, Limits()):
+                kept.append(joined)
+        out[i] = tuple(kept) or (fixed,)
+    return out
+
+
+def no_split(base: Base) -> Allowed:
+    """Every device does everything."""
+    return {i: (Split(),) for i in base.times}
+
+
+def restrict(space: Space, allowed: Mapping[int, tuple[Split, ...]]) -> Space | None:
+    """The space with only the allowed splits of each class of nodes; None where one has none of them."""
+    keep: dict[int, np.ndarray] = {}
+    variables: list[Variable] = []
+    for k, v in enumerate(space.variables):
+        if v.kind == "op" and v.node in allowed:
+            wanted = set(allowed[v.node])
+            at = np.array([j for j, s in enumerate(v.splits) if s in wanted], np.int64)
+            if not len(at):
+                return None
+            if len(at) < len(v.splits):
+                keep[k] = at
+                v = _pick(v, at)
+        variables.append(v)
+    cut: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
+    links = []
+    for link in space.links:
+        rows, columns = keep.get(link.a), keep.get(link.b)
+        if rows is None and columns is None:
+            links.append(link)
+            continue
+        key = (id(link.forward_s), None if rows is None else rows.tobytes(), None if columns is None else columns.tobytes())
+        if key not in cut:
+            place = np.ix_(np.arange(link.forward_s.shape[0]) if rows is None else rows, np.arange(link.forward_s.shape[1]) if columns is None else columns)
+            cut[key] = link.forward_s[place], link.backward_s[place]
+        links.append(Link(link.a, link.b, *cut[key], link.count))
+    return Space(space.base, space.pricer, variables, links, space.op_of)
+
+
+def _pick(v: Variable, at: np.ndarray) -> Variable:
+    return replace(
+        v, splits=tuple(v.splits[j] for j in at.tolist()), forward_s=v.forward_s[at], backward_s=v.backward_s[at], replay_s=v.replay_s[at],
+        reduce_s={z: c[at] for z, c in v.reduce_s.items()}, each_s={z: c[at] for z, c in v.each_s.items()},
+        state_bytes={z: c[at] for z, c in v.state_bytes.items()}, kept_bytes=v.kept_bytes[at], work_bytes=v.work_bytes[at],
+    )  # fmt: skip
