@@ -124,7 +124,8 @@ def program(case: Case, splits: list[Split], rule: Rule | None = None) -> tuple[
         text.append(f"run_{i} = (local_{i}, ({', '.join(spec_text(specs[n]) for n in names)}, ({''.join(spec_text(o) + ', ' for o in outs)})),"
                     f" (({''.join(spec_text(o) + ', ' for o in outs)}), ({grads_spec})),"
                     f" {[specs[n].dims for n in names]!r}, {[o.dims for o in outs]!r})")  # fmt: skip
-    header = ["import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax", "from jax.sharding import PartitionSpec as P"]  # fmt: skip
+    header = ["import functools", "import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax",
+              "from jax.ad_checkpoint import checkpoint_name", "from jax.sharding import PartitionSpec as P"]  # fmt: skip
     return "\n".join([*header, *helper_sources(helpers), *text]), graph, values
 
 

@@ -73,7 +73,8 @@ def run_pairs(pairs: list[tuple[Layout, Layout]], shape: tuple[int, int]) -> Non
         text.append("    return jax.value_and_grad(f)(x)")
         x_spec, w_spec = Layout(source.dims), Layout(target.dims)
         text.append(f"run_{k} = (local_{k}, ({spec_text(x_spec)}, {spec_text(w_spec)}), (P(), {spec_text(x_spec)}), {x_spec.dims!r}, {w_spec.dims!r})")
-    head = ["import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax", "from jax.sharding import PartitionSpec as P"]
+    head = ["import functools", "import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax",
+            "from jax.ad_checkpoint import checkpoint_name", "from jax.sharding import PartitionSpec as P"]  # fmt: skip
     space: dict = {}
     exec("\n".join([*head, *helper_sources(helpers), *text]), space)
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
