@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
+from planner.emit.replay import Replay, block_mode, parts, products, repeated, replay, sharded
 from planner.emit.runs import Run, inner_flow, outer_flow
 from planner.flow import Flow, WeightPlan, cut_layout, stored_layout
 from planner.layout import Axes, Layout, Step, Tree, group, local_shape
@@ -55,8 +56,8 @@ def _plain(dtype: str) -> float:
 
 
 def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
-    micro = flow.plan.microbatches
-    graph, mesh = flow.graph, dict(flow.plan.mesh)
+    micro = flow.plan.microbatches if flow.training else 1
+    graph = flow.graph
     outer = flow
     for run in runs:
         outer = outer_flow(outer, run)
@@ -64,45 +65,80 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     made_inside = {o for i in inside for o in graph.nodes[i].outputs if o}
     own_weights = {n for run in runs for names in run.weights for n in names}
     last = {c.leaves[-1] for run in runs for c in run.carries}
+    varying = downstream_of_inputs(flow)
     for name, tree in outer.trees.items():
         if (name in made_inside and name not in last) or name in own_weights or name in graph.constants:
             continue
-        yield from _tree(outer, name, tree, micro, size)
+        # Forward collectives of values that no input reaches are the same in every microbatch: compilers take them out of the loop.
+        yield from _tree(outer, name, tree, micro, micro if name in varying else 1, size)
     for i in range(len(graph.nodes)):
         if i not in inside:
             yield from _inner(flow, i, micro, size)
+    gathered: dict[str, list[bool]] = {}  # sharded weight -> per function that gathers it, whether the backward pass gathers it again
     for run in runs:
         times = micro * run.repeats
         body = inner_flow(outer, run)
-        replay = flow.training and flow.plan.recompute == "block"
+        again = repeated(body, run)
         local = {o for i in range(run.first, run.first + run.period) for o in graph.nodes[i].outputs if o}
         for name in (*sorted(local, key=lambda n: graph.producer[n]), *(c.enters for c in run.carries), *(names[0] for names in run.weights)):
-            for use in _tree(body, name, body.trees[name], times, size):
-                yield use
-                if replay and use.phase == "forward":
-                    yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what)
+            yield from _tree(body, name, body.trees[name], times, times, size)
         for i in range(run.first, run.first + run.period):
-            for use in _inner(flow, i, times, size):
-                yield use
-                if replay and use.phase == "forward":
-                    yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what)
+            yield from _inner(flow, i, times, size)
+        yield from _replayed(body, again, times, size)
+        for names in run.weights:
+            for name in names:
+                gathered.setdefault(name, []).append(again is not None and names[0] in again.weights)
+        for name in run.shared:
+            if name in graph.weights and sharded(flow, name):
+                gathered.setdefault(name, []).append(False)
+    for part in parts(flow, runs):
+        again = replay(outer, part, "part")
+        for name in dict.fromkeys(n for i in part for n in graph.nodes[i].inputs if n and sharded(flow, n)):
+            gathered.setdefault(name, []).append(name in again.weights)
     if flow.training:
         for name, plan in flow.weights.items():
             if name in flow.grad:
-                yield from _reduction(flow, name, plan, micro, size, mesh)
+                yield from _reduction(flow, name, plan, micro, size, gathered.get(name, []))
 
 
-def _tree(flow: Flow, name: str, tree: Tree, times: int, size: ItemSize) -> Iterator[Use]:
-    for step in tree.steps():
-        yield from _step(flow, name, step, times, size)
+def downstream_of_inputs(flow: Flow) -> frozenset[str]:
+    """Tensors that depend on an input of the graph."""
+    found = set(flow.graph.inputs)
+    for node in flow.graph.nodes:
+        if any(n in found for n in node.inputs):
+            found.update(o for o in node.outputs if o)
+    return frozenset(found)
 
 
-def _step(flow: Flow, name: str, step: Step, times: int, size: ItemSize) -> Iterator[Use]:
+def _tree(flow: Flow, name: str, tree: Tree, times: int, forward_times: int, size: ItemSize) -> Iterator[Use]:
+    done: set[tuple] = set()
+    for path in tree.paths():
+        # A gather whose result varies and one whose result does not are the same instruction: compilers keep one of two equal ones.
+        key = tuple((s.forward or s.kind, s.axes, s.dim, s.to_dim, s.size) for s in path if s.kind != "fan")
+        yield from _step(flow, name, path[-1], times, 0 if key in done else forward_times, size)
+        done.add(key)
+
+
+def _step(flow: Flow, name: str, step: Step, times: int, forward_times: int, size: ItemSize, forward_phase: str = "forward") -> Iterator[Use]:
     tensor = flow.graph.tensors[name]
     what = flow.graph.labels.get(name, name)
-    for phase, kind, elements in (("forward", step.forward, step.forward_elements), ("backward", step.backward, step.backward_elements)):
-        if kind and (phase == "forward" or name in flow.grad):
-            yield Use(kind, step.axes, int(elements * size(tensor.dtype)), times, phase, what)
+    if step.forward and forward_times:
+        yield Use(step.forward, step.axes, int(step.forward_elements * size(tensor.dtype)), forward_times, forward_phase, what)
+    if step.backward and times and name in flow.grad:
+        yield Use(step.backward, step.axes, int(step.backward_elements * size(tensor.dtype)), times, "backward", what)
+
+
+def _replayed(flow: Flow, again: Replay | None, times: int, size: ItemSize) -> Iterator[Use]:
+    """Collectives of a block's forward pass that its backward pass runs again."""
+    if again is None:
+        return
+    for name, path in again.steps:
+        yield from _step(flow, name, path[-1], 0, times, size, "recompute")
+    if block_mode(flow) == "all":
+        for i in again.nodes:
+            for use in _inner(flow, i, times, size):
+                if use.phase == "forward":
+                    yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what)
 
 
 def _inner(flow: Flow, i: int, times: int, size: ItemSize) -> Iterator[Use]:
@@ -118,30 +154,23 @@ def _inner(flow: Flow, i: int, times: int, size: ItemSize) -> Iterator[Use]:
                 yield Use(inner.kind, axes, payload, times * inner.backward, "backward", node.id)
 
 
-def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, mesh: Mapping[str, int]) -> Iterator[Use]:
+def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[bool]) -> Iterator[Use]:
     """The reduction of one weight's gradient and, with sharded state, the gathering of the parameter."""
-    tensor = flow.graph.tensors[name]
+    tensor, mesh = flow.graph.tensors[name], dict(flow.plan.mesh)
     what = flow.graph.labels.get(name, name)
     full = int(prod(local_shape(tensor.shape, plan.layout, mesh)) * size(tensor.dtype))
     level = plan.zero if plan.dim >= 0 else 0
     piece = full // group(plan.axes, mesh) if level else full
     rest = tuple(a for a in plan.fan if not level or a not in plan.axes)
     if level == 3:
-        again = 1 if flow.plan.recompute == "none" and not gathers_again(flow) else 2
-        yield Use("all-gather", plan.axes, full, micro, "forward", what)
-        yield Use("all-gather", plan.axes, full, micro * (again - 1), "recompute", what)
-        yield Use("reduce-scatter", plan.axes, full, micro, "gradient", what)
+        yield Use("all-gather", plan.axes, full, micro * len(gathered), "forward", what)
+        yield Use("all-gather", plan.axes, full, micro * sum(gathered), "recompute", what)
+        yield Use("reduce-scatter", plan.axes, full, micro * len(gathered), "gradient", what)
     elif level:
-        each = micro if level == 2 else 1
-        yield Use("reduce-scatter", plan.axes, full, each, "gradient", what)
+        yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what)
         yield Use("all-gather", plan.axes, full, 1, "optimizer", what)
     if rest:
-        yield Use("all-reduce", rest, piece, micro if level == 2 else 1, "gradient", what)
-
-
-def gathers_again(flow: Flow) -> bool:
-    """Whether gathered weights are dropped after the forward pass and gathered again for the backward pass."""
-    return flow.training and flow.plan.zero == 3
+        yield Use("all-reduce", rest, piece, 1, "gradient", what)
 
 
 def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[str, dict[str, dict[str, int | Fraction]]]:
@@ -157,21 +186,20 @@ def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[s
 
 
 def dot_flops(flow: Flow, runs: Iterable[Run] = ()) -> int:
-    """2MNK of every product per device and step: forward, and one product per operand that has a gradient."""
-    total = 0
-    mesh = dict(flow.plan.mesh)
-    for i, node in enumerate(flow.graph.nodes):
-        rule = flow.rules[i]
-        if not rule.flops:
-            continue
-        local, share = rule.local(flow.split(i), mesh), Fraction(1)
-        for f, n in rule.sizes.items():
-            share *= Fraction(local[f], n)
-        passes = 1
-        if flow.training and any(o in flow.grad for o in node.outputs):
-            passes += sum(1 for n in node.inputs if n in flow.grad)
-        total += int(Fraction(rule.flops) * share) * passes
-    return total * (flow.plan.microbatches if flow.training else 1)
+    """2MNK of every product per device and step: forward, backward, and what blocks in `runs` compute again."""
+    total = Fraction(0)
+    for i in range(len(flow.graph.nodes)):
+        for dot in products(flow, i):
+            total += dot.flops * (1 + (dot.backward if flow.training else 0))
+    runs = tuple(runs)
+    outer = flow
+    for run in runs:
+        outer = outer_flow(outer, run)
+    for run in runs:
+        again = repeated(inner_flow(outer, run), run)
+        for i, result in (again.nodes if again else {}).items():
+            total += run.repeats * sum((dot.flops for dot in products(flow, i) if result or dot.inside), Fraction(0))
+    return int(total) * (flow.plan.microbatches if flow.training else 1)
 
 
 def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_sizes) -> int:

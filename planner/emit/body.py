@@ -1,49 +1,70 @@
-"""The lines of a function body: one per node, and the conversions between them, exactly those of the flow.
+"""The statements of one function: one per node, and the conversions between them, exactly those of the flow.
 
 `Backend` says how layouts appear: "shard_map" (local shapes, explicit collectives) or "jit" (global shapes, sharding constraints).
+
+Functions nest. What an inner function lacks it asks of the one around it, and what it made is returned where someone outside asks; so
+arguments and results are found, not declared. Variable names come from one counter, hence mean the same thing everywhere.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
+from planner.emit.replay import sharded
 from planner.emit.source import comment
+from planner.emit.text import rule_cells, small_literal, spec_text
 from planner.flow import Flow
 from planner.graph import Node
 from planner.layout import Layout, Step, group, local_shape, padded
 from planner.ops import OPERATORS, Call
-from planner.ops.base import axes_text
+from planner.ops.base import axes_text, jnp_dtype
 from planner.rule import Rule, Split
 
 Backend = Literal["shard_map", "jit"]
 OWN_MASKS = frozenset({"CrossEntropyLoss", "MSELoss", "L1Loss", "BCEWithLogitsLoss"})
+Way = tuple[Step, ...]
+Line = str | Callable[[], str]
 
 
 @dataclass
 class Body:
     """Writes the statements of one function: `value(tensor, layout)` names a variable, writing what is missing to get it.
 
-    held: (tensor, layout) -> variable. arrays: constants too long for a literal, by program key. shift: block repeats read the
-    body of repeat 0, so tensors of other repeats are mapped onto it by the caller.
+    held: (tensor, steps from its source) -> variable. given: (tensor, layout) -> variable bound from outside in any layout.
+    weights: weight -> expression of it as it is kept. tie: whether gathers wait for the operand beside them (unrolled programs).
+    name_collectives: whether results of collectives are named for checkpoint policies.
     """
 
     flow: Flow
     backend: Backend
-    held: dict[tuple[str, Layout], str] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
     helpers: set[str] = field(default_factory=set)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     counter: list[int] = field(default_factory=lambda: [0])
     float_dtype: str = ""
+    weights: dict[str, str] = field(default_factory=dict)
+    tie: bool = False
+    name_collectives: bool = False
+    parent: Body | None = None
+    held: dict[tuple[str, Way], str] = field(default_factory=dict)
+    given: dict[tuple[str, Layout], str] = field(default_factory=dict)
+    arguments: dict[str, None] = field(default_factory=dict)
+    results: list[str] = field(default_factory=list)
+    made_in: dict[str, Body] = field(default_factory=dict)
+    cause: str = ""
 
     @property
     def mesh(self) -> Mapping[str, int]:
         return dict(self.flow.plan.mesh)
+
+    def inner(self, flow: Flow | None = None, **changes: object) -> Body:
+        """A function inside this one."""
+        return Body(flow or self.flow, self.backend, helpers=self.helpers, arrays=self.arrays, counter=self.counter, float_dtype=self.float_dtype,
+                    parent=self, **changes)  # type: ignore[arg-type]  # fmt: skip
 
     def fresh(self, stem: str = "t") -> str:
         """A new variable name from a fixed alphabet; never derived from the model."""
@@ -52,56 +73,107 @@ class Body:
 
     def bind(self, tensor: str, layout: Layout, variable: str) -> None:
         """Say that `variable` holds the tensor in this layout."""
-        self.held[tensor, self._key(layout)] = variable
+        tree = self.flow.trees.get(tensor)
+        if self.backend == "jit" or layout == self.flow.source[tensor]:
+            self.held[tensor, ()] = variable
+        elif tree is not None and (layout == tree.hub or layout in tree.branches):
+            self.held[tensor, tree.path(layout)] = variable
+        else:
+            self.given[tensor, layout] = variable
 
-    def _key(self, layout: Layout) -> Layout:
-        return layout if self.backend == "shard_map" else Layout(())
+    def way(self, tensor: str, layout: Layout) -> Way:
+        """Steps from the tensor's source to a layout."""
+        return () if self.backend == "jit" else self.flow.trees[tensor].path(layout)
 
     def value(self, tensor: str, layout: Layout) -> str:
-        """Expression of the tensor in the layout, converting along the tensor's tree where needed."""
-        key = (tensor, self._key(layout))
-        if key in self.held:
-            return self.held[key]
-        graph = self.flow.graph
-        if tensor in graph.constants:
-            source = self._constant(tensor)
-            if source[0] != "t":  # a literal: equal everywhere, no conversion
-                return source
-        elif (tensor, self._key(self.flow.source[tensor])) not in self.held:
-            raise AssertionError(f"tensor {tensor!r} is used before it is made")
-        tree = self.flow.trees[tensor]
-        start = self.held[tensor, self._key(self.flow.source[tensor])]
-        hub_key = (tensor, tree.hub)
-        if hub_key not in self.held:
-            self.held[hub_key] = self.steps(start, tensor, self.flow.source[tensor], tree.trunk)
-        if layout != tree.hub:
-            self.held[key] = self.steps(self.held[hub_key], tensor, tree.hub, tree.branches[layout])
-        return self.held[key]
+        """Variable (or literal) of the tensor in the layout, converting along the tensor's tree where needed."""
+        if (tensor, layout) in self.given:
+            return self.given[tensor, layout]
+        way = self.way(tensor, layout)
+        start = self._nearest(tensor, way)
+        if start is None:
+            if tensor in self.flow.graph.constants:
+                text = self._constant(tensor)
+                if text is not None:  # a literal: equal everywhere, no conversion
+                    return text
+            elif tensor in self.made_in:
+                self._import(tensor, way)
+            elif tensor in self.weights:
+                self._weight(tensor)
+            elif self.parent is not None:
+                variable = self.parent.value(tensor, layout)
+                variable = variable if variable.isidentifier() else self.parent._named(variable)
+                self.arguments[variable] = None
+                self.given[tensor, layout] = variable
+                return variable
+            else:
+                raise AssertionError(f"tensor {tensor!r} is used before it is made")
+            start = self._nearest(tensor, way)
+        assert start is not None
+        for end in range(start + 1, len(way) + 1):
+            self.held[tensor, way[:end]] = self._step(self.held[tensor, way[: end - 1]], way[end - 1], tensor)
+        return self.held[tensor, way]
 
-    def _constant(self, tensor: str) -> str:
-        """A literal, or a variable bound to an array the program carries."""
-        value = self.flow.graph.constants[tensor]
-        literal = scalar_literal(value)
-        if literal is not None:
-            self.held[tensor, self._key(self.flow.source[tensor])] = literal
-            return literal
-        key = f"c{len(self.arrays)}"
-        self.arrays[key] = value
+    def _nearest(self, tensor: str, way: Way) -> int | None:
+        """Length of the longest beginning of the way that is at hand."""
+        return next((end for end in range(len(way), -1, -1) if (tensor, way[:end]) in self.held), None)
+
+    def _import(self, tensor: str, way: Way) -> None:
+        """Have the inner function that made a tensor return it, as far along the way as it got."""
+        maker = self.made_in[tensor]
+        end = maker._nearest(tensor, way)
+        assert end is not None
+        variable = maker.held[tensor, way[:end]]
+        if variable not in maker.results:
+            maker.results.append(variable)
+        self.held[tensor, way[:end]] = variable
+
+    def _constant(self, tensor: str) -> str | None:
+        """A literal that fits its neighbours, or None after binding a variable to the array."""
+        value, t = self.flow.graph.constants[tensor], self.flow.graph.tensors[tensor]
+        if value.ndim == 0:
+            return small_literal(value)
         variable = self.fresh()
-        cast = f", {self.float_dtype}" if self.float_dtype and self.flow.graph.tensors[tensor].is_float else ""
-        self.lines.append(f"{variable} = jnp.asarray(CONSTANTS[{key!r}]{cast})")
-        self.bind(tensor, self.flow.source[tensor], variable)
+        dtype = jnp_dtype(self._dtype(t.dtype))
+        if value.size <= 16:
+            self.lines.append(f"{variable} = jnp.array({small_literal(value)}, {dtype}).reshape({value.shape})" if value.ndim > 1 or not value.size
+                              else f"{variable} = jnp.array({small_literal(value)}, {dtype})")  # fmt: skip
+        else:
+            key = f"c{list(self.flow.graph.constants).index(tensor)}"
+            self.arrays[key] = value
+            self.lines.append(f'{variable} = jnp.asarray(CONSTANTS["{key}"], {dtype})')
+        self.held[tensor, ()] = variable
+        return None
+
+    def _weight(self, tensor: str) -> None:
+        """Bind a weight as its tree begins: gathered where it is kept in pieces."""
+        text, plan = self.weights[tensor], self.flow.weights[tensor]
+        if self.backend == "shard_map" and sharded(self.flow, tensor):
+            variable = self.fresh("w")
+            where = f"{axes_text(plan.axes)}, {plan.dim}"
+            cause = self.cause if self.tie else ""
+            self.helpers.add("gather_after" if cause else "gather_weight")
+            label = comment(self.flow.graph.labels.get(tensor, tensor), 60)
+            self.lines.append(f"{variable} = {f'gather_after({cause}, ' if cause else 'gather_weight('}{text}, {where})  # {label}")
+            text = variable
+        self.held[tensor, ()] = text
+
+    def _named(self, text: str) -> str:
+        """A variable for an expression, so that it can be an argument."""
+        variable = self.fresh()
+        self.lines.append(f"{variable} = {text}")
+        for key, held in self.held.items():
+            if held == text:
+                self.held[key] = variable
         return variable
 
-    def steps(self, variable: str, tensor: str, source: Layout, steps: tuple[Step, ...]) -> str:
-        """Write the conversion steps; returns the last variable."""
-        if self.backend == "jit":
-            return variable
-        for step in steps:
-            new = self.fresh()
-            self.lines.append(f"{new} = {self.step_text(variable, step)}{self._why(step, tensor)}")
-            variable = new
-        return variable
+    def _step(self, x: str, step: Step, tensor: str) -> str:
+        """Write one conversion step; returns its variable."""
+        new, text = self.fresh(), self.step_text(x, step)
+        if step.forward and self.name_collectives:
+            text = f'checkpoint_name({text}, "collective")'
+        self.lines.append(f"{new} = {text}{self._why(step, tensor)}")
+        return new
 
     def step_text(self, x: str, step: Step) -> str:
         """The expression of one step."""
@@ -113,11 +185,11 @@ class Body:
         if step.kind == "all-gather":
             return f"lax.all_gather({x}, {axes}, axis={step.dim}, tiled=True)"
         if step.kind == "all-gather-invariant":
-            return f"lax.all_gather({x}, {axes}, axis={step.dim}, tiled=True, to='invarying')"
+            return f'lax.all_gather({x}, {axes}, axis={step.dim}, tiled=True, to="invarying")'
         if step.kind == "all-to-all":
             return f"lax.all_to_all({x}, {axes}, split_axis={step.to_dim}, concat_axis={step.dim}, tiled=True)"
         if step.kind == "fan":
-            return f"lax.pcast({x}, {axes}, to='varying')"
+            return f'lax.pcast({x}, {axes}, to="varying")'
         if step.kind == "slice":
             self.helpers.add("cut")
             return f"cut({x}, {axes}, {step.dim})"
@@ -130,8 +202,9 @@ class Body:
         if step.kind in ("pad", "unpad"):
             return ""
         back = f"; backward {step.backward}" if step.backward and tensor in self.flow.grad else ""
+        what = {"fan": "same value, gradients pending", "slice": "own piece", "all-gather-invariant": "all-gather"}.get(step.kind, step.kind)
         label = self.flow.graph.labels.get(tensor, tensor)
-        return f"  # {step.kind} over {'+'.join(step.axes)}{back}: {comment(label, 60)}"
+        return f"  # {comment(what + ' over ' + '+'.join(step.axes) + back, 90)}: {comment(label, 60)}"
 
     def node(self, index: int) -> None:
         """Write one node."""
@@ -140,10 +213,17 @@ class Body:
         split = self.flow.split(index) if self.backend == "shard_map" else Split()
         live = tuple(o for o in node.outputs if o)
         needs = [self.flow.need.get((index, slot)) for slot in range(len(node.inputs))]
-        args = [self.value(n, need) if need is not None else "" for n, need in zip(node.inputs, needs, strict=True)]
+        args = [""] * len(node.inputs)
+        # operands before weights: a gathered weight waits for the operand beside it
+        for slot in sorted(range(len(node.inputs)), key=lambda s: node.inputs[s] in graph.weights):
+            if needs[slot] is not None:
+                name = node.inputs[slot]
+                if name in graph.weights and self.tie:
+                    self.cause = next((a for a, n in zip(args, node.inputs, strict=True) if a.isidentifier() and graph.tensors[n].is_float), "")
+                args[slot] = self.value(name, needs[slot])  # type: ignore[arg-type]
         results = [rule.result(k, split, self.flow.plan.order) for k in range(len(live))]
-        sharded = self.backend == "shard_map"
-        local = lambda name, layout: local_shape(graph.tensors[name].shape, layout, self.mesh) if sharded else graph.tensors[name].shape  # noqa: E731
+        whole = self.backend == "jit"
+        local = lambda name, layout: graph.tensors[name].shape if whole else local_shape(graph.tensors[name].shape, layout, self.mesh)  # noqa: E731
         call = Call(
             node, rule, split, self.mesh, tuple(self._masked(node, rule, split, args)),
             tuple(local(n, need) if need is not None else () for n, need in zip(node.inputs, needs, strict=True)),
@@ -152,22 +232,27 @@ class Body:
             tuple(graph.tensors[n].dtype if n else "" for n in node.inputs), tuple(self._dtype(graph.tensors[o].dtype) for o in live), self.helpers,
         )  # fmt: skip
         text = OPERATORS[node.op].kernel(call)
+        text = text[1:-1] if _wrapped(text) else text
         names = [self.fresh() for _ in live]
-        shapes = " ".join(rule_cells(rule.results[k], split) for k in range(len(live)))
-        note = f"  # {comment(node.op, 24)} {comment(node.id, 48)} -> {shapes}"
-        self.lines.append(f"{', '.join(names)} = {text}{note}")
+        cells = " ".join(rule_cells(rule.results[k], self.flow.split(index)) for k in range(len(live)))
+        pending = "".join(f" partial over {'+'.join(r.partial)}" for r in results[:1] if r.partial)
+        self.lines.append(f"{', '.join(names)} = {text}  # {comment(node.op, 24)} {comment(node.id, 64)} -> {comment(cells + pending, 120)}")
         for name, variable, layout in zip(live, names, results, strict=True):
             self.bind(name, layout, variable)
-            if self.backend == "jit":
+            if whole:
                 self._constrain(name, variable)
 
     def _dtype(self, dtype: str) -> str:
-        return self.float_dtype.removeprefix("jnp.") if self.float_dtype and dtype == "float32" else dtype
+        return self.float_dtype if self.float_dtype and dtype in ("float64", "float32", "float16", "bfloat16") else dtype
 
     def _constrain(self, tensor: str, variable: str) -> None:
+        """jit programs: state how the value is cut; where a plan has a collective, its result is named for checkpoint policies."""
         spec = spec_text(self.flow.source[tensor], self.flow.graph.tensors[tensor].shape, self.mesh)
-        if spec != "P()":
-            self.lines.append(f"{variable} = at({variable}, {spec})")
+        text = variable if spec == "P()" else f"at({variable}, {spec})"
+        if self.name_collectives and tensor in self.flow.trees and any(s.forward for s in self.flow.trees[tensor].steps()):
+            text = f'checkpoint_name({text}, "collective")'
+        if text != variable:
+            self.lines.append(f"{variable} = {text}")
 
     def _masked(self, node: Node, rule: Rule, split: Split, args: list[str]) -> list[str]:
         """Zero the padding of operands that are summed over a padded factor."""
@@ -185,32 +270,13 @@ class Body:
         return out
 
 
-def scalar_literal(value: np.ndarray) -> str | None:
-    """A Python literal for one number (so that it adapts to its neighbour's dtype), else None."""
-    if value.ndim != 0:
-        return None
-    item = value.item()
-    if isinstance(item, float) and not math.isfinite(item):
-        return f"float('{item}')"
-    return repr(item) if isinstance(item, bool | int) or item >= 0 else f"({item!r})"
-
-
-def rule_cells(dims: tuple[tuple[str, ...], ...], split: Split) -> str:
-    """A result's dims in plain notation, such as [b/data, s, n/model]."""
-    cells = []
-    for dim in dims:
-        axes = [a for f in dim for a in split.axes(f)]
-        cells.append(("".join(dim) or "1") + ("/" + "+".join(axes) if axes else ""))
-    return "[" + ", ".join(cells) + "]"
-
-
-def spec_text(layout: Layout, shape: tuple[int, ...] | None = None, mesh: Mapping[str, int] | None = None) -> str:
-    """A PartitionSpec literal; with `shape`, axes that do not divide their dim are left out (jit only shards evenly)."""
-    cells = []
-    for d, axes in enumerate(layout.dims):
-        if shape is not None and mesh is not None and axes and shape[d] % group(axes, mesh):
-            axes = ()
-        cells.append("None" if not axes else axes_text(axes))
-    while cells and cells[-1] == "None":
-        cells.pop()
-    return f"P({', '.join(cells)})"
+def _wrapped(text: str) -> bool:
+    """Whether one pair of brackets encloses the whole expression."""
+    if not (text.startswith("(") and text.endswith(")")) or "'" in text or '"' in text:
+        return False
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return i == len(text) - 1 and "," not in text[1:2]
+    return False

@@ -2,86 +2,51 @@
 
 Both back ends share every line but the layouts: shard_map programs see local shapes and write each collective; jit programs see global
 shapes and state shardings. Values of the model reach the text only through planner.emit.source.
+
+Functions of the forward pass:
+    block     a repeated block, under lax.scan over stacked weights (or called in a loop, unrolled); wrapped as the plan recomputes
+    part      a stretch that gathers sharded weights (optimizer level 3): wrapped so that it gathers them again for its backward pass
+    stage     a long stretch of anything else, for the reader's sake
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
-
-import numpy as np
-
+from planner.emit.assemble import assemble
 from planner.emit.body import Backend, Body
+from planner.emit.replay import block_mode, parts, sharded
 from planner.emit.runs import Run, find_run, inner_flow, outer_flow
-from planner.emit.source import literal
-from planner.flow import Flow, Plan, WeightPlan, derive
+from planner.emit.source import comment, literal
+from planner.emit.tables import block_table, collect_parameters
+from planner.emit.writer import Function, Program, Training, Workload, Writer
+from planner.flow import Flow, Plan, derive
 from planner.graph import Graph
-from planner.ops.base import axes_text
 
-Workload = Literal["train", "infer"]
+__all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_runs"]
 
-
-@dataclass(frozen=True)
-class Training:
-    """What the emitted step does after the gradients."""
-
-    optimizer: str = "adamw"
-    lr: float = 1e-4
-
-
-@dataclass(frozen=True)
-class Program:
-    """The text and the arrays it reads from the .safetensors beside it (constants too long for the text)."""
-
-    text: str
-    constants: Mapping[str, np.ndarray]
-    labels: Mapping[str, tuple[str, ...]]
-    """program parameter -> labels of the graph weights stacked in it (one when it is not stacked)."""
-    unrolled_because: tuple[str, ...] = ()
-
-
-@dataclass
-class Parameter:
-    """One entry of the program's parameter dict: a weight, or the stacked weights of a repeated block."""
-
-    key: str
-    tensors: tuple[str, ...]
-    stacked: bool
-    plan: WeightPlan
-
-
-@dataclass
-class Writer:
-    """What the parts of one program share while it is written."""
-
-    flow: Flow
-    backend: Backend
-    unroll: bool
-    training: Training
-    parameters: dict[str, Parameter] = field(default_factory=dict)  # by first tensor
-    reasons: list[str] = field(default_factory=list)
-    helpers: set[str] = field(default_factory=set)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+STAGE_NODES = 60
+KEEP = 'jax.checkpoint_policies.save_only_these_names("collective")'
 
 
 def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "shard_map", unroll: bool = False,
-         training: Training = Training(), header: str = "", weights_file: str = "") -> Program:  # fmt: skip  # noqa: B008
+         training: Training = Training(), header: str = "", weights_file: str = "", compute: str = "float32", model_folder: str = ".") -> Program:  # fmt: skip  # noqa: B008
     """Source text of the program for a plan.
 
-    graph: that of one microbatch; for training its first output is the scalar loss. Raises PlanError when pinned layouts cannot be joined.
+    graph: that of one microbatch; for training its first output is the scalar loss. compute: dtype of parameters and activations ("bfloat16"
+    keeps a float32 master copy beside the optimizer's moments; `--float32` switches a program back). weights_file: name of the .safetensors
+    beside the program; model_folder: where external data files lie, seen from the program. Raises PlanError when pinned layouts cannot be joined.
     """
     flow = derive(graph, plan, training=workload == "train")
-    writer = Writer(flow, backend, unroll, training)
     runs, reasons = emitted_runs(flow)
-    writer.reasons.extend(reasons)
-    _collect_parameters(writer, runs)
-    body = _forward(writer, runs)
-    from planner.emit.skeleton import assemble
-
-    text = assemble(writer, body, workload, header, weights_file)
-    labels = {p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in writer.parameters.values()}
-    return Program(text, writer.arrays, labels, tuple(writer.reasons))
+    w = Writer(flow, backend, unroll, training, runs, reasons=reasons)
+    collect_parameters(w)
+    body = _forward(w)
+    name = "loss_of" if workload == "train" else "forward"
+    local = " on local pieces; equal on every device" if backend == "shard_map" and plan.mesh else ""
+    doc = f"Mean loss of one {'microbatch' if plan.microbatches > 1 else 'batch'}{local}." if workload == "train" else "The model."
+    w.functions.append(Function(name, doc, body, ("params", "frozen", "batch"), as_tuple=workload == "infer"))
+    text = assemble(w, workload, header, weights_file, compute, model_folder)
+    labels = {p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in w.parameters.values()}
+    return Program(text, w.arrays, labels, tuple(w.reasons))
 
 
 def emitted_runs(flow: Flow) -> tuple[list[Run], list[str]]:
@@ -97,142 +62,143 @@ def emitted_runs(flow: Flow) -> tuple[list[Run], list[str]]:
     return runs, reasons
 
 
-def _collect_parameters(w: Writer, runs: list[Run]) -> None:
-    """One program parameter per weight; weights of a repeated block are stacked along a new first dim unless unrolled."""
-    graph = w.flow.graph
-    stacked = {names[0]: names for run in runs for names in run.weights} if not w.unroll else {}
-    within = {n for names in stacked.values() for n in names}
-    taken: set[str] = set()
-    used = {n for i, node in enumerate(graph.nodes) for n in node.inputs if n in graph.weights}
-    for name in graph.weights:
-        if name not in used or (name in within and name not in stacked):
-            continue
-        names = stacked.get(name, (name,))
-        label = graph.labels.get(name, name)
-        if name in stacked:
-            label = _template([graph.labels.get(n, n) for n in names])
-        while label in taken:
-            label += "'"
-        taken.add(label)
-        plan = w.flow.weights[name]
-        w.parameters[name] = Parameter(label, names, name in stacked, plan)
-
-
-def _template(labels: list[str]) -> str:
-    """A common label with `*` where the repeats differ (layers.*.attn.q.weight); the first label when they do not line up."""
-    parts = [label.split(".") for label in labels]
-    if len({len(p) for p in parts}) != 1 or len(parts[0]) < 2:
-        return labels[0] + " (stacked)"
-    return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*parts, strict=True))
-
-
-def _weight_expression(w: Writer, key: str, plan: WeightPlan, container: str) -> str:
-    text = f"{container}[{literal(key)}]"
-    if plan.zero == 3 and plan.dim >= 0 and w.backend == "shard_map":
-        w.helpers.add("gather_weight")
-        return f"gather_weight({text}, {axes_text(plan.axes)}, {plan.dim})"
-    return text
-
-
-def _bind_weights(w: Writer, body: Body, names: list[tuple[str, str, str]]) -> None:
-    """names: (tensor, key, container): bind each weight as it is kept, its gradient pending."""
-    for tensor, key, container in names:
-        plan = w.flow.weights[tensor]
-        expression = _weight_expression(w, key, plan, container)
-        if "(" in expression:
-            variable = body.fresh("w")
-            body.lines.append(f"{variable} = {expression}")
-            expression = variable
-        body.bind(tensor, w.flow.source[tensor], expression)
-
-
-def _forward(w: Writer, runs: list[Run]) -> Body:
+def _forward(w: Writer) -> Body:
+    """The body of the whole model; inner functions are added to the writer as they come."""
     graph, flow = w.flow.graph, w.flow
-    for run in runs:
+    for run in w.runs:
         flow = outer_flow(flow, run)
-    body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays)
+    own = {n for run in w.runs for names in run.weights for n in names}
+    body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, float_dtype="COMPUTE")
+    body.weights = {t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own}
     for name in graph.inputs:
         if name in flow.source:
             body.bind(name, flow.source[name], f"batch[{literal(name)}]")
-    in_runs = {n for run in runs for names in run.weights for n in names}
-    loose = [(p.tensors[0], p.key, "params" if p.tensors[0] in flow.grad else "frozen") for p in w.parameters.values() if p.tensors[0] not in in_runs]
-    pending = {t: (t, k, c) for t, k, c in loose}
-
-    def need_weights(indices: range) -> None:
-        for i in indices:  # gathered where first used, so that a gathered weight does not live long
-            for n in graph.nodes[i].inputs:
-                if n in pending:
-                    _bind_weights(w, body, [pending.pop(n)])
-
     index = 0
-    by_first = {run.first: run for run in runs}
+    starts = {run.first: run for run in w.runs}
+    wrapped = {part.start: part for part in parts(w.flow, w.runs)} if w.backend == "shard_map" else {}
+    stages = {stage.start: stage for stage in _stages(w, set(starts), set(wrapped))}
     while index < len(graph.nodes):
-        run = by_first.get(index)
-        if run is None:
-            need_weights(range(index, index + 1))
+        if index in starts:
+            _block(w, body, starts[index], w.runs.index(starts[index]))
+            index = starts[index].end
+        elif index in wrapped:
+            _part(w, body, wrapped[index], f"part{sorted(wrapped).index(index)}")
+            index = wrapped[index].stop
+        elif index in stages:
+            _stage(w, body, stages[index], f"stage{sorted(stages).index(index)}")
+            index = stages[index].stop
+        else:
             body.node(index)
             index += 1
-        else:
-            need_weights(range(run.first, run.first + run.period))
-            _emit_run(w, body, run, runs.index(run))
-            index = run.end
+    for name in graph.outputs:
+        source = flow.source[name]
+        body.results.append(body.value(name, source.stored if source.partial else source))
     return body
 
 
-def _emit_run(w: Writer, body: Body, run: Run, number: int) -> None:
+def _stages(w: Writer, runs: set[int], wrapped: set[int]) -> list[range]:
+    """Long stretches outside blocks and parts, cut where the module path changes."""
+    if wrapped:
+        return []
+    nodes, found, first = w.flow.graph.nodes, [], 0
+    ends = sorted([*((run.first, run.end) for run in w.runs), (len(nodes), len(nodes))])
+    for stop, after in ends:
+        while stop - first > STAGE_NODES:
+            limit = min(first + STAGE_NODES, stop)
+            cuts = [i for i in range(first + STAGE_NODES // 2, limit) if nodes[i].scope != nodes[i - 1].scope]
+            # the most even cut: where the shallowest scope changes, the later the better
+            best = max(cuts, key=lambda i: (-len(_shared_scope(nodes[i].scope, nodes[i - 1].scope)), i), default=limit)
+            found.append(range(first, best))
+            first = best
+        first = after
+    return found
+
+
+def _shared_scope(a: str, b: str) -> list[str]:
+    shared = []
+    for x, y in zip(a.split("."), b.split("."), strict=False):
+        if x != y:
+            break
+        shared.append(x)
+    return shared
+
+
+def _block(w: Writer, body: Body, run: Run, number: int) -> None:
     """One function for the block, then a scan over stacked weights (or a loop over the repeats when unrolled)."""
-    graph, flow = w.flow.graph, w.flow
-    inner = Body(inner_flow(body.flow, run), w.backend, helpers=w.helpers, arrays=w.arrays, counter=body.counter)
-    inside = range(run.first, run.first + run.period)
+    flow, inside = w.flow, range(run.first, run.first + run.period)
+    mode = block_mode(flow)
+    gathers = w.backend == "shard_map" and any(sharded(flow, names[0]) for names in run.weights)
     entering = [body.value(c.enters, c.layout) for c in run.carries]
-    for name in run.shared:
-        if name in graph.weights:
-            continue
-        for i, slot in graph.consumers[name]:
-            if i in inside:
-                inner.bind(name, flow.need[i, slot], body.value(name, flow.need[i, slot]))
-    for (tensor, layout), variable in body.held.items():
-        if tensor in graph.weights:
-            inner.held.setdefault((tensor, layout), variable)
-    for carry in run.carries:
-        inner.bind(carry.enters, carry.layout, inner.fresh("c"))
-    carried = [inner.held[c.enters, inner._key(c.layout)] for c in run.carries]
-    keys = {names[0]: f"w{j}" for j, names in enumerate(run.weights)}
-    _bind_weights(w, inner, [(t, k, "w") for t, k in keys.items()])
+    table = block_table(w, run, f"BLOCK{number}")
+    inner = body.inner(inner_flow(body.flow, run), tie=w.unroll and gathers, name_collectives=bool(mode),
+                       weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights})  # fmt: skip
+    carried = tuple(inner.fresh("x") for _ in run.carries)
+    for carry, variable in zip(run.carries, carried, strict=True):
+        inner.bind(carry.enters, carry.layout, variable)
     for i in inside:
         inner.node(i)
-    leaving = [inner.value(c.leaves[0], c.layout) for c in run.carries]
-    name = f"block{number}"
-    keep = w.flow.plan.recompute
-    training = w.flow.training
-    if training and keep == "block":
-        body.lines.append("@jax.checkpoint")
-    elif training and keep == "block-keep":
-        body.lines.append("@partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names('collective'))")
-    body.lines.append(f"def {name}({_tuple(carried)[1:-1].rstrip(',') if len(carried) == 1 else 'carry'}, w):")
-    if len(carried) > 1:
-        body.lines.append(f"    {_tuple(carried)} = carry")
-    body.lines += [f"    {line}" for line in inner.lines]
-    body.lines.append(f"    return {leaving[0] if len(leaving) == 1 else _tuple(leaving)}")
-    out = body.fresh("c")
-    start = entering[0] if len(entering) == 1 else _tuple(entering)
+    inner.results = [inner.value(c.leaves[0], c.layout) for c in run.carries]
+    layouts = ", ".join(f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}" for v, c in zip(carried, run.carries, strict=True))
+    what = comment(f"{table.what}, one of {run.repeats}; carries {layouts}", 160)
+    block = Function(f"block{number}", f"{what}.", inner, (*carried, "w"))
+    w.functions.append(block)
+    out = body.fresh("x")
+    start = entering[0] if len(entering) == 1 else f"({', '.join(entering)})"
+    name = block.name
+    if mode and not (w.backend == "jit" and mode == "part"):
+        policy = {"all": "", "keep": f", policy={KEEP}", "part": ", policy=no_gathers"}[mode]
+        wrap = f"recompute({name}{policy})" if w.unroll else f"jax.checkpoint({name}{policy})"
+        name = f"kept{number}"
+        body.lines.append(f"{name} = {wrap}")
+    state = "x" if len(carried) == 1 else "*x"
+
+    more = lambda: "".join(f", {a}" for a in block.arguments[len(carried) + 1 :])  # noqa: E731
     if w.unroll:
-        tables = []
-        for t, key in keys.items():
-            names = next(n for n in run.weights if n[0] == t)
-            labels = "[" + ", ".join(literal(graph.labels.get(n, n)) for n in names) + "]"
-            tables.append(f"{key!r}: {'params' if t in flow.grad else 'frozen'}[{labels}[i]]")
         body.lines.append(f"{out} = {start}")
         body.lines.append(f"for i in range({run.repeats}):")
-        body.lines.append(f"    {out} = {name}({out}, {{{', '.join(tables)}}})")
+        call = f"    {out} = {name}({'*' if len(carried) > 1 else ''}{out}, {table.one_repeat}"
+        body.lines.append(lambda: f"{call}{more()})")
     else:
-        rows = []
-        for t, key in keys.items():
-            rows.append(f"{key!r}: {'params' if t in flow.grad else 'frozen'}[{literal(w.parameters[t].key)}]")
-        body.lines.append(f"{out}, _ = lax.scan(lambda carry, w: ({name}(carry, w), None), {start}, {{{', '.join(rows)}}}, length={run.repeats})")
+        head = f"{out}, _ = lax.scan(lambda x, w: ({name}({state}, w"
+        rest = f"), None), {start}, {table.all_repeats}, length={run.repeats})"
+        body.lines.append(lambda: f"{head}{more()}{rest}")
     for i, carry in enumerate(run.carries):
         body.bind(carry.leaves[-1], carry.layout, out if len(run.carries) == 1 else f"{out}[{i}]")
 
 
-def _tuple(items: list[str]) -> str:
-    return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
+def _part(w: Writer, body: Body, part: range, name: str) -> None:
+    """A function that gathers the weights of a few nodes, wrapped so that they are not kept."""
+    graph = w.flow.graph
+    mine = list(dict.fromkeys(n for i in part for n in graph.nodes[i].inputs if n and sharded(w.flow, n)))
+    inner = body.inner(tie=True, name_collectives=True, weights={n: f"w[{literal(w.parameters[n].key)}]" for n in mine})
+    _fill(body, inner, part)
+    shards = ", ".join(f"{literal(w.parameters[n].key)}: {body.weights[n]}" for n in mine)
+    function = Function(name, f"{_span(graph, part)}.", inner, ("w",))
+    w.functions.append(function)
+    body.lines.append(lambda: function.call(through="recompute({}, no_gathers)", arguments=(f"{{{shards}}}", *function.arguments[1:])))
+
+
+def _stage(w: Writer, body: Body, stage: range, name: str) -> None:
+    """A plain function for a stretch of nodes."""
+    graph = w.flow.graph
+    readers = {n: {i for i, _ in graph.consumers[n]} for i in stage for n in graph.nodes[i].inputs if n in body.weights}
+    own = {n: body.weights[n] for n, nodes in readers.items() if nodes <= set(stage)}
+    inner = body.inner(weights=own)
+    _fill(body, inner, stage)
+    dicts = tuple(d for d in ("params", "frozen") if any(text.startswith(d) for text in own.values()))
+    function = Function(name, f"{_span(graph, stage)}.", inner, dicts)
+    w.functions.append(function)
+    body.lines.append(lambda: function.call())
+
+
+def _fill(body: Body, inner: Body, nodes: range) -> None:
+    for i in nodes:
+        inner.node(i)
+        for o in body.flow.graph.nodes[i].outputs:
+            if o:
+                body.made_in[o] = inner
+
+
+def _span(graph: Graph, nodes: range) -> str:
+    first, last = graph.nodes[nodes.start], graph.nodes[nodes.stop - 1]
+    return comment(first.id, 70) if len(nodes) == 1 else f"{comment(first.id, 70)} to {comment(last.id, 70)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from planner.flow import Flow
-from planner.layout import Layout, Tree, convert
+from planner.layout import Layout, Tree, convert, distribute
 
 
 @dataclass(frozen=True)
@@ -87,38 +87,43 @@ def inner_flow(flow: Flow, run: Run) -> Flow:
     source, trees = dict(flow.source), dict(flow.trees)
     inside = range(run.first, run.first + run.period)
     for carry in run.carries:
-        targets = {flow.need[i, s] for i, s in flow.graph.consumers[carry.enters] if i in inside}
         source[carry.enters] = carry.layout
-        trees[carry.enters] = _star(flow, carry.enters, carry.layout, targets)
+        trees[carry.enters] = _tree(flow, carry.enters, carry.layout, _needs(flow, carry.enters, inside))
         own = carry.leaves[0]
-        targets = {flow.need[i, s] for i, s in flow.graph.consumers.get(own, ()) if i in inside} | {carry.layout}
-        trees[own] = _star(flow, own, carry.layout, targets, flow.source[own])
+        trees[own] = _star(flow, own, flow.source[own], carry.layout, _needs(flow, own, inside))
     return replace(flow, source=source, trees=trees)
 
 
 def outer_flow(flow: Flow, run: Run) -> Flow:
-    """The flow after the run: what the last repeat hands over is in its travelling layout; what enters is also needed in it."""
+    """The flow around the run: what enters is brought to its travelling layout, and what the last repeat hands over is in it."""
     source, trees = dict(flow.source), dict(flow.trees)
+    before, after = range(run.first), range(run.end, len(flow.graph.nodes))
     for carry in run.carries:
-        last = carry.leaves[-1]
-        targets = {flow.need[i, s] for i, s in flow.graph.consumers.get(last, ()) if i >= run.end}
-        if last in flow.graph.outputs:
-            targets.add(flow.source[last].stored)
+        last, first = carry.leaves[-1], carry.enters
         source[last] = carry.layout
-        trees[last] = _star(flow, last, carry.layout, targets)
-        tree = trees[carry.enters]
-        if carry.layout not in (tree.hub, source[carry.enters]) and carry.layout not in tree.branches:
-            steps = convert(flow.graph.tensors[carry.enters].shape, tree.hub, carry.layout, flow.plan.mesh)
-            trees[carry.enters] = replace(tree, branches={**tree.branches, carry.layout: steps or ()})
+        trees[last] = _tree(flow, last, carry.layout, [*_needs(flow, last, after), *([flow.source[last].stored] if last in flow.graph.outputs else [])])
+        outside = [*_needs(flow, first, before), *_needs(flow, first, after), carry.layout]
+        trees[first] = _tree(flow, first, source[first], outside)
     return replace(flow, source=source, trees=trees)
 
 
-def _star(flow: Flow, name: str, hub: Layout, targets: set[Layout], source: Layout | None = None) -> Tree:
+def _needs(flow: Flow, name: str, nodes: range) -> list[Layout]:
+    return [flow.need[i, slot] for i, slot in flow.graph.consumers.get(name, ()) if i in nodes]
+
+
+def _tree(flow: Flow, name: str, source: Layout, targets: list[Layout]) -> Tree:
+    """The cheapest tree from a layout to the targets."""
+    tree = distribute(flow.graph.tensors[name].shape, source, tuple(dict.fromkeys(targets)), flow.plan.mesh, name in flow.grad)
+    if tree is None:
+        raise AssertionError(f"{name}: no way from {source.spell()}")
+    return tree
+
+
+def _star(flow: Flow, name: str, source: Layout, hub: Layout, targets: list[Layout]) -> Tree:
+    """The tree over a given hub."""
     shape, mesh = flow.graph.tensors[name].shape, flow.plan.mesh
-    branches = {}
-    for target in sorted(targets - {hub, source or hub}, key=repr):
-        steps = convert(shape, hub, target, mesh)
-        if steps is None:
-            raise AssertionError(f"{name}: no way from {hub.spell()} to {target.spell()}")
-        branches[target] = steps
-    return Tree(hub, convert(shape, source, hub, mesh) or () if source else (), branches)
+    trunk = convert(shape, source, hub, mesh)
+    branches = {t: convert(shape, hub, t, mesh) for t in dict.fromkeys(targets) if t not in (hub, source)}
+    if trunk is None or any(b is None for b in branches.values()):
+        raise AssertionError(f"{name}: no way over {hub.spell()}")
+    return Tree(hub, trunk, {t: b for t, b in branches.items() if b is not None})

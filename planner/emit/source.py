@@ -1,14 +1,24 @@
-"""Source text: safe literals, clean comments, and the runtime helpers a program carries with it.
+"""Source text: safe literals, clean comments, and the functions a program carries with it.
 
 Nothing from a model reaches a program except through `literal` (an ASCII-escaped repr) or `comment` (a cleaned single line).
+The functions of planner/emit/parts are taken over as they are written there: those that the program's own text names, and those they name.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+
+KERNELS = ("kernels", "nets", "exchange")
+IMPORTS = {
+    "argparse": ("", "argparse"), "functools": ("", "functools"), "json": ("", "json"), "os": ("", "os"), "time": ("", "time"), "Path": ("pathlib", "Path"),
+    "jax": ("", "jax"), "jnp": ("", "jax.numpy as jnp"), "np": ("", "numpy as np"), "lax": ("jax", "lax"), "checkpoint_name": ("jax.ad_checkpoint", "checkpoint_name"),
+    "AxisType": ("jax.sharding", "AxisType"), "NamedSharding": ("jax.sharding", "NamedSharding"), "P": ("jax.sharding", "PartitionSpec as P"),
+}  # fmt: skip
+STANDARD = frozenset({"argparse", "functools", "json", "os", "time", "Path"})
 
 
 def literal(text: str) -> str:
@@ -24,28 +34,75 @@ def comment(text: str, limit: int = 100) -> str:
 
 
 @cache
-def _helpers() -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """(source, helpers it calls) per function of planner/emit/runtime.py, in file order; the module is read, never imported."""
-    text = Path(__file__).with_name("runtime.py").read_text()
+def _part(name: str) -> tuple[dict[str, str], str]:
+    """(source per function and per constant of a file of parts, in order; what follows the last function), read without importing."""
+    text = (Path(__file__).parent / "parts" / f"{name}.py").read_text()
     lines = text.splitlines()
     sources: dict[str, str] = {}
-    trees = {n.name: n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
-    for name, tree in trees.items():
-        sources[name] = "\n".join(lines[tree.lineno - 1 : tree.end_lineno])
-    calls = {
-        name: tuple(sorted({n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in trees and n.id != name})) for name, tree in trees.items()
-    }
-    return sources, calls
+    tail = ""
+    for node in ast.parse(text).body:
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        piece = "\n".join(lines[first - 1 : node.end_lineno])
+        if isinstance(node, ast.FunctionDef):
+            sources[node.name] = piece
+        elif isinstance(node, ast.Assign):
+            names = [n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+            sources[names[0]] = piece
+        elif isinstance(node, ast.If):
+            tail = piece
+    return sources, tail
+
+
+def names_in(text: str) -> set[str]:
+    """Every name a piece of source mentions."""
+    return {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+
+
+def parts_for(wanted: Iterable[str], files: Sequence[str]) -> list[str]:
+    """Sources of the wanted functions and constants and of those they mention, in file order; unknown names are ignored."""
+    known: dict[str, str] = {}
+    for file in files:
+        for name, text in _part(file)[0].items():
+            if name in known:
+                raise ValueError(f"two parts are named {name}")
+            known[name] = text
+    assigned = {name: ast.parse(text).body[0] for name, text in known.items()}
+    targets = {name: tree.targets for name, tree in assigned.items() if isinstance(tree, ast.Assign)}
+    owner = {n.id: name for name, own in targets.items() for t in own for n in ast.walk(t) if isinstance(n, ast.Name)}
+    taken: set[str] = set()
+    queue = sorted(wanted)
+    while queue:
+        name = queue.pop()
+        name = name if name in known else owner.get(name, name)
+        if name in known and name not in taken:
+            taken.add(name)
+            queue.extend(sorted(names_in(known[name])))
+    return [text for name, text in known.items() if name in taken]
+
+
+def tail_of(file: str) -> str:
+    """The statements after the functions of a file of parts."""
+    return _part(file)[1]
 
 
 def helper_sources(names: set[str]) -> list[str]:
-    """Source of the named helpers and of those they call, in file order. KeyError for an unknown name (a bug of the operator table)."""
-    sources, calls = _helpers()
-    wanted: set[str] = set()
-    queue = sorted(names)
-    while queue:
-        name = queue.pop()
-        if name not in wanted:
-            wanted.add(name)
-            queue.extend(calls[name])
-    return [text for name, text in sources.items() if name in wanted]
+    """Sources of the named kernel helpers and of those they call, in file order. KeyError for an unknown name (a bug of the operator table)."""
+    known = {name for file in KERNELS for name in _part(file)[0]}
+    if names - known:
+        raise KeyError(f"no such helper: {', '.join(sorted(names - known))}")
+    return parts_for(names, KERNELS)
+
+
+def imports_for(text: str) -> str:
+    """The import lines that a program's text needs, standard library first."""
+    used = [name for name in IMPORTS if name in names_in(text)]
+    blocks = []
+    for first in (True, False):
+        lines, members = [], {}
+        for name in used:
+            module, what = IMPORTS[name]
+            if (name in STANDARD) == first:
+                lines += [] if module else [f"import {what}"]
+                members.setdefault(module, []).append(what)
+        blocks.append(sorted(lines) + [f"from {m} import {', '.join(sorted(own))}" for m, own in sorted(members.items()) if m])
+    return "\n\n".join("\n".join(block) for block in blocks if block)

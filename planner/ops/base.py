@@ -1,6 +1,6 @@
 """What an operator is to the planner: a rule, a kernel as source text, and what its backward pass keeps.
 
-The kernel is an expression in `jnp`, `jax`, `lax` and the helpers of planner/emit/runtime.py; it is the text that is emitted,
+The kernel is an expression in `jnp`, `jax`, `lax` and the helpers of planner/emit/parts; it is the text that is emitted,
 the text the oracle runs, and the text the ONNX backend runs. It sees local shapes only (padding included).
 """
 
@@ -67,6 +67,14 @@ class Call:
     def padded(self, factor: str) -> bool:
         """Whether the factor's pieces hold padding."""
         return bool(self.rule.sizes[factor] % group(self.axes(factor), self.mesh))
+
+
+JNP = {"float64": "float32", "int64": "int32", "uint64": "uint32", "bool": "bool_"}
+
+
+def jnp_dtype(dtype: str) -> str:
+    """Expression of a dtype as jax holds it: 64-bit types as 32-bit ones; names of the program (COMPUTE) as they are."""
+    return dtype if dtype.isupper() else f"jnp.{JNP.get(dtype, dtype)}"
 
 
 def axes_text(axes: Axes) -> str:

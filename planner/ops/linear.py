@@ -34,7 +34,9 @@ def _matmul(call: Call) -> str:
     if call.node.attrs.get("trans_a"):
         a = f"jnp.swapaxes({a}, -1, -2)"
     if call.node.attrs.get("trans_b"):
-        b = f"{b}.T" if len(call.in_shapes[1]) == 2 else f"jnp.swapaxes({b}, -1, -2)"
+        if len(call.in_shapes[1]) == 2:  # no transposed copy: it would be kept for the backward pass in the weight's place
+            return f'jnp.einsum("...k,nk->...n", {a}, {b})'
+        b = f"jnp.swapaxes({b}, -1, -2)"
     return f"jnp.matmul({a}, {b})"
 
 

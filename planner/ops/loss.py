@@ -60,7 +60,7 @@ def _elementwise(expression: str):
         mask = row_mask(call, names)
         if mask != "None":
             terms = f"jnp.where({mask}, {terms}, 0)"
-        return f"jnp.sum({terms}) / {count}"
+        return f"jnp.sum({terms}, dtype=jnp.float32) / {count}"
 
     return kernel
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.graph import Graph, Node
-from planner.ops.base import Call, Operator, register
+from planner.ops.base import Call, Operator, jnp_dtype, register
 from planner.rule import Rule, parse
 
 
@@ -86,7 +86,7 @@ def _clip(call: Call) -> str:
 
 
 def _cast(call: Call) -> str:
-    return f"{call.args[0]}.astype({call.use('dtype_of')}({call.out_dtypes[0]!r}))"
+    return f"{call.args[0]}.astype({jnp_dtype(call.out_dtypes[0])})"
 
 
 def _gelu(call: Call) -> str:

@@ -1,0 +1,58 @@
+"""The text of a program, put together: docstring, imports, tables, the functions it needs, the model, the step and main."""
+
+from __future__ import annotations
+
+from planner.emit.external import external_table
+from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
+from planner.emit.tables import gradients_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
+from planner.emit.writer import Workload, Writer
+
+DTYPES = {"float32": "jnp.float32", "bfloat16": "jnp.bfloat16"}
+
+
+def assemble(w: Writer, workload: Workload, header: str, weights_file: str, compute: str, model_folder: str) -> str:
+    """The program's text."""
+    train, sharded = workload == "train", w.backend == "shard_map"
+    model = "\n\n\n".join(function.text() for function in w.functions)
+    steps = "shard_map" if sharded else "jit"
+    many = train and w.flow.plan.microbatches > 1
+    files = [*KERNELS, "frame"]
+    if train:
+        files += [w.training.optimizer, f"{'accumulate' if many else 'once'}_{steps}", f"step_{steps}", "main_train"]
+    else:
+        files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
+    roots = {"main", "make_gradients"} if train else {"main"}
+    functions = parts_for(roots | names_in(model), files)
+    before = parts_for(names_in(model), files)
+    tables = _tables(w, workload, compute, model_folder)
+    if w.arrays:
+        file = literal(weights_file or "program.safetensors")
+        constants = f'CONSTANTS = read_safetensors(Path(__file__).with_name({file}), "constant/")'
+        functions = parts_for(roots | names_in(model) | {"read_safetensors"}, files)
+        before = [*parts_for(names_in(model) | {"read_safetensors"}, files), constants]
+    after = [text for text in functions if text not in before]
+    tail = tail_of(files[-1])
+    code = "\n\n\n".join([tables.rstrip("\n"), *before, model, *after, tail]) + "\n"
+    lines = [comment(line, 160) for line in (header or w.flow.graph.name).splitlines()]
+    return f'"""{chr(10).join(lines).rstrip()}\n"""\n\n{imports_for(code)}\n\n{code}'
+
+
+def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> str:
+    train = workload == "train"
+    params = [p for p in w.parameters.values() if train and p.tensors[0] in w.flow.grad]
+    frozen = [p for p in w.parameters.values() if p not in params]
+    parts = [mesh_line(w), f"COMPUTE = {DTYPES[compute]}\n"]
+    if train:
+        parts.append(f"LEARNING_RATE = {w.training.lr!r}\n")
+        if w.flow.plan.microbatches > 1:
+            parts.append(f"MICROBATCHES = {w.flow.plan.microbatches}\n")
+    parts.append(inputs_table(w))
+    parts.append(parameter_table(w, "PARAMS", "trained parameter", params))
+    parts.append(parameter_table(w, "FROZEN", "weight that does not change", frozen))
+    parts.append(labels_table(w))
+    parts.append(external_table(w.flow.graph, model_folder))
+    if train:
+        parts.append(gradients_table(w, params))
+    else:
+        parts.append(outputs_line(w))
+    return "".join(parts + w.tables)

@@ -1,0 +1,110 @@
+"""Conversions between layouts and rematerialisation, under shard_map."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def cut(x, axes, dim):
+    """This device's piece of `dim` of a value that is equal over the axes; the gradient is gathered (not summed: all hold the same)."""
+    size = x.shape[dim] // lax.axis_size(axes)
+
+    @jax.custom_vjp
+    def piece(value):
+        return lax.dynamic_slice_in_dim(lax.pcast(value, axes, to="varying"), lax.axis_index(axes) * size, size, dim)
+
+    piece.defvjp(lambda value: (piece(value), None), lambda _, g: (lax.all_gather(g, axes, axis=dim, tiled=True, to="invarying"),))
+    return piece(x)
+
+
+def gather_weight(shard, axes, dim):
+    """A weight from its shards; its gradient is scattered back over them."""
+    return lax.all_gather(shard, axes, axis=dim, tiled=True)
+
+
+def gather_after(cause, shard, axes, dim):
+    """A weight from its shards, not before `cause` is there: gathered weights then do not pile up ahead of their use."""
+    return lax.all_gather(after(shard, cause), axes, axis=dim, tiled=True)
+
+
+def after(values, cause):
+    """`values` unchanged, but computed after `cause`: no square is below -1, which compilers do not know.
+
+    Values that vary over fewer mesh axes than `cause` are left alone: tying them would change their type.
+    """
+    cause = [c for c in jax.tree.leaves(cause) if c.dtype != jax.dtypes.float0 and c.size]
+    if not cause:
+        return values
+    values, cause = lax.optimization_barrier((values, cause))
+    first = min(cause, key=lambda c: len(jax.typeof(c).manual_axis_type.varying))
+    never = jnp.square(first[(0,) * first.ndim].astype(jnp.float32)) < -1.0
+    axes = jax.typeof(never).manual_axis_type.varying
+
+    @jax.custom_vjp
+    def unless(never, v):
+        return jnp.where(never, jnp.zeros((), v.dtype), v)
+
+    unless.defvjp(lambda never, v: (unless(never, v), None), lambda _, g: (None, g))  # a gradient does not wait for the cause
+    return jax.tree.map(lambda v: unless(never, v) if axes <= jax.typeof(v).manual_axis_type.varying else v, values)
+
+
+def recompute(block, policy=None):
+    """jax.checkpoint for unrolled programs: what the policy does not save is computed again once the cotangent is there.
+
+    Compilers merge a replay that could start early with the original. All differentiated values must be arguments of `block`.
+    """
+    kept = jax.checkpoint(block, policy=policy)
+
+    @jax.custom_vjp
+    def run(*args):
+        return block(*args)
+
+    run.defvjp(lambda *args: jax.vjp(kept, *args), lambda pull, cotangent: after(pull, cotangent)(cotangent))
+    return run
+
+
+def no_gathers(primitive, *_, **__):
+    """Checkpoint policy: keep everything except what a gather made and views of anything, so that gathered weights are gathered again.
+    Collectives between activations are named, and names are kept."""
+    views = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "transpose")
+    return primitive.name not in ("all_gather", "all_gather_invariant", *views)
+
+
+def pend(p, axes):
+    """The same parameter on all devices of the axes, its gradient a sum still to be taken over them."""
+    return lax.pcast(p, axes, to="varying") if axes else p
+
+
+def reduce_gradient(g, sum_axes, scatter_axes, dim):
+    """The one reduction of a gradient that is pending over mesh axes: summed, or scattered along `dim` first."""
+    if scatter_axes:
+        g = lax.psum_scatter(g, scatter_axes, scatter_dimension=dim, tiled=True)
+    return lax.psum(g, sum_axes) if sum_axes else g
+
+
+def local_piece(x, axes, dim):
+    """This device's piece of `dim`, without a gradient."""
+    size = x.shape[dim] // lax.axis_size(axes)
+    there = jax.typeof(x).manual_axis_type.varying
+    missing = tuple(a for a in ((axes,) if isinstance(axes, str) else axes) if a not in there)
+    return lax.dynamic_slice_in_dim(lax.pcast(x, missing, to="varying") if missing else x, lax.axis_index(axes) * size, size, dim)
+
+
+def pad_to(x, dim, size):
+    """x with `dim` padded by zeros at its end, up to `size`."""
+    return jnp.pad(x, [(0, size - x.shape[dim]) if d == dim else (0, 0) for d in range(x.ndim)])
+
+
+def real_part(x, dim, start, size):
+    """x with padding (global index >= size along `dim`) set to zero, so that sums over `dim` are exact."""
+    at = start + jnp.arange(x.shape[dim])
+    return jnp.where((at < size).reshape((-1,) + (1,) * (x.ndim - dim - 1)), x, 0)
+
+
+def zeros_like_piece(x, axes, dim):
+    """Zeros of the shape and mesh type that x has once it is scattered over the axes along `dim`: the start of a sum of such gradients."""
+    piece = local_piece(x, axes, dim) if axes else x
+    varying = tuple(sorted(jax.typeof(piece).manual_axis_type.varying))
+    return lax.pcast(jnp.zeros(piece.shape, piece.dtype), varying, to="varying") if varying else jnp.zeros(piece.shape, piece.dtype)

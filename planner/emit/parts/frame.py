@@ -1,0 +1,149 @@
+"""Mesh, weights, batches and the command line: the same for every program."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+
+from planner.emit.parts.tables import COMPUTE, EXTERNAL, INPUTS, LABELS, MESH, MODEL_FOLDER
+
+
+@functools.cache
+def make_mesh():
+    """The planned mesh; refuses another number of devices."""
+    need, have = int(np.prod(list(MESH.values()), dtype=int)), len(jax.devices())
+    if have != need:
+        raise SystemExit(f"this program is planned for {need} devices and finds {have}: plan again with --devices {have}, or --virtual-devices {need}")
+    return jax.make_mesh(tuple(MESH.values()), tuple(MESH), axis_types=(AxisType.Auto,) * len(MESH))
+
+
+def read_safetensors(path, prefix=""):
+    """name -> array, memory-mapped, of the names that begin with `prefix`, which is left out."""
+    raw = np.memmap(path, np.uint8, "r")
+    size = int(raw[:8].view("<u8")[0])
+    kinds = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": jnp.bfloat16, "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
+    out = {}
+    for name, entry in json.loads(raw[8 : 8 + size].tobytes()).items():
+        if name != "__metadata__" and name.startswith(prefix):
+            low, high = entry["data_offsets"]
+            out[name.removeprefix(prefix)] = raw[8 + size + low : 8 + size + high].view(kinds[entry["dtype"]]).reshape(entry["shape"])
+    return out
+
+
+def read_external(folder):
+    """name -> array, memory-mapped from the model's own data files, which must lie inside `folder`; files that are missing are left out."""
+    out, home = {}, folder.resolve()
+    for name, (file, dtype, offset, shape, steps) in EXTERNAL.items():
+        path = (home / file).resolve()
+        if not path.is_relative_to(home):
+            raise SystemExit(f"{file!r} leads out of {home}")
+        if not path.exists():
+            continue
+        if path.stat().st_size < offset + int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize:
+            raise SystemExit(f"{path} is too short for {name!r}")
+        array = np.memmap(path, dtype, "r", offset, shape) if np.prod(shape) else np.zeros(shape, dtype)
+        for kind, argument in steps:
+            array = array.reshape(argument) if kind == "reshape" else array.transpose(argument)
+        out[name] = array
+    return out
+
+
+def labels_of(key, row):
+    """Names in the weights file of a parameter: one, or one per repeat of a stacked block."""
+    return LABELS.get(key) or (tuple(key.replace("*", str(i)) for i in range(row[2])) if row[2] else (key,))
+
+
+def initial_values(table, seed, weights):
+    """Values of every parameter of a table: stored ones, else seeded normal (norm scales around one). Floats as float32."""
+    rng, out = np.random.default_rng(seed), {}
+    for key, row in table.items():
+        shape, dtype, repeats, mean, _ = row
+        stored = [weights[name] for name in labels_of(key, row) if name in weights]
+        if len(stored) == max(repeats, 1):
+            value = np.stack(stored) if repeats else stored[0]
+            out[key] = value.astype(np.float32) if dtype == "float" else value.astype(dtype)
+        elif dtype == "float":
+            out[key] = mean + 0.02 * rng.standard_normal(shape, np.float32)
+        else:
+            out[key] = np.zeros(shape, dtype)
+    return out
+
+
+def place(values, specs, mesh):
+    """Arrays on the mesh under their PartitionSpecs, padded up to what their shards need."""
+    out = {}
+    for key, value in values.items():
+        full = padded_shape(value.shape, specs[key])
+        value = np.pad(value, [(0, f - n) for f, n in zip(full, value.shape, strict=True)]) if full != value.shape else value
+        out[key] = jax.device_put(value, NamedSharding(mesh, specs[key]))
+    return out
+
+
+def padded_shape(shape, spec):
+    """The shape rounded up to multiples of its shards."""
+    cells = [c if isinstance(c, tuple) else (c,) if c else () for c in (*spec, *[None] * (len(shape) - len(spec)))]
+    counts = [int(np.prod([MESH[a] for a in c], dtype=int)) for c in cells]
+    return tuple(-(-n // k) * k for n, k in zip(shape, counts, strict=True))
+
+
+def specs_of(table):
+    """name -> PartitionSpec of a table."""
+    return {key: row[-1] for key, row in table.items()}
+
+
+def computed(values):
+    """Floats in the type the program computes in."""
+    return {key: v.astype(COMPUTE) if np.issubdtype(v.dtype, np.floating) else v for key, v in values.items()}
+
+
+def synthetic_batch(seed):
+    """Seeded data of the right shapes: integers below their tables, floats normal, masks all true."""
+    rng, out = np.random.default_rng(seed), {}
+    for key, (shape, dtype, high, _) in INPUTS.items():
+        if high:
+            out[key] = rng.integers(0, high, shape).astype(dtype)
+        elif dtype == "float":
+            out[key] = rng.standard_normal(shape, np.float32)
+        else:
+            out[key] = np.ones(shape, dtype)
+    return out
+
+
+def command_line():
+    """Options; sets up the devices before jax first looks for them."""
+    global COMPUTE
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--virtual-devices", type=int, metavar="N", help="run on N virtual CPU devices")
+    parser.add_argument("--float32", action="store_true", help="compute in float32 throughout")
+    parser.add_argument("--seed", type=int, default=0, help="of the data, and of weights that are stored nowhere")
+    parser.add_argument("--weights", type=Path, default=Path(__file__).with_suffix(".safetensors"), help="parameters by name, default beside this program")
+    parser.add_argument("--model-folder", type=Path, default=Path(__file__).parent / MODEL_FOLDER, help="where the model's own data files lie")
+    args = parser.parse_args()
+    if args.virtual_devices:
+        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={args.virtual_devices} " + os.environ.get("XLA_FLAGS", "")
+        jax.config.update("jax_platforms", "cpu")
+    if args.float32:
+        COMPUTE = jnp.float32
+    return args
+
+
+def stored_weights(args, *tables):
+    """name -> array of everything stored for the parameters; says how much there is."""
+    weights = read_external(args.model_folder)
+    if args.weights.exists():
+        weights |= read_safetensors(args.weights)
+    names = [name for table in tables for key, row in table.items() for name in labels_of(key, row)]
+    found = sum(name in weights for name in names)
+    rest = "" if found == len(names) else f", {len(names) - found} seeded normal"
+    mesh = ", ".join(f"{axis}={size}" for axis, size in MESH.items()) or "one device"
+    print(f"mesh {mesh} on {jax.default_backend()}, {np.dtype(COMPUTE).name}; parameters: {found} of {len(names)} stored{rest}")
+    return weights

@@ -1,0 +1,30 @@
+"""What an inference program does when it is run."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+
+from planner.emit.parts.frame import command_line, computed, initial_values, make_mesh, place, specs_of, stored_weights, synthetic_batch
+from planner.emit.parts.infer_shard_map import make_inference
+from planner.emit.parts.tables import FROZEN, INPUTS, PARAMS
+
+
+def main():
+    """Run the model --steps times on synthetic data."""
+    args = command_line()
+    mesh = make_mesh()
+    weights = stored_weights(args, PARAMS, FROZEN)
+    params, frozen = (place(computed(initial_values(t, args.seed + i, weights)), specs_of(t), mesh) for i, t in enumerate((PARAMS, FROZEN)))
+    run = make_inference(mesh)
+    for i in range(args.steps):
+        batch = place(computed(synthetic_batch(args.seed + i)), specs_of(INPUTS), mesh)
+        start = time.perf_counter()
+        outputs = jax.block_until_ready(run(params, frozen, batch))
+        shapes = ", ".join(str(o.shape) for o in outputs)
+        print(f"step {i}  outputs {shapes}  {1e3 * (time.perf_counter() - start):.1f} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()

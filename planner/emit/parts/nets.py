@@ -1,0 +1,140 @@
+"""Operators of convolutional and recurrent nets, on local pieces."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+
+def conv(x, w, strides, pads, dilations, groups):
+    """Convolution in ONNX's layout: x [N, C, ...], w [O, C/groups, ...]."""
+    return lax.conv_general_dilated(x, w, strides, pads, rhs_dilation=dilations, feature_group_count=groups)
+
+
+def conv_transpose(x, w, strides, pads, dilations, out, groups):
+    """Transposed convolution, x [N, C, ...], w [C, O/groups, ...], to the spatial shape `out`."""
+    n = len(strides)
+    flipped = jnp.flip(w, tuple(range(2, 2 + n)))
+    flipped = flipped.reshape(groups, w.shape[0] // groups, *w.shape[1:]).swapaxes(1, 2).reshape(-1, w.shape[0] // groups, *w.shape[2:])
+    padding = []
+    for i in range(n):
+        reach = dilations[i] * (w.shape[2 + i] - 1)
+        low = reach - pads[i]
+        padding.append((low, out[i] - ((x.shape[2 + i] - 1) * strides[i] + 1) - low + reach))
+    return lax.conv_general_dilated(x, flipped, (1,) * n, padding, lhs_dilation=strides, rhs_dilation=dilations, feature_group_count=groups)
+
+
+def group_norm(x, scale, bias, groups, epsilon):
+    """Normalisation of each of `groups` groups of channels over channels and space; x [N, C, ...]."""
+    h = x.reshape(x.shape[0], groups, -1).astype(jnp.promote_types(x.dtype, jnp.float32))
+    mean = jnp.mean(h, -1, keepdims=True)
+    variance = jnp.mean(jnp.square(h - mean), -1, keepdims=True)
+    y = ((h - mean) * lax.rsqrt(variance + epsilon)).astype(x.dtype).reshape(x.shape)
+    wide = (-1,) + (1,) * (x.ndim - 2)
+    return y * scale.reshape(wide) + bias.reshape(wide)
+
+
+def batch_norm(x, scale, bias, mean, variance, epsilon):
+    """Batch normalisation with given statistics, in float32; x [N, C, ...]."""
+    wide = (-1,) + (1,) * (x.ndim - 2)
+    mean, variance = mean.astype(jnp.float32), variance.astype(jnp.float32)
+    return ((x - mean.reshape(wide)) * (scale * lax.rsqrt(variance + epsilon)).reshape(wide) + bias.reshape(wide)).astype(x.dtype)
+
+
+def batch_norm_live(x, scale, bias, mean, variance, epsilon, momentum, count, axes):
+    """Batch normalisation with the statistics of the global batch, in float32; returns y and the running mean and variance."""
+    wide, rest = (-1,) + (1,) * (x.ndim - 2), (0, *range(2, x.ndim))
+    h = x.astype(jnp.float32)
+
+    def total(t):
+        same = checkpoint_name(lax.psum(t, axes), "collective") if axes else t
+        return same, lax.pcast(same, axes, to="varying") if axes else same
+
+    now_same, now = total(jnp.sum(h, rest) / count)
+    spread_same, spread = total(jnp.sum(jnp.square(h - now.reshape(wide)), rest) / count)
+    y = (h - now.reshape(wide)) * (scale * lax.rsqrt(spread + epsilon)).reshape(wide) + bias.reshape(wide)
+    held = [lax.stop_gradient(momentum * old + (1 - momentum) * new).astype(old.dtype) for old, new in ((mean, now_same), (variance, spread_same))]
+    return y.astype(x.dtype), *held
+
+
+def max_pool(x, kernel, strides, pads, dilations, out):
+    """Max pooling over the spatial dims of x [N, C, ...] to the spatial shape `out`."""
+    window = _window(x, kernel, strides, pads, dilations, out)
+    low = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    return lax.reduce_window(x, low, lax.max, *window)
+
+
+def average_pool(x, kernel, strides, pads, dilations, out, count_include_pad):
+    """Average pooling; padding counts in the divisor only where asked."""
+    window = _window(x, kernel, strides, pads, dilations, out)
+    total = lax.reduce_window(x, 0.0, lax.add, *window)
+    if not count_include_pad:
+        ones = jnp.ones((1, 1, *x.shape[2:]), x.dtype)
+        return total / lax.reduce_window(ones, 0.0, lax.add, *window)
+    n = len(kernel)
+    inside = jnp.pad(jnp.ones(x.shape[2:], x.dtype), [(pads[i], pads[i + n]) for i in range(n)], constant_values=1)[None, None]
+    spare = [(0, 0), (0, 0)] + [(0, w[1] - pads[i + n]) for i, w in enumerate(window[2][2:])]
+    return total / lax.reduce_window(inside, 0.0, lax.add, window[0], window[1], spare, None, window[4])
+
+
+def _window(x, kernel, strides, pads, dilations, out):
+    """Arguments of reduce_window; the end padding is what `out` needs (ceil mode included)."""
+    n = len(kernel)
+    ends = [(out[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - x.shape[2 + i] - pads[i] for i in range(n)]
+    padding = [(0, 0), (0, 0)] + [(pads[i], ends[i]) for i in range(n)]
+    return (1, 1, *kernel), (1, 1, *strides), padding, None, (1, 1, *dilations)
+
+
+def resize(x, out, scales, mode, coordinate, nearest):
+    """Resize of the spatial dims of x [N, C, ...] to `out`, nearest or linear, dim by dim."""
+    for i, (n, s) in enumerate(zip(out, scales, strict=True)):
+        size, dim = x.shape[2 + i], 2 + i
+        at = np.arange(n, dtype=np.float64)
+        if coordinate == "align_corners":
+            at = at * (size - 1) / max(n - 1, 1)
+        elif coordinate == "asymmetric":
+            at = at / s
+        elif coordinate == "pytorch_half_pixel" and n == 1:
+            at = at * 0
+        else:
+            at = (at + 0.5) / s - 0.5
+        if mode == "nearest":
+            pick = {"floor": np.floor, "ceil": np.ceil, "round_prefer_ceil": lambda v: np.floor(v + 0.5)}.get(nearest, lambda v: np.ceil(v - 0.5))
+            x = jnp.take(x, np.clip(pick(at), 0, size - 1).astype(np.int32), axis=dim)
+        else:
+            low = np.floor(at).astype(np.int32)
+            part = (at - low).astype(np.float32).reshape((-1,) + (1,) * (x.ndim - dim - 1))
+            a, b = (jnp.take(x, np.clip(low + k, 0, size - 1), axis=dim) for k in (0, 1))
+            x = a * (1 - part).astype(x.dtype) + b * part.astype(x.dtype)
+    return x
+
+
+def lstm(x, w, r, b, h0, c0, direction):
+    """ONNX LSTM (gates i, o, f, c), x [S, B, I], w [D, 4H, I], r [D, 4H, H]: y [S, D, B, H], y_h and y_c [D, B, H]."""
+    hidden = r.shape[2]
+
+    def run(k, sequence):
+        bias = 0 if b is None else b[k, : 4 * hidden] + b[k, 4 * hidden :]
+        gates = jnp.einsum("sbi,gi->sbg", sequence, w[k]) + bias
+        zero = gates[0, :, :hidden] * 0
+        first = (zero if h0 is None else h0[k] + zero, zero if c0 is None else c0[k] + zero)
+
+        def tick(carry, g):
+            h, c = carry
+            i, o, f, n = jnp.split(g + h @ r[k].T, 4, axis=-1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(n)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            return (h, c), h
+
+        (h, c), y = lax.scan(tick, first, gates)
+        return y, h, c
+
+    outs = []
+    for k, backwards in enumerate({"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]):
+        y, h, c = run(k, x[::-1] if backwards else x)
+        outs.append((y[::-1] if backwards else y, h, c))
+    ys, hs, cs = zip(*outs, strict=True)
+    return jnp.stack(ys, 1), jnp.stack(hs), jnp.stack(cs)

@@ -1,0 +1,52 @@
+"""The training step for the compiler's partitioner: shardings are stated, collectives follow."""
+
+from __future__ import annotations
+
+import jax
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from planner.emit.parts.adamw import update
+from planner.emit.parts.frame import make_mesh, specs_of
+from planner.emit.parts.once_jit import gradients
+from planner.emit.parts.tables import FROZEN, GRADIENTS, INPUTS, OUTPUT_SPECS, PARAMS, forward
+
+
+def at(x, spec):
+    """x cut over the mesh as `spec` says."""
+    return lax.with_sharding_constraint(x, NamedSharding(make_mesh(), spec))
+
+
+def on(mesh, specs):
+    """NamedShardings of a tree of PartitionSpecs."""
+    return jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda s: isinstance(s, P))
+
+
+def whole_step(params, state, frozen, batch, count):
+    """One optimizer step; gradients and optimizer state have cuts of their own."""
+    loss, grads = gradients(params, frozen, batch)
+    new_params, new_state = {}, {}
+    for key, p in params.items():
+        new, new_state[key] = update(p, at(grads[key], GRADIENTS[key][-1]), state[key], count)
+        new_params[key] = at(new, PARAMS[key][-1])
+    return new_params, new_state, loss
+
+
+def make_step(mesh):
+    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
+    p, state, f, b = (on(mesh, specs) for specs in map(specs_of, (PARAMS, GRADIENTS, FROZEN, INPUTS)))
+    scalar = NamedSharding(mesh, P())
+    return jax.jit(whole_step, in_shardings=(p, state, f, b, scalar), out_shardings=(p, state, scalar), donate_argnums=(0, 1))
+
+
+def make_gradients(mesh):
+    """gradients(params, frozen, batch) -> (loss, gradients): for checks against another program."""
+    p, f, b = (on(mesh, specs_of(table)) for table in (PARAMS, FROZEN, INPUTS))
+    return jax.jit(gradients, in_shardings=(p, f, b), out_shardings=(NamedSharding(mesh, P()), on(mesh, specs_of(GRADIENTS))))
+
+
+def make_inference(mesh):
+    """run(params, frozen, batch) -> outputs, compiled once."""
+    p, f, b = (on(mesh, specs_of(table)) for table in (PARAMS, FROZEN, INPUTS))
+    return jax.jit(forward, in_shardings=(p, f, b), out_shardings=on(mesh, OUTPUT_SPECS))

@@ -1,0 +1,45 @@
+"""What every program defines before the functions of this folder: declared here with empty values, so that the functions can be read and checked.
+
+    MESH              axis -> size, outermost first
+    COMPUTE           dtype of parameters and activations
+    INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
+    PARAMS, FROZEN    name -> (shape, dtype, repeats stacked along the first dim or 0, mean of a fresh start, PartitionSpec)
+    LABELS            stacked parameter -> names in the weights file, where the repeats do not count from 0
+    EXTERNAL          name in the weights file -> (file, dtype, offset, shape, steps) of the model's own data files
+    MODEL_FOLDER      where the model's own data files lie, from the program's folder
+    GRADIENTS         parameter -> (axes over which its gradient is a sum still pending when the backward pass ends, the axes of these it is
+                      summed over, the axes it is scattered over, the dim scattered, PartitionSpec of reduced gradient and optimizer state);
+                      jit programs have the PartitionSpec alone
+    GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
+    SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
+    OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MESH: dict[str, int] = {}
+COMPUTE: Any = None
+INPUTS: dict[str, tuple[Any, ...]] = {}
+PARAMS: dict[str, tuple[Any, ...]] = {}
+FROZEN: dict[str, tuple[Any, ...]] = {}
+LABELS: dict[str, tuple[str, ...]] = {}
+EXTERNAL: dict[str, tuple[Any, ...]] = {}
+MODEL_FOLDER = ""
+LEARNING_RATE = 0.0
+MICROBATCHES = 1
+GRADIENTS: dict[str, tuple[Any, ...]] = {}
+OUTPUT_SPECS: tuple[Any, ...] = ()
+GATHERED: set[str] = set()
+SCATTER_EACH_MICROBATCH = False
+
+
+def loss_of(params: Any, frozen: Any, batch: Any) -> Any:
+    """The program's own: mean loss of one microbatch."""
+    raise NotImplementedError
+
+
+def forward(params: Any, frozen: Any, batch: Any) -> Any:
+    """The program's own: outputs of an inference program."""
+    raise NotImplementedError

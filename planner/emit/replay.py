@@ -1,0 +1,188 @@
+"""What the backward pass reads, and so what a rematerialised function computes, gathers and communicates again.
+
+A block (or part) that is wrapped keeps only some values from its forward pass; the rest of what its backward pass reads is computed again.
+Dead code is not: a sum of which only the shape mattered is not replayed. `replay` follows that demand through one function:
+
+    mode "all"   ("block")       nothing but the arguments is kept
+    mode "keep"  ("block-keep")  arguments and the results of collectives are kept
+    mode "part"  (optimizer level 3 without recomputation)  everything is kept except gathered weights
+
+`reads` is the one table of derivatives: which operands the gradient of an operator needs. Verified against compiled programs by
+benchmarks/compiler_truth.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import prod
+
+from planner.emit.runs import Run
+from planner.flow import Flow
+from planner.graph import Node
+from planner.layout import Step
+from planner.ops import OPERATORS
+
+BILINEAR = frozenset({"MatMul", "Einsum", "Mul", "Conv", "ConvTranspose", "RotaryEmbedding"})
+NORMS = frozenset({"LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization"})
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Operand slots whose values the gradient needs, and whether it needs what only the kernel knows (its result, row sums, scores)."""
+
+    slots: frozenset[int] = frozenset()
+    inside: bool = False
+
+
+def reads(node: Node, grad: frozenset[str]) -> Reads:
+    """What the gradients of a node's operands in `grad` need."""
+    used = [i for i, n in enumerate(node.inputs) if n]
+    hot = {i for i in used if node.inputs[i] in grad}
+    if not hot or not any(o in grad for o in node.outputs):
+        return Reads()
+    if node.op in BILINEAR:
+        return Reads(frozenset(i for i in used if hot - {i}))
+    if node.op == "Div":
+        return Reads(frozenset({1} | ({0} if 1 in hot else set())))
+    if node.op in NORMS:
+        scale = {0} if hot & {0, 1} else set()
+        return Reads(frozenset(scale | ({1} if 0 in hot else set()) | {i for i in used if i > 2}), bool(hot & {0, 1}))
+    operator = OPERATORS.get(node.op)
+    words = operator.saves.split() if operator else ["in"]
+    slots = set(used) if "in" in words else {int(w[2:]) for w in words if w.startswith("in") and w != "in"}
+    return Reads(frozenset(slots & set(used)), "out" in words or node.op in ("Attention", "CrossEntropyLoss"))
+
+
+@dataclass
+class Replay:
+    """What runs a second time. steps: (tensor, beginning of a way) whose last step runs again; nodes: recomputed kernels (value: whether their
+    result, not only what they know inside, is needed); weights: gathered again."""
+
+    steps: dict[tuple[str, tuple[Step, ...]], None] = field(default_factory=dict)
+    nodes: dict[int, bool] = field(default_factory=dict)
+    weights: dict[str, None] = field(default_factory=dict)
+
+
+def replay(flow: Flow, inside: range, mode: str, given: Iterable[str] = ()) -> Replay:
+    """The second run of nodes `inside`, wrapped as `mode` says. flow: as it is inside the function (`runs.inner_flow`).
+
+    given: tensors that arrive as arguments in their source layout and are converted inside (what a block carries on).
+    """
+    graph, again = flow.graph, Replay()
+    made = {o: i for i in inside for o in graph.nodes[i].outputs if o}
+    given = frozenset(given)
+    seen: set[tuple[str, tuple[Step, ...]]] = set()
+    queue: list[tuple[str, tuple[Step, ...]]] = []
+
+    def want(i: int, slot: int) -> None:
+        name = graph.nodes[i].inputs[slot]
+        way = flow.trees[name].path(flow.need[i, slot])
+        if (name, way) not in seen:
+            seen.add((name, way))
+            queue.append((name, way))
+
+    def compute(i: int) -> None:
+        if not again.nodes.get(i):
+            again.nodes[i] = True
+            for slot, name in enumerate(graph.nodes[i].inputs):
+                if name:
+                    want(i, slot)
+
+    for i in inside:
+        need = reads(graph.nodes[i], flow.grad)
+        for slot in sorted(need.slots):
+            want(i, slot)
+        if need.inside and mode != "part":
+            again.nodes.setdefault(i, False)
+    while queue:
+        name, way = queue.pop()
+        if name in graph.weights and name not in given:
+            again.weights[name] = None
+        if mode == "part" or (name not in made and name not in given and name not in graph.weights):
+            continue
+        kept = mode == "keep"
+        end = len(way)
+        while end and not (kept and way[end - 1].forward):
+            again.steps[name, way[:end]] = None
+            end -= 1
+        if not end and name in made:
+            compute(made[name])
+    return again
+
+
+@dataclass(frozen=True)
+class Product:
+    """A dot of a node's kernel: FLOPs of one device's forward pass, how many dots as large its backward pass has, and whether that needs the
+    product itself again (attention's scores), so that a recomputed node runs it even where nobody reads the node's result."""
+
+    flops: Fraction
+    backward: int
+    inside: bool = False
+
+
+def products(flow: Flow, i: int) -> tuple[Product, ...]:
+    """The dots of node i, padding included. Backward: one dot per operand with a gradient."""
+    graph, node, rule = flow.graph, flow.graph.nodes[i], flow.rules[i]
+    if not rule.flops:
+        return ()
+    local, share = rule.local(flow.split(i), dict(flow.plan.mesh)), {}
+    for f, n in rule.sizes.items():
+        share[f] = Fraction(local[f], n) if n else Fraction(1)
+    whole = Fraction(rule.flops)
+    hot = {k for k, n in enumerate(node.inputs) if n in flow.grad} if any(o in flow.grad for o in node.outputs) else set()
+    shapes = graph.shapes(node.inputs)
+    if node.op == "Attention":  # scores = q k', whose share does not depend on how the values' width is cut, and their product with v
+        d, e = shapes[0][-1], shapes[2][-1]
+        of_scores = prod(share[f] for f in share if f != "e") * whole * Fraction(d, d + e)
+        of_values = prod(share.values()) * whole * Fraction(e, d + e)
+        return Product(of_scores, len(hot & {0, 1}), True), Product(of_values, (2 in hot) + bool(hot & {0, 1, 3}))
+    everything = prod(share.values()) * whole
+    if node.op == "LSTM":  # the gates' product with the whole sequence, and with the hidden state at each step
+        inputs, hidden = shapes[1][-1], shapes[2][-1]
+        return (Product(everything * Fraction(inputs, inputs + hidden), len(hot & {0, 1})),
+                Product(everything * Fraction(hidden, inputs + hidden), (1 + (2 in hot)) if hot else 0, True))  # fmt: skip
+    return (Product(everything, len(hot)),)
+
+
+def repeated(flow: Flow, run: Run) -> Replay | None:
+    """The second run of one repeat of a block under the plan; None where nothing is wrapped. flow: inside the block."""
+    mode = block_mode(flow)
+    if not mode:
+        return None
+    return replay(flow, range(run.first, run.first + run.period), mode, [c.enters for c in run.carries])
+
+
+def block_mode(flow: Flow) -> str:
+    """How the functions of repeated blocks are wrapped: "all", "keep", "part" or "" (not at all)."""
+    if not flow.training:
+        return ""
+    return {"block": "all", "block-keep": "keep"}.get(flow.plan.recompute, "part" if flow.plan.zero == 3 else "")
+
+
+def sharded(flow: Flow, name: str) -> bool:
+    """Whether a weight is kept in pieces and gathered where it is used (optimizer level 3)."""
+    plan = flow.weights.get(name)
+    return plan is not None and plan.zero == 3 and plan.dim >= 0
+
+
+def parts(flow: Flow, runs: Iterable[Run]) -> tuple[range, ...]:
+    """Stretches of nodes outside repeated blocks that gather weights: each becomes a function of its own, so that gathered weights live
+    no longer than it runs. A stretch begins at a node that reads a sharded weight, and a new one at the next that reads a matrix."""
+    if not flow.training or flow.plan.zero != 3:
+        return ()
+    graph = flow.graph
+    blocked = {i for run in runs for i in range(run.first, run.end)}
+    found: list[range] = []
+    first = last = -1
+    for i, node in enumerate(graph.nodes):
+        mine = [n for n in node.inputs if n and sharded(flow, n)]
+        if first >= 0 and (i in blocked or any(len(graph.tensors[n].shape) > 1 for n in mine)):
+            found.append(range(first, last + 1))
+            first = -1
+        if mine and i not in blocked:
+            first, last = (i if first < 0 else first), i
+    if first >= 0:
+        found.append(range(first, last + 1))
+    return tuple(found)

@@ -1,0 +1,201 @@
+"""The tables of a program: mesh, inputs, parameters, and how gradients are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.emit.replay import sharded
+from planner.emit.runs import Run
+from planner.emit.source import comment, literal
+from planner.emit.text import spec_text
+from planner.emit.writer import Parameter, Writer
+from planner.flow import cut_layout, stored_layout
+from planner.graph import FLOATS, Graph
+from planner.layout import Layout
+
+INTEGERS = {"int64": "int32", "uint64": "uint32"}
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """How a block's weights are named inside it (`short`, by first tensor), and expressions of the weights of all repeats and of repeat i."""
+
+    short: Mapping[str, str]
+    what: str
+    all_repeats: str
+    one_repeat: str
+
+
+def collect_parameters(w: Writer) -> None:
+    """One program parameter per weight; weights of a repeated block are stacked along a new first dim unless unrolled."""
+    graph = w.flow.graph
+    stacked = {names[0]: names for run in w.runs for names in run.weights} if not w.unroll else {}
+    within = {n for names in stacked.values() for n in names}
+    used = {n for node in graph.nodes for n in node.inputs if n in graph.weights}
+    taken: set[str] = set()
+    for name in graph.weights:
+        if name not in used or (name in within and name not in stacked):
+            continue
+        names = stacked.get(name, (name,))
+        label = template([graph.labels.get(n, n) for n in names]) if name in stacked else graph.labels.get(name, name)
+        while label in taken:
+            label += "'"
+        taken.add(label)
+        w.parameters[name] = Parameter(label, names, name in stacked, w.flow.weights[name])
+
+
+def template(labels: list[str]) -> str:
+    """A common label with `*` where the repeats differ (layers.*.attn.q.weight); the first label when they do not line up."""
+    rows = [label.split(".") for label in labels]
+    if len({len(r) for r in rows}) != 1 or len(rows[0]) < 2:
+        return labels[0] + " (stacked)"
+    return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*rows, strict=True))
+
+
+def block_table(w: Writer, run: Run, name: str) -> BlockTable:
+    """Writes the block's table of weights; see `BlockTable`."""
+    graph = w.flow.graph
+    labels = {names[0]: [graph.labels.get(n, n) for n in names] for names in run.weights}
+    patterns = {t: template(own) for t, own in labels.items()}
+    prefix = next((p[: p.index("*.") + 2] for p in patterns.values() if "*." in p), "")
+    short: dict[str, str] = {}
+    for t, pattern in patterns.items():
+        text = pattern.removeprefix(prefix) if prefix and pattern.startswith(prefix) else pattern
+        while text in short.values():
+            text += "'"
+        short[t] = text
+    if not w.unroll:
+        values = {t: literal(w.parameters[t].key) for t in short}
+        regular = True
+    else:
+        keys = {names[0]: [w.parameters[n].key for n in names] for names in run.weights}
+        regular = all(patterns[t].replace("*", str(i)) == key for t, own in keys.items() for i, key in enumerate(own))
+        values = {t: literal(patterns[t]) if regular else "(" + ", ".join(literal(k) for k in keys[t]) + ")" for t in short}
+    rows = [f"# weights of block{name[-1]}: name inside -> parameter" + (" (* counts the repeats)" if regular and w.unroll else ""), f"{name} = {{"]
+    rows += [f"    {literal(short[t])}: {values[t]}," for t in short]
+    w.tables.append("\n".join([*rows, "}", ""]))
+    kinds = {w.container(t) for t in short}
+    stored = "params" if kinds <= {"params"} else "frozen" if kinds == {"frozen"} else "(params | frozen)"
+    index = 'v.replace("*", str(i))' if regular else "v[i]"
+    return BlockTable(
+        short, prefix.rstrip(".") or "repeated block",
+        f"{{k: {stored}[v] for k, v in {name}.items()}}" if short else "{}", f"{{k: {stored}[{index}] for k, v in {name}.items()}}" if short else "{}",
+    )  # fmt: skip
+
+
+def _even(w: Writer, shape: tuple[int, ...]) -> tuple:
+    """For jit programs: the shape and mesh that decide which axes divide evenly."""
+    return (shape, dict(w.flow.plan.mesh)) if w.backend == "jit" else ()
+
+
+def inputs_table(w: Writer) -> str:
+    """INPUTS; with microbatches every input has a first dim that counts them."""
+    graph, micro = w.flow.graph, w.flow.plan.microbatches if w.flow.training else 1
+    rows = ["# input -> (global shape, dtype, integers below this (0: not an index), how it is cut)"]
+    if micro > 1:
+        rows[0] += "; the first dim counts microbatches"
+    rows.append("INPUTS = {")
+    for name in graph.inputs:
+        if name in w.flow.source:
+            t, layout = graph.tensors[name], w.flow.source[name]
+            shape, layout = ((micro, *t.shape), Layout(((), *layout.dims))) if micro > 1 else (t.shape, layout)
+            rows.append(f'    {literal(name)}: ({shape}, "{_kind(t.dtype)}", {index_limit(graph, name)}, {spec_text(layout, *_even(w, shape))}),')
+    return "\n".join([*rows, "}", ""])
+
+
+def _kind(dtype: str) -> str:
+    return "float" if dtype in FLOATS else INTEGERS.get(dtype, dtype)
+
+
+def index_limit(graph: Graph, name: str) -> int:
+    """Exclusive upper bound of an integer input: the smallest table it looks up in, 0 when it looks up nothing (a mask, a length)."""
+    if graph.tensors[name].is_float:
+        return 0
+    limits, queue, seen = [], [name], {name}
+    while queue:
+        tensor = queue.pop()
+        for i, slot in graph.consumers.get(tensor, ()):
+            node = graph.nodes[i]
+            if node.op in ("Gather", "GatherElements", "CrossEntropyLoss") and slot == 1:
+                limits.append(graph.tensors[node.inputs[0]].shape[int(node.attrs["axis"])])  # type: ignore[arg-type]
+            elif node.op == "OneHot":
+                limits.append(int(node.attrs["depth"]))  # type: ignore[arg-type]
+            elif node.op in ("Cast", "Reshape", "Slice", "Transpose", "Expand", "Identity", "Squeeze", "Concat"):
+                for o in node.outputs:
+                    if o not in seen and not graph.tensors[o].is_float:
+                        seen.add(o)
+                        queue.append(o)
+    return min(limits, default=0)
+
+
+def parameter_table(w: Writer, name: str, what: str, parameters: list[Parameter]) -> str:
+    """PARAMS or FROZEN."""
+    graph = w.flow.graph
+    rows = [f"# {what} -> (shape, dtype, repeats stacked in it, mean of a fresh start, how it is cut)", f"{name} = {{"]
+    for p in parameters:
+        shape, layout = graph.tensors[p.tensors[0]].shape, stored_layout(p.plan)
+        if p.stacked:
+            shape, layout = (len(p.tensors), *shape), Layout(((), *layout.dims))
+        repeats = len(p.tensors) if p.stacked else 0
+        dtype = _kind(graph.tensors[p.tensors[0]].dtype)
+        rows.append(f'    {literal(p.key)}: ({shape}, "{dtype}", {repeats}, {initial_mean(graph, p.tensors[0])}, {spec_text(layout, *_even(w, shape))}),')
+    return "\n".join([*rows, "}", ""]) if parameters else f"{name} = {{}}\n"
+
+
+def labels_table(w: Writer) -> str:
+    """LABELS: parameters whose names in the weights file do not follow from their own."""
+    rows = []
+    for p in w.parameters.values():
+        labels = [w.flow.graph.labels.get(t, t) for t in p.tensors]
+        usual = [p.key.replace("*", str(i)) for i in range(len(labels))] if p.stacked else [p.key]
+        if labels != usual:
+            rows.append(f"    {literal(p.key)}: ({', '.join(literal(x) for x in labels)},),")
+    if not rows:
+        return "LABELS = {}\n"
+    return "\n".join(["# parameter -> its names in the weights file, where they are others", "LABELS = {", *rows, "}", ""])
+
+
+def initial_mean(graph: Graph, tensor: str) -> float:
+    """Scales of normalisations and variances start around one."""
+    for i, slot in graph.consumers.get(tensor, ()):
+        op = graph.nodes[i].op
+        if (op.endswith("Normalization") and slot == 1) or (op == "BatchNormalization" and slot == 4):
+            return 1.0
+    return 0.0
+
+
+def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
+    """GRADIENTS; for shard_map programs with microbatches also what is scattered and gathered in each."""
+    rows = []
+    for p in parameters:
+        plan = p.plan
+        cut = plan.zero > 0 and plan.dim >= 0
+        scatter = plan.axes if cut and plan.zero < 3 else ()
+        rest = tuple(a for a in plan.fan if not (cut and a in plan.axes))
+        layout = cut_layout(plan) if cut else plan.layout
+        shape = w.flow.graph.tensors[p.tensors[0]].shape
+        shape, layout = ((len(p.tensors), *shape), Layout(((), *layout.dims))) if p.stacked else (shape, layout)
+        ways = f"{rest if plan.zero == 3 else plan.fan}, {rest}, {scatter}, {plan.dim + p.stacked if scatter else 0}, " if w.backend == "shard_map" else ""
+        rows.append(f"    {literal(p.key)}: ({ways}{spec_text(layout, *_even(w, shape))}{'' if ways else ','}),")
+    what = "axes its gradient is pending over, of these: summed over, scattered over; the dim scattered; " if w.backend == "shard_map" else ""
+    text = "\n".join([f"# parameter -> ({what}how its gradient and its optimizer state are cut)", "GRADIENTS = {", *rows, "}", ""])
+    if w.backend == "shard_map" and w.flow.plan.microbatches > 1:
+        each = any(p.plan.zero == 2 and p.plan.dim >= 0 for p in parameters)
+        own = {n for run in w.runs for names in run.weights for n in names}
+        loose = [p.key for p in parameters if sharded(w.flow, p.tensors[0]) and p.tensors[0] not in own]
+        text += f"SCATTER_EACH_MICROBATCH = {each}\n"
+        text += f"GATHERED = {{{', '.join(literal(k) for k in loose)}}}  # parameters gathered outside repeated blocks\n" if loose else "GATHERED = set()\n"
+    return text
+
+
+def mesh_line(w: Writer) -> str:
+    """MESH."""
+    return f"MESH = {{{', '.join(f'{literal(a)}: {n}' for a, n in w.flow.plan.mesh)}}}  # axis: devices, outermost first\n"
+
+
+def outputs_line(w: Writer) -> str:
+    """OUTPUT_SPECS, with the outputs' names."""
+    graph, source = w.flow.graph, w.flow.source
+    specs = "".join(spec_text(source[o].stored, *_even(w, graph.tensors[o].shape)) + ", " for o in graph.outputs)
+    return f"OUTPUT_SPECS = ({specs.rstrip()})  # {comment(', '.join(graph.outputs), 120)}\n"

@@ -1,0 +1,101 @@
+"""What the rooms of emission share: the program being written, its parameters, and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from planner.emit.body import Backend, Body, Line
+from planner.emit.runs import Run
+from planner.flow import Flow, WeightPlan
+
+Workload = Literal["train", "infer"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the emitted step does after the gradients."""
+
+    optimizer: str = "adamw"
+    lr: float = 1e-4
+
+
+@dataclass(frozen=True)
+class Program:
+    """The text and the arrays it reads from the .safetensors beside it (constants too long for the text)."""
+
+    text: str
+    constants: Mapping[str, np.ndarray]
+    labels: Mapping[str, tuple[str, ...]]
+    """program parameter -> labels of the graph weights stacked in it (one when it is not stacked)."""
+    unrolled_because: tuple[str, ...] = ()
+
+
+@dataclass
+class Parameter:
+    """One entry of the program's parameter dict: a weight, or the stacked weights of a repeated block."""
+
+    key: str
+    tensors: tuple[str, ...]
+    stacked: bool
+    plan: WeightPlan
+
+
+@dataclass
+class Function:
+    """A function of the program. Its arguments and results are read from the body when the text is put together."""
+
+    name: str
+    doc: str
+    body: Body
+    first: tuple[str, ...] = ()
+    """Arguments before those the body asked for."""
+    as_tuple: bool = False
+    """Whether a single result is returned as a tuple of one."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of all arguments."""
+        return (*self.first, *(a for a in self.body.arguments if a not in self.first))
+
+    def call(self, outputs: str = "", through: str = "{}", arguments: tuple[str, ...] | None = None) -> str:
+        """The call: results assigned to the names they have inside, or to `outputs`."""
+        given = ", ".join(arguments if arguments is not None else self.arguments)
+        return f"{outputs or ', '.join(self.body.results)} = {through.format(self.name)}({given})"
+
+    def text(self) -> str:
+        """The whole definition."""
+        lines = [f"def {self.name}({', '.join(self.arguments)}):", f'    """{self.doc}"""']
+        lines += [f"    {line}" for line in rendered(self.body.lines)]
+        one = self.as_tuple and len(self.body.results) == 1
+        lines.append(f"    return {', '.join(self.body.results)}{',' if one else ''}")
+        return "\n".join(lines)
+
+
+def rendered(lines: list[Line]) -> list[str]:
+    """Lines with those that waited for the rest of the program filled in."""
+    return [line if isinstance(line, str) else line() for line in lines]
+
+
+@dataclass
+class Writer:
+    """One program while it is written."""
+
+    flow: Flow
+    backend: Backend
+    unroll: bool
+    training: Training
+    runs: list[Run] = field(default_factory=list)
+    parameters: dict[str, Parameter] = field(default_factory=dict)  # by first tensor
+    reasons: list[str] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
+    functions: list[Function] = field(default_factory=list)
+    helpers: set[str] = field(default_factory=set)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def container(self, tensor: str) -> str:
+        """The dict a weight's parameter is in."""
+        return "params" if tensor in self.flow.grad else "frozen"
