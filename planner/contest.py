@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -39,7 +40,7 @@ def read_problem(path: str | Path) -> Problem:
         data = Path(path).read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except (OSError, EOFError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
+    except (OSError, EOFError, zlib.error) as error:
         raise PlanError("S001", f"cannot read {str(path)!r}", detail=[str(error)]) from error
     try:
         loaded = json.loads(data)
@@ -160,10 +161,11 @@ def write_solution(choice: tuple[int, ...], path: str | Path) -> None:
 
 
 def read_solution(path: str | Path) -> tuple[int, ...]:
-    """A choice from a solution file. PlanError S001 / S002 when it is none."""
+    """A choice from a solution file, gzipped or not. PlanError S001 / S002 when it is none."""
     try:
-        loaded = json.loads(Path(path).read_text())
-    except OSError as error:
+        data = Path(path).read_bytes()
+        loaded = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except (OSError, EOFError, zlib.error) as error:
         raise PlanError("S001", f"cannot read {str(path)!r}", detail=[str(error)]) from error
     except ValueError as error:
         raise PlanError("S002", f"{str(path)!r} is not JSON", detail=[str(error)]) from error

@@ -127,3 +127,15 @@ def test_forbidden_entries_in_a_solution_are_a_failure() -> None:
     problem = problem_of(body)
     verdict = evaluate(problem, np.zeros(5, np.int64))
     assert verdict.forbidden == 1 and not verdict.feasible
+
+
+INSTANCES = Path(__file__).parents[2] / "shared" / "data" / "iopddl"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INSTANCES.exists(), reason="contest instances are not here")
+@pytest.mark.parametrize(("name", "cost"), [("M", 49921125529), ("S", 1511276331)])
+def test_the_kept_records_are_what_they_claim(name: str, cost: int) -> None:
+    choice = read_solution(Path(__file__).parents[1] / "benchmarks" / "records" / f"{name}.solution.json.gz")
+    verdict = evaluate(read_problem(INSTANCES / f"{name}.json.gz"), choice)
+    assert verdict.feasible and verdict.cost == cost

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from planner.solvers.search import Incumbent, Search
 
 DEFAULT_WORK = 1e10
-NARROW = 3e7
+NARROW = 6e7
 """Largest sum of elimination tables (in entries) worth an exact solve."""
 PROVABLE = 250_000
 """Largest sum of edge tables (in entries) given to HiGHS."""
@@ -45,6 +45,9 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
     if not len(problem.cost):
         return Solution((), "optimal", 0.0, "auto")
     best = Solution((), "none", None, "auto")
+    if budget.time_limit_s is not None:
+        # what is left to do after the search: the way back, the exact cost
+        budget = replace(budget, time_limit_s=max(0.95 * budget.time_limit_s, budget.time_limit_s - 0.3 - 3e-5 * len(problem.cost)))
     if start is not None and evaluate(problem, start).feasible:
         best = Solution(tuple(start), "feasible", None, "auto")
     try:
@@ -128,9 +131,9 @@ def _plain(problem: Problem, budget: Budget, start: tuple[int, ...] | None, prov
 
 def _searched(problem: Problem, model: Model, budget: Budget, start: tuple[int, ...] | None, provable: bool) -> Solution:
     """The compiled search here; with a time limit HiGHS or a second search in another process."""
-    from planner.solvers import kernels, search
+    from planner.solvers import moves, search
 
-    kernels.seed(budget.seed)
+    moves.seed(budget.seed)
     state = search.start(model)
     if start is not None:
         state.fit(np.asarray(start, np.int64))
@@ -166,7 +169,7 @@ def _by_work(state: Search, work: float) -> None:
 
     search.prices(state, go_on)
     if state.best.x is not None and not state.best.closed:
-        search.rounds(state, 0, done, lambda: None, moves=20_000)
+        search.rounds(state, 0, done, lambda: None, proposals=20_000)
 
 
 def _together(problem: Problem, state: Search, budget: Budget, provable: bool) -> Solution:

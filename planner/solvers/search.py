@@ -17,8 +17,8 @@ from itertools import count
 
 import numpy as np
 
-from planner.solvers import kernels
-from planner.solvers.flat import Flat, flatten
+from planner.solvers import kernels, moves
+from planner.solvers.flat import HIGH, Flat, flatten
 from planner.solvers.model import Model
 
 
@@ -55,14 +55,14 @@ class Search:
         if self.rows and self.top[1] > f.limit:
             journal = np.empty((8 * len(y) + 256, 2), np.int64)
             out = np.empty(int(np.diff(f.offset).max()))
-            fits, _, _ = kernels.repair(f, y, self.top, self.lazy, np.inf, len(journal), 256, journal, 0, out)
+            fits, _, _ = moves.repair(f, y, self.top, self.lazy, np.inf, len(journal), 256, journal, 0, out)
             if not fits:
                 return False
-        kernels.descend(f, y, self.top, self.lazy, sweeps)
+        moves.descend(f, y, self.top, self.lazy, sweeps)
         cost = kernels.total_cost(f, y)
-        if cost < self.best.cost and cost < kernels.HIGH:
+        if cost < self.best.cost and cost < HIGH:
             self.best.cost, self.best.x = cost, y
-        return cost < kernels.HIGH
+        return cost < HIGH
 
 
 def start(model: Model) -> Search:
@@ -167,34 +167,34 @@ class Annealer:
             self.mark, self.hits = np.zeros(len(self.x), np.int64), np.zeros(len(self.x), np.int64)
         kernels.load_all(self.search.flat, self.x, self.search.top, self.search.lazy)
 
-    def run(self, hot: float, cold: float, moves: int) -> float:
+    def run(self, hot: float, cold: float, proposals: int) -> float:
         """One slice; returns the work done."""
         best, s = self.search.best, self.search
         assert best.x is not None
         price = best.price if len(best.price) else np.zeros(0)
-        self.cost, best.cost, self.stamp, work = kernels.anneal(
-            s.flat, self.x, s.top, s.lazy, price, self.cost, best.x, best.cost, hot * self.unit, cold * self.unit, moves,
+        self.cost, best.cost, self.stamp, work = moves.anneal(
+            s.flat, self.x, s.top, s.lazy, price, self.cost, best.x, best.cost, hot * self.unit, cold * self.unit, proposals,
             self.tree_share, min(self.tree_size, len(self.x)), self.mark, self.hits, self.stamp,
         )  # fmt: skip
         return float(work)
 
 
 def anneal_for(
-    annealer: Annealer, hot: float, cold: float, done: Callable[[float], float], on_slice: Callable[[], None] | None = None, moves: int = 0
+    annealer: Annealer, hot: float, cold: float, done: Callable[[float], float], on_slice: Callable[[], None] | None = None, proposals: int = 0
 ) -> None:
     """Geometric cooling from hot to cold as `done(work of the last slice)` goes from 0 to 1.
 
-    Slices have `moves` proposals, or with 0 as many as take a fifth of a second (not deterministic).
+    Slices have `proposals` proposals, or with 0 as many as take a fifth of a second (not deterministic).
     """
     annealer.begin()
-    fixed, moves = bool(moves), moves or 2000
+    fixed, proposals = bool(proposals), proposals or 2000
     at = done(0.0)
     ahead = 0.01
     while at < 1 and not annealer.search.best.closed:
         before = time.monotonic()
-        work = annealer.run(hot * (cold / hot) ** at, hot * (cold / hot) ** min(1.0, at + ahead), moves)
+        work = annealer.run(hot * (cold / hot) ** at, hot * (cold / hot) ** min(1.0, at + ahead), proposals)
         if not fixed:
-            moves = max(200, int(moves * min(4.0, 0.2 / max(time.monotonic() - before, 1e-4))))
+            proposals = max(200, int(proposals * min(4.0, 0.2 / max(time.monotonic() - before, 1e-4))))
         after = done(work)
         ahead, at = max(1e-6, after - at), after
         if on_slice is not None:
@@ -207,7 +207,7 @@ def rounds(
     done: Callable[[float], float],
     sync: Callable[[], None],
     share: Callable[[], None] | None = None,
-    moves: int = 0,
+    proposals: int = 0,
 ) -> None:
     """Two rounds of cooling from the incumbent, the second cooler; role 0 starts hotter than role 1.
 
@@ -233,7 +233,7 @@ def rounds(
         def progress(work: float, low: float = low, width: float = width) -> float:
             return (done(work) - low) / width
 
-        anneal_for(annealer, hot, cold, progress, sync, moves)
+        anneal_for(annealer, hot, cold, progress, sync, proposals)
         if share is not None:
             share()
         sync()

@@ -139,11 +139,11 @@ def _serve_ilp(problem: Problem, time_s: float, sink: IO[bytes]) -> None:
 
 
 def _serve_search(problem: Problem, time_s: float, seed: int, sink: IO[bytes], inbox: _Inbox) -> None:
-    from planner.solvers import kernels, search
+    from planner.solvers import moves, search
     from planner.solvers.model import build
 
     began, told = time.monotonic(), np.inf
-    kernels.seed(seed)
+    moves.seed(seed)
     state = search.start(build(problem))
     best = state.best
 

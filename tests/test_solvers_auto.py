@@ -1,0 +1,167 @@
+"""The portfolio: the same answers as brute force, sound bounds, determinism, and the second process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.problem import Budget, Problem, evaluate
+from planner.solvers import auto, solve
+from planner.solvers.model import build
+
+from .problems import brute_force, random_problem
+
+ROOT = Path(__file__).parents[1]
+needs_numba = pytest.mark.skipif(auto.importlib.util.find_spec("numba") is None, reason="the optional extra 'fast' is not installed")
+
+
+def grid(seed: int, side: int, strategies: int, tight: float) -> Problem:
+    """A grid too wide for elimination, with a binding memory limit."""
+    rng = np.random.default_rng(seed)
+    n = side * side
+    ends = [(i, i + 1) for i in range(n) if (i + 1) % side] + [(i, i + side) for i in range(n - side)]
+    tables = tuple(rng.integers(0, 100, (strategies, strategies)) for _ in range(12))
+    usage = tuple(rng.integers(0, 100, strategies) for _ in range(n))
+    span = np.array([(i, i + side) for i in range(n)])
+    problem = Problem(
+        tuple(rng.integers(0, 100, strategies) for _ in range(n)), np.array(ends), rng.integers(0, 12, len(ends)), tables,
+        np.arange(n), span, usage, None,
+    )  # fmt: skip
+    least = evaluate(problem, [int(u.argmin()) for u in usage]).peak_usage
+    return replace(problem, usage_limit=int(least + tight * 50 * side))
+
+
+def test_small_problems_are_solved_exactly() -> None:
+    for seed in range(80):
+        problem = random_problem(seed)
+        best = brute_force(problem)
+        found = solve(problem, "auto")
+        assert found.status == ("infeasible" if best is None else "optimal")
+        assert best is None or evaluate(problem, found.choice).cost == best
+
+
+@needs_numba
+def test_the_search_is_deterministic_for_a_seed_and_work_and_its_bound_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "PROVABLE", 0)
+    monkeypatch.setattr(auto, "NARROW", 1)
+    problem = grid(0, 5, 4, 0.3)
+    exact = solve(problem, "ilp")
+    assert exact.status == "optimal"
+    best = evaluate(problem, exact.choice).cost
+    first, again = (solve(problem, "auto", Budget(work=60_000_000, seed=3)) for _ in range(2))
+    assert first == again
+    verdict = evaluate(problem, first.choice)
+    assert verdict.feasible and best <= verdict.cost <= 1.02 * best
+    assert first.bound is not None and 0.8 * best <= first.bound <= best + 1e-6 * best
+
+
+@needs_numba
+def test_regrets_never_rule_out_the_optimum() -> None:
+    from planner.solvers import search
+
+    for seed in range(12):
+        problem = random_problem(seed, nodes=6)
+        best = brute_force(problem)
+        model = build(problem)
+        if best is None or not model.pairs:
+            continue
+        state = search.start(model)
+        turns = itertools.count()
+        search.prices(state, lambda _, turns=turns: next(turns) < 60)  # type: ignore[misc]
+        assert state.best.bound <= best * (1 + 1e-9)
+        regret = search.regrets(state)
+        for i, c in enumerate(problem.cost):
+            for k in range(len(c)):
+                rest = [
+                    evaluate(problem, x) for x in itertools.product(*[[k] if j == i else range(len(d)) for j, d in enumerate(problem.cost)])
+                ]
+                least = min((v.cost for v in rest if v.feasible), default=None)
+                if least is not None:
+                    assert state.best.bound + regret[model.offset[i] + k] <= least + 1e-6 * abs(least) + 1e-6
+
+
+@needs_numba
+def test_the_kernels_keep_memory_and_cost_right() -> None:
+    from planner.solvers import moves, search
+
+    problem = grid(2, 6, 5, 0.25)
+    state = search.start(build(problem))
+    moves.seed(1)
+    turns = itertools.count()
+    search.prices(state, lambda _: next(turns) < 40)
+    assert state.best.x is not None
+    annealer = search.Annealer(state, 10.0, tree_share=0.3, tree_size=20)
+    annealer.begin()
+    for _ in range(5):
+        annealer.run(1.0, 0.1, 2000)
+        verdict = evaluate(problem, annealer.x)
+        assert verdict.feasible and verdict.cost == annealer.cost
+        assert state.top[1] == verdict.peak_usage
+        assert evaluate(problem, state.best.x).cost == state.best.cost
+
+
+@needs_numba
+def test_two_processes_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "NARROW", 1)
+    problem = grid(1, 6, 4, 0.3)
+    began = time.monotonic()
+    found = solve(problem, "auto", Budget(time_limit_s=20))
+    assert found.status == "optimal"  # HiGHS proves it in the other process
+    assert time.monotonic() - began < 22
+    monkeypatch.setattr(auto, "PROVABLE", 0)
+    began = time.monotonic()
+    quick = solve(problem, "auto", Budget(time_limit_s=3))
+    assert time.monotonic() - began < 5
+    verdict = evaluate(problem, quick.choice)
+    assert verdict.feasible and verdict.cost <= 1.02 * evaluate(problem, found.choice).cost
+
+
+def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(auto, "NARROW", 1)
+    problem = grid(1, 5, 4, 0.3)
+    found = solve(problem, "auto", Budget(time_limit_s=20))
+    assert found.status == "optimal" and evaluate(problem, found.choice).feasible
+
+
+def test_the_benchmark_prints_a_table(tmp_path: Path) -> None:
+    problem = random_problem(1)
+    body = {
+        "problem": {
+            "usage_limit": 10**6,
+            "nodes": {
+                "costs": [c.tolist() for c in problem.cost], "usages": [[0] * len(c) for c in problem.cost],
+                "intervals": [[0, 0] for _ in problem.cost],
+            },
+            "edges": {"nodes": [], "costs": []},
+        }
+    }  # fmt: skip
+    (tmp_path / "X.json").write_text(json.dumps(body))
+    cost = sum(int(c.min()) for c in problem.cost)
+    (tmp_path / "ref.csv").write_text(f"instance,contest_seconds,best_known_cost\nX,20,{cost}\nY,20,1\n")
+    command = [sys.executable, "-m", "benchmarks.iopddl", "--instances", str(tmp_path), "--reference", str(tmp_path / "ref.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{cost}" in done.stdout and "1.00000" in done.stdout and "optimal" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT.parent / "shared" / "data" / "iopddl").exists(), reason="contest instances are not here")
+@pytest.mark.parametrize(("name", "limit"), [("A", 60), ("C", 60), ("G", 120)])
+def test_contest_instances_are_proven_optimal(name: str, limit: int) -> None:
+    from planner.contest import read_problem
+
+    folder = ROOT.parent / "shared" / "data" / "iopddl"
+    reference = dict(line.split(",")[0::6][:2] for line in (folder / "reference.csv").read_text().splitlines()[1:])
+    problem = read_problem(folder / f"{name}.json.gz")
+    found = solve(problem, "auto", Budget(time_limit_s=limit))
+    assert found.status == "optimal" and evaluate(problem, found.choice).cost == int(reference[name])
