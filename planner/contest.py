@@ -152,6 +152,9 @@ def write_solution(choice: tuple[int, ...], path: str | Path) -> None:
         try:
             with os.fdopen(handle, "w") as file:
                 file.write(json.dumps(list(choice)) + "\n")
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(name, 0o666 & ~mask)  # as an ordinary new file, not mkstemp's private one
             os.replace(name, target)
         except BaseException:
             Path(name).unlink(missing_ok=True)
