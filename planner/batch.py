@@ -8,10 +8,13 @@ from planner.base import Base
 def batch_factors(base: Base) -> tuple[str, ...]:
     """Per node the factor that carries the batch, "" where none does (or where it would not stay in step).
 
-    A dim carries the batch when its major factor does; a node follows the first operand that carries it.
+    A dim carries the batch when its major factor does; a node follows the first operand that carries it. Inputs whose dim 0 is not the batch
+    (positions, a mask [query, key]) carry none.
     """
     graph = base.graph
-    carried: dict[str, int] = {name: 0 for name in graph.inputs if graph.tensors[name].shape}
+    batch = graph.dims.get("batch")
+    leading = {name: graph.tensors[name].shape[0] for name in graph.inputs if graph.tensors[name].shape}
+    carried = {name: 0 for name, n in leading.items() if n == batch or batch not in leading.values()}
     found = []
     for i, node in enumerate(graph.nodes):
         rule, factor = base.rules[i], ""

@@ -19,6 +19,8 @@ from planner.space import Base, Space
 from planner.strategy import Strategy
 
 TOOL_VERSION, COST_MODEL_VERSION = "0.1.0", "1"
+ROUNDING_S = 10 / PICO
+"""What rounding can add up to per node of a graph: its own cost, its hubs' and its conversions', half a picosecond each."""
 
 
 def compose(model: Model, request: Request, found: Found, provenance: Mapping[str, Any], assumptions: tuple[str, ...]) -> Strategy:
@@ -28,12 +30,13 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     base = found.base
     pricer_cost, flow, _ = price_plan(base, best.plan, _pricer(request, best))
     graph = base.graph
-    # The bound is over relaxed problems in whole picoseconds; a bound above the price by rounding alone is the price itself.
-    bound = min(found.bound_s, best.cost.step_time_s) if found.bound_s <= best.cost.step_time_s * (1 + 1e-9) else 0.0
+    # The bound is over relaxed problems whose every cost is a whole picosecond: above the price by that rounding alone, it is the price itself.
+    step, rounding = best.cost.step_time_s, ROUNDING_S * len(graph.nodes)
+    bound = min(found.bound_s, step) if found.bound_s <= step + rounding else 0.0
     gap = (best.cost.step_time_s - bound) / best.cost.step_time_s if bound else None
     status = "optimal" if gap is not None and gap <= 1e-6 and not found.stopped else "feasible"
-    solver: dict[str, Any] = {"name": request.solver, "status": status, "objective_s": best.objective_s, "bound_s": bound, "gap": gap, "plans_tried": found.tried,
-                              "problem_status": best.status, "from": best.label}  # fmt: skip
+    solver: dict[str, Any] = {"name": request.solver, "status": status, "objective_s": best.objective_s, "bound_s": bound, "gap": gap,
+                              "plans_tried": found.tried, "problem_status": best.status, "from": best.label}  # fmt: skip
     if found.stopped:
         solver["stopped"] = found.stopped
     techniques = {"microbatches": best.plan.microbatches, "schedule": "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
@@ -113,8 +116,8 @@ def tensor_table(graph: Graph, flow: Flow, base: Base) -> dict[str, dict[str, An
         if name in graph.constants or (made is not None and base.shared[made] != made):
             continue
         t = graph.tensors[name]
-        row: dict[str, Any] = {"layout": [list(a) for a in layout.dims], "partial": list(layout.partial), "padded": _padded(t.shape, layout, flow), "memory": "device",
-                               "shape": list(t.shape)}  # fmt: skip
+        row: dict[str, Any] = {"layout": [list(a) for a in layout.dims], "partial": list(layout.partial), "padded": _padded(t.shape, layout, flow),
+                               "memory": "device", "shape": list(t.shape)}  # fmt: skip
         if name in flow.weights:
             row["label"] = graph.labels.get(name, name)
             w = flow.weights[name]
@@ -160,14 +163,28 @@ def cost_table(cost: Cost, request: Request, base: Base, model: Model) -> dict[s
 def baseline_row(c: Candidate, request: Request, base: Base, model: Model) -> dict[str, Any]:
     """The same summary for a baseline, with its tuned techniques."""
     table = cost_table(c.cost, request, base, model)
-    return {**table, "mesh": {a: n for a, n in c.plan.mesh}, "zero_stage": c.plan.zero, "recompute": c.plan.recompute, "microbatches": c.plan.microbatches}
+    return {**table, "mesh": dict(c.plan.mesh), "zero_stage": c.plan.zero, "recompute": c.plan.recompute, "microbatches": c.plan.microbatches}
 
 
 def tokens_per_step(graph: Graph, model: Model) -> int:
-    """Rows of an integer input of rank 2 (tokens), else the batch."""
+    """Positions of an integer input [batch, positions] that is looked up whole in a table (token ids), else the batch.
+
+    Of an encoder and a decoder the first input counts. Columns of categories, looked up one by one, are not tokens.
+    """
     plain = model.plain
     for name in plain.inputs:
         t = plain.tensors[name]
-        if not t.is_float and len(t.shape) == 2:
+        if not t.is_float and len(t.shape) == 2 and _looked_up(plain, name):
             return t.shape[0] * t.shape[1]
     return model.batch
+
+
+def _looked_up(graph: Graph, name: str) -> bool:
+    """Whether a tensor, as it is or cast or reshaped, is the indices of a Gather from a weight."""
+    for i, slot in graph.consumers.get(name, ()):
+        node = graph.nodes[i]
+        if node.op == "Gather" and slot == 1 and node.inputs[0] in graph.weights:
+            return True
+        if node.op in ("Cast", "Reshape", "Identity", "Clip") and _looked_up(graph, node.outputs[0]):
+            return True
+    return False

@@ -1,0 +1,90 @@
+"""What a strategy says about itself: bounds, tokens, the batch, memory and arithmetic against hand counts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from planner.api import make_request, open_model
+from planner.base import Base
+from planner.batch import batch_factors
+from planner.compose import compose, tokens_per_step
+from planner.evaluate import price_plan
+from planner.flow import Plan
+from planner.graph import Graph, Node, Tensor
+from planner.price import Pricer
+from planner.search import Search, batch_only
+from planner.topology import pinned_mesh
+
+
+def test_tokens_are_looked_up_whole():
+    assert tokens_per_step(None, open_model("zoo:gpt-tiny,layers=1", 8)) == 8 * 16  # type: ignore[arg-type]
+    # Columns of categories are not positions of a sequence.
+    tensors = {"ids": Tensor("ids", (8, 3), "int64", "input"), "table": Tensor("table", (50, 4), "float32", "weight"),
+               "column": Tensor("column", (8, 1), "int64"), "row": Tensor("row", (8, 1, 4), "float32")}  # fmt: skip
+    nodes = (Node("cut", "Slice", ("ids",), ("column",), {"axes": (1,), "starts": (0,), "ends": (1,), "steps": (1,)}),
+             Node("look", "Gather", ("table", "column"), ("row",), {"axis": 0}))  # fmt: skip
+    graph = Graph("columns", nodes, tensors, ("ids",), ("row",), weights={"table": None})
+    assert tokens_per_step(graph, SimpleNamespace(plain=graph, batch=8)) == 8  # type: ignore[arg-type]
+
+
+def test_batch_is_not_looked_for_in_other_inputs():
+    shapes = {"positions": (6, 4), "x": (8, 6, 4), "y": (8, 6, 4)}
+    tensors = {n: Tensor(n, s, "float32", "activation" if n == "y" else "input") for n, s in shapes.items()}
+    graph = Graph("g", (Node("add", "Add", ("positions", "x"), ("y",)),), tensors, ("positions", "x"), ("y",), dims={"batch": 8})
+    assert batch_factors(Base.of(graph, training=False)) == ("d0",)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """Two layers of a Llama 3 8B on eight devices, the batch cut: priced per optimizer level."""
+    request = make_request(devices=8, hardware="h100-sxm", topology=None, baselines=False)
+    model = open_model("zoo:llama3-8b,layers=2,seq=256", 8, batch=8)
+    search = Search(model, request)
+    mesh = pinned_mesh(request.topology, {"data": 8})
+    base = search.base(1)
+    allowed = batch_only(base, mesh.shape)
+    splits = {n.id: allowed[base.shared[i]][0] for i, n in enumerate(base.graph.nodes)}
+    pricer = Pricer(request.topology, mesh, request.runtime, request.recipe)
+    return base, [price_plan(base, Plan(mesh.shape, splits, zero, ("data",), runs=base.runs), pricer)[0] for zero in range(4)]
+
+
+def test_memory_of_optimizer_levels_is_that_of_the_recipe(llama):
+    base, costs = llama
+    n = base.graph.parameters
+    for zero, cost in enumerate(costs):
+        own = (2 * n / (8 if zero == 3 else 1), 2 * n / (8 if zero >= 2 else 1), 12 * n / (8 if zero else 1))
+        assert (cost.memory.parameters, cost.memory.gradients, cost.memory.optimizer) == own
+
+
+def test_flops_are_six_per_parameter_and_token_and_attention(llama):
+    _, costs = llama
+    tokens, width, vocabulary, layers, sequence = 8 * 256, 4096, 128256, 2, 256
+    matrices = layers * (2 * width * width + 2 * width * 1024 + 3 * width * 14336) + width * vocabulary  # the lookup multiplies nothing
+    attention = 3 * 4 * tokens * sequence * width * layers  # scores and values, forward and twice that backward
+    for cost in costs:
+        assert cost.flops_per_device * 8 == 6 * matrices * tokens + attention
+        assert cost.distinct_work == 1.0
+
+
+def test_gradients_are_reduced_once_at_every_level(llama):
+    base, costs = llama
+    payload = 2 * base.graph.parameters
+    for zero, cost in enumerate(costs):
+        moved = {kind: sum(int(c["payload"]) for c in axes.values()) for kind, axes in cost.traffic.items()}  # type: ignore[call-overload, misc]
+        assert sum(moved.get(k, 0) for k in ("all-reduce", "reduce-scatter")) == pytest.approx(payload, abs=64)
+        assert moved.get("all-gather", 0) == 0 if zero == 0 else moved["all-gather"] >= payload
+
+
+def test_bound_above_the_price_by_rounding_is_the_price():
+    request = make_request(devices=2, hardware="h100-sxm", topology=None, baselines=False)
+    model = open_model("zoo:gpt-tiny,layers=1", 2)
+    found = Search(model, request).run()
+    assert found.best is not None
+    step = found.best.cost.step_time_s
+    found.bound_s = float(np.nextafter(step * (1 + 1e-8), 1))
+    assert compose(model, request, found, {}, ()).solver["status"] == "optimal"
+    found.bound_s = step * 1.01  # no bound at all
+    assert compose(model, request, found, {}, ()).solver["gap"] is None
