@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from planner.layout import group, local_shape, padded
 from planner.ops import OPERATORS
+from planner.ops.attention import in_query_blocks
 from planner.rule import Split
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
     if base.training and any(o in base.grad for o in live):
         products = sum(1 for n in node.inputs if n in base.grad)
         backward = products * forward if flops else 2 * forward
+        if node.op == "Attention":  # two products forward, four backward, and a long sequence's scores once more
+            backward = (2.5 if in_query_blocks(local.get("s", 1)) else 2.0) * forward
     return forward, backward
 
 

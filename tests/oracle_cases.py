@@ -123,6 +123,7 @@ def attentions() -> list[Case]:
     return [
         Case("attention", "Attention", (q, k, v), ((4, 8, 6, 16),), plain),
         Case("attention-causal", "Attention", ((4, 8, 12, 10), k, v), ((4, 8, 12, 16),), {**plain, "causal": 1}),
+        Case("attention-long", "Attention", ((4, 8, 2048, 2), (4, 8, 6, 2), (4, 8, 6, 4), flags(4, 1, 2048, 6)), ((4, 8, 2048, 4),), {**plain, "guard": 1}),
         Case("attention-gqa", "Attention", ((4, 16, 6, 10), (4, 4, 12, 10), (4, 4, 12, 16)), ((4, 16, 6, 16),), plain),
         Case("attention-mqa", "Attention", ((4, 8, 6, 10), (4, 1, 12, 10), (4, 1, 12, 16)), ((4, 8, 6, 16),), plain),
         Case("attention-mask", "Attention", (q, k, v, flags(4, 1, 6, 12)), ((4, 8, 6, 16),), {**plain, "guard": 1}),

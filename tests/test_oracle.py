@@ -75,3 +75,15 @@ def test_planted_wrong_rules_fail(name: str) -> None:
         if found >= 2:
             return
     assert found
+
+
+def test_the_attention_rule_knows_the_kernel_s_block() -> None:
+    """Prices and FLOPs of long sequences rest on the block size the emitted kernel uses."""
+    import re
+    from pathlib import Path
+
+    import planner.emit.parts
+    from planner.ops.attention import QUERY_BLOCK
+
+    text = (Path(planner.emit.parts.__file__).parent / "kernels.py").read_text()
+    assert re.search(r"^QUERY_BLOCK = (\d+)$", text, re.M).group(1) == str(QUERY_BLOCK)  # type: ignore[union-attr]

@@ -23,6 +23,7 @@ from planner.flow import Flow
 from planner.graph import Node
 from planner.layout import Step
 from planner.ops import OPERATORS
+from planner.ops.attention import in_query_blocks
 
 BILINEAR = frozenset({"MatMul", "Einsum", "Mul", "Conv", "ConvTranspose", "RotaryEmbedding"})
 NORMS = frozenset({"LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization"})
@@ -137,7 +138,8 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
         d, e = shapes[0][-1], shapes[2][-1]
         of_scores = prod(share[f] for f in share if f != "e") * whole * Fraction(d, d + e)
         of_values = prod(share.values()) * whole * Fraction(e, d + e)
-        return Product(of_scores, len(hot & {0, 1}), True), Product(of_values, (2 in hot) + bool(hot & {0, 1, 3}))
+        again = bool(hot) and in_query_blocks(local.get("s", 1))  # a long sequence's scores are made again, block by block
+        return Product(of_scores, len(hot & {0, 1}) + again, True), Product(of_values, (2 in hot) + bool(hot & {0, 1, 3}))
     everything = prod(share.values()) * whole
     if node.op == "LSTM":  # the gates' product with the whole sequence, and with the hidden state at each step
         inputs, hidden = shapes[1][-1], shapes[2][-1]

@@ -11,6 +11,15 @@ from planner.ops.pointwise import letters
 from planner.rule import Rule, parse
 
 
+QUERY_BLOCK = 1024
+"""Queries per block of the emitted kernel (planner/emit/parts/kernels.py; a test holds the two together)."""
+
+
+def in_query_blocks(queries: int) -> bool:
+    """Whether the emitted kernel runs over blocks of queries and makes their scores again in the backward pass."""
+    return queries > QUERY_BLOCK and queries % QUERY_BLOCK == 0
+
+
 def _attention_rule(node: Node, graph: Graph) -> Rule:
     """Batch, key-value heads, query heads per key-value head and query positions split; keys stay whole.
 

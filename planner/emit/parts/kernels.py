@@ -85,7 +85,27 @@ def scatter_elements(data, indices, updates, axis, reduction):
     return {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[reduction](updates)
 
 
+QUERY_BLOCK = 1024
+
+
 def attention(q, k, v, mask, scale, causal, guard, start):
+    """attention_rows, a block of queries at a time where the sequence is long: no buffer of queries x keys lives beyond one block,
+    and the backward pass makes each block's scores again instead of keeping them."""
+    rows = q.shape[2]
+    if rows <= QUERY_BLOCK or rows % QUERY_BLOCK:
+        return attention_rows(q, k, v, mask, scale, causal, guard, start)
+
+    @jax.checkpoint
+    def block(at):
+        piece = lax.dynamic_slice_in_dim(q, at, QUERY_BLOCK, 2)
+        cut = mask if mask is None or mask.shape[-2] == 1 else lax.dynamic_slice_in_dim(mask, at, QUERY_BLOCK, mask.ndim - 2)
+        return attention_rows(piece, k, v, cut, scale, causal, guard, start + at)
+
+    out = jnp.moveaxis(lax.map(block, jnp.arange(rows // QUERY_BLOCK) * QUERY_BLOCK), 0, 2)
+    return out.reshape(*out.shape[:2], rows, out.shape[-1])
+
+
+def attention_rows(q, k, v, mask, scale, causal, guard, start):
     """Scaled dot-product attention, q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], G dividing H; query 0 here is query `start` of the sequence.
 
     mask: True = attend, or float terms added to the scores. Rows masked everywhere give zeros when `guard`.
