@@ -28,8 +28,8 @@ class Techniques:
     microbatches: int = 1
 
 
-def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *, uncut: bool = False) -> Problem:
-    """The problem in integers: picoseconds and bytes; impossible conversions are FORBIDDEN.
+def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *, uncut: bool = False, unit_s: float = 1 / PICO) -> Problem:
+    """The problem in integers: `unit_s` (picoseconds) and bytes; impossible conversions are FORBIDDEN.
 
     uncut: the space is that of the whole batch although there are several microbatches. A microbatch takes at least its share of the whole batch's
     time and of the activations kept (kernels and collectives lose efficiency as they shrink, padding grows), so this problem's optimum is a lower
@@ -45,8 +45,10 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *,
         if repeated and recompute != "none":
             each = each + v.forward_s - (v.replay_s if recompute == "block-keep" else 0)
         seconds = v.count * (share * each + micro * v.each_s[techniques.zero] + v.reduce_s[techniques.zero])
-        cost.append(_whole(seconds * PICO))
-        usage.append(np.rint(_usage(v, techniques, repeated, uncut)).astype(np.int64))
+        if uncut:
+            seconds = np.where(v.pieces < micro, np.inf, seconds)
+        cost.append(_whole(seconds / unit_s))
+        usage.append(np.rint(_usage(v, techniques, uncut)).astype(np.int64))
     edges: list[tuple[int, int]] = []
     tables: list[np.ndarray] = []
     table_of: list[int] = []
@@ -57,7 +59,7 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *,
         key = (id(link.forward_s), id(link.backward_s), link.count, twice)
         if key not in index:
             index[key] = len(tables)
-            tables.append(_whole(PICO * share * link.count * (link.forward_s * (2 if twice else 1) + link.backward_s)))
+            tables.append(_whole(share * link.count / unit_s * (link.forward_s * (2 if twice else 1) + link.backward_s)))
         edges.append((link.a, link.b))
         table_of.append(index[key])
     n = len(cost)
@@ -74,26 +76,57 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
 
     uncut: as in `assemble`.
     """
-    inside = _inside_runs(space)
-    working = max((float(v.work_bytes.min(initial=np.inf)) for v in space.variables if v.kind == "op" and len(v.work_bytes)), default=0.0)
-    passes = 2 if space.base.training else 1
-    total = working * passes * (1 + space.pricer.runtime.memory_slack) / (techniques.microbatches if uncut else 1)
-    for v in space.variables:
-        total += float(_usage(v, techniques, v.kind == "op" and v.node in inside, uncut).min())
-    return total
+    flat = _flat(space)
+    pieces = techniques.microbatches if uncut else 1
+    kept = flat.again if techniques.recompute != "none" else flat.kept
+    bytes_ = flat.state[techniques.zero] + kept / pieces
+    if uncut:
+        bytes_ = np.where(flat.pieces < pieces, np.inf, bytes_)
+    return flat.working / pieces + float(np.minimum.reduceat(bytes_, flat.first).sum())
 
 
-def usage_of(space: Space, techniques: Techniques, choice: tuple[int, ...], uncut: bool = False) -> float:
-    """Bytes of state and kept activations of a choice, as in `assemble`."""
-    inside = _inside_runs(space)
-    return sum(float(_usage(v, techniques, v.kind == "op" and v.node in inside, uncut)[k]) for v, k in zip(space.variables, choice, strict=True))
+@dataclass(frozen=True)
+class _Flat:
+    """Usage of all variables' options in a row. [options]"""
+
+    first: np.ndarray  # [variables] first option of each
+    state: dict[int, np.ndarray]  # level -> bytes of state
+    kept: np.ndarray  # kept activations
+    again: np.ndarray  # the same under recomputation
+    pieces: np.ndarray  # the most microbatches
+    working: float  # the largest of the operators' smallest working sets, gradients included
 
 
-def _usage(v: Variable, techniques: Techniques, repeated: bool, uncut: bool) -> np.ndarray:
+def _flat(space: Space) -> _Flat:
+    if "flat" not in space.memo:
+        every = space.variables
+        sizes = np.array([len(v.kept_bytes) for v in every])
+        count = np.repeat([v.count for v in every], sizes)
+        working = max((float(v.work_bytes.min()) for v in every if v.kind == "op"), default=0.0) * _working_times(space)
+        state = {z: count * np.concatenate([v.state_bytes[z] for v in every]) for z in every[0].state_bytes}
+        space.memo["flat"] = _Flat(np.concatenate([[0], np.cumsum(sizes)[:-1]]), state, np.concatenate([v.kept_bytes for v in every]),
+                                   np.concatenate([v.again_bytes for v in every]), np.concatenate([v.pieces for v in every]), working)  # fmt: skip
+    found: _Flat = space.memo["flat"]
+    return found
+
+
+def _working_times(space: Space) -> float:
+    """An operator's working set counts with its gradients and the allowance for fragmentation."""
+    return (2 if space.base.training else 1) * (1 + space.pricer.runtime.memory_slack)
+
+
+def usage_of(space: Space, techniques: Techniques, choice: tuple[int, ...], uncut: bool = False) -> tuple[float, float]:
+    """(state and kept activations, largest working set of an operator) of a choice, in bytes, as in `assemble`."""
+    every = list(zip(space.variables, choice, strict=True))
+    working = max((float(v.work_bytes[k]) for v, k in every), default=0.0) * _working_times(space)
+    return sum(float(_usage(v, techniques, uncut)[k]) for v, k in every), working / (techniques.microbatches if uncut else 1)
+
+
+def _usage(v: Variable, techniques: Techniques, uncut: bool) -> np.ndarray:
     """Bytes of state and kept activations of a variable's nodes, per option."""
-    times = 1 if repeated and techniques.recompute != "none" else v.count
-    kept: np.ndarray = v.count * v.state_bytes[techniques.zero] + v.kept_bytes * (times / (techniques.microbatches if uncut else 1))
-    return kept
+    kept = v.again_bytes if techniques.recompute != "none" else v.kept_bytes
+    bytes_: np.ndarray = v.count * v.state_bytes[techniques.zero] + kept / (techniques.microbatches if uncut else 1)
+    return bytes_
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

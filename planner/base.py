@@ -63,6 +63,28 @@ class Base:
         return find_savers(self)
 
     @cached_property
+    def kept(self) -> Mapping[tuple[int, int], tuple[int, int, int]]:
+        """(class, slot as in `savers`) -> how many of the class's nodes keep it; how many of those keep what enters a repeat; how many, in the first
+        repeat, what is made in it. Recomputed blocks keep all that enters and one repeat's own."""
+        inside = {i: (first, period) for first, period, repeats in self.runs for i in range(first, first + period * repeats)}
+        found: dict[tuple[int, int], tuple[int, int, int]] = {}
+        for (i, slot), name in self.savers.items():
+            first, period = inside.get(i, (i, 1))
+            made = self.graph.producer.get(name, -1)
+            enters = i not in inside or made < first or (i - first) // period != (made - first) // period
+            key = (self.shared[i], slot)
+            a, b, c = found.get(key, (0, 0, 0))
+            found[key] = a + 1, b + enters, c + (not enters and (i - first) // period == 0)
+        return found
+
+    @cached_property
+    def batch_factors(self) -> tuple[str, ...]:
+        """See planner.batch."""
+        from planner.batch import batch_factors
+
+        return batch_factors(self)
+
+    @cached_property
     def own(self) -> frozenset[str]:
         """Weights that a single node reads, in a single slot: they have no decision of their own."""
         return frozenset(n for n in self.graph.weights if len(self.graph.consumers.get(n, ())) == 1)
@@ -76,11 +98,11 @@ class Base:
             line = (rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad, rule.flops, rule.inner)
             cells = tuple(
                 (graph.tensors[n].shape, graph.tensors[n].dtype, n in graph.weights, n in self.own, n in graph.producer, n in self.grad,
-                 (i, slot) in self.savers) if n else None for slot, n in enumerate(node.inputs)
+                 self.kept.get((i, slot))) if n else None for slot, n in enumerate(node.inputs)
             )  # fmt: skip
-            outs = tuple((graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad, (i, -1 - k) in self.savers)
+            outs = tuple((graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad, self.kept.get((i, -1 - k)))
                          for k, o in enumerate(o for o in node.outputs if o))  # fmt: skip
-            out[i] = found.setdefault((node.op, line, cells, outs), len(found))
+            out[i] = found.setdefault((node.op, line, cells, outs, self.batch_factors[i]), len(found))
         return out
 
     @cached_property

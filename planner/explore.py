@@ -33,6 +33,7 @@ LEVEL_ORDER = (2, 1, 0, 3)
 """Of equal bounds the level that needs less memory goes first; level 3 costs time."""
 SAME = 1e-7
 """Relative difference below which a bound is as good as the price."""
+LONG_S = 5.0
 ROUNDS = 3
 """Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
 
@@ -66,6 +67,9 @@ class Explorer:
         self.closed: list[float] = []  # bounds of leaves that were priced
         self.open: list[Leaf] = []
         self._first: list[Space | None] = []
+        self._uncut_up_to: dict[int, float] = {}  # mesh -> microbatches up to which no split of the batch becomes too fine
+        self.unit_s = 1 / PICO
+        """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range of exact floats."""
         self._known: list[tuple[int, int, int, int, float]] = []  # mesh, level, recompute, microbatches, bound of all leaves beyond
         self._free: dict[tuple, tuple[tuple[int, ...], float]] = {}
         self._sizes: list[tuple[float, Leaf]] = []  # least usage of each leaf
@@ -123,7 +127,10 @@ class Explorer:
         space = self._first[index]
         if space is None:
             return
+        self._uncut_up_to[index] = min((float(v.pieces.min()) for v in space.variables), default=math.inf)
         bound = 0.0 if self.memory_first else self.search.free_bound(space)
+        if bound > LONG_S:
+            self.unit_s = 1e-9
         for micro in self.search.microbatches():
             for recompute in self.search.recomputes(space.base):
                 for level in self.levels:
@@ -152,22 +159,22 @@ class Explorer:
             bound, usage = self._free_bound(space, leaf, leaf.micro)
             if usage <= limit or bound > leaf.bound:
                 return bound
-            found = self.search.relaxed(assemble(space, leaf.techniques, limit, uncut=True))
-            return None if found is None else found[1]
+            found = self.search.relaxed(assemble(space, leaf.techniques, limit, uncut=True, unit_s=self.unit_s), self.unit_s)
+            return None if found is None else max(bound, found[1])
         return leaf.bound
 
     def _free_bound(self, space: Space, leaf: Leaf, micro: int) -> tuple[float, float]:
         """(bound, usage of its solution with the leaf's microbatches) of the leaf's techniques without a memory limit.
 
-        micro: reductions are repeated at least that often. What is reduced once a step makes the same problem for any number.
+        micro: reductions are repeated at least that often. What is reduced once a step makes the same problem for any number that leaves every split legal.
         """
-        each = micro if LEVEL_ORDER[leaf.level] >= 2 else 1
+        each = micro if LEVEL_ORDER[leaf.level] >= 2 or micro > self._uncut_up_to[leaf.mesh] else 1
         key = (leaf.mesh, leaf.level, leaf.recompute, each)
         if key not in self._free:
-            found = self.search.relaxed(assemble(space, replace(leaf.techniques, microbatches=each), None, uncut=True))
-            self._free[key] = ((), math.inf) if found is None else found
+            problem = assemble(space, replace(leaf.techniques, microbatches=each), None, uncut=True, unit_s=self.unit_s)
+            self._free[key] = self.search.relaxed(problem, self.unit_s) or ((), math.inf)
         choice, bound = self._free[key]
-        return bound, usage_of(space, leaf.techniques, choice, uncut=True) if choice else math.inf
+        return bound, usage_of(space, leaf.techniques, choice, uncut=True)[0] if choice else math.inf
 
     def _price(self, leaf: Leaf) -> None:
         """Solve the leaf with the chosen solver and price what it finds; the room shrinks by what the whole plan needs beside."""
@@ -192,27 +199,25 @@ class Explorer:
         if verdict.cost / PICO >= worth:
             return
         room: float = limit
-        if verdict.peak_usage <= limit:
-            candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, problem, solved, self.label)
-            if self._take(candidate):
-                return
-            room = verdict.peak_usage - (candidate.cost.memory.total - limit)
-        for turn in range(ROUNDS):
-            if room <= 0:
-                return
-            bounded = assemble(space, leaf.techniques, room)
-            solved = search.solve(bounded)
-            if solved is None:
-                return
-            if turn == 0 and room == limit and solved.bound is not None:
-                self.closed[-1] = max(self.closed[-1], search.proven(bounded, solved))
-            verdict = evaluate(bounded, solved.choice)
-            if verdict.cost / PICO >= worth:
-                return
-            candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, bounded, solved, self.label)
-            if self._take(candidate):
-                return
-            room = min(room, verdict.peak_usage) - (candidate.cost.memory.total - limit)
+        for turn in range(ROUNDS + 1):
+            if turn or verdict.peak_usage > limit:
+                bounded = assemble(space, leaf.techniques, room)
+                solved = search.solve(bounded) if room > 0 else None
+                if solved is None:
+                    return
+                if room == limit and solved.bound is not None:
+                    self.closed[-1] = max(self.closed[-1], search.proven(bounded, solved))
+                problem, verdict = bounded, evaluate(bounded, solved.choice)
+                if verdict.cost / PICO >= worth:
+                    return
+            # The working set is known before the whole plan is priced.
+            excess = sum(usage_of(space, leaf.techniques, solved.choice)) - limit
+            if excess <= 0:
+                candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, problem, solved, self.label)
+                if self._take(candidate):
+                    return
+                excess = candidate.cost.memory.total - limit
+            room = min(room, verdict.peak_usage) - excess
 
     def _take(self, candidate: Candidate | None) -> bool:
         """Record a priced plan; whether it fits."""

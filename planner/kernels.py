@@ -53,7 +53,7 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
         products = sum(1 for n in node.inputs if n in base.grad)
         backward = products * forward if flops else 2 * forward
         if node.op == "Attention":  # two products forward, four backward, and a long sequence's scores once more
-            backward = (2.5 if in_query_blocks(local.get("s", 1)) else 2.0) * forward
+            backward = (2.5 if in_query_blocks(rule.local(split, mesh).get("s", 1)) else 2.0) * forward
     return forward, backward
 
 

@@ -248,19 +248,17 @@ class Search:
         solution = solve(problem, name, Budget(time_limit_s=left, work=WORK.get(name), seed=self.request.seed))
         return None if solution.status in ("infeasible", "none") or not solution.choice else solution
 
-    def relaxed(self, problem: Problem) -> tuple[tuple[int, ...], float] | None:
-        """A choice and a proven lower bound (seconds) of a relaxed problem, by elimination whatever the solver; None where it is impossible."""
+    def relaxed(self, problem: Problem, unit_s: float = 1 / PICO) -> tuple[tuple[int, ...], float] | None:
+        """A choice (maybe none) and a proven lower bound (seconds) of a relaxed problem, by elimination whatever the solver; None where it is impossible."""
         from planner.solvers import solve
 
         solution = solve(problem, "dp", Budget(work=WORK["dp"], seed=self.request.seed))
-        if solution.status == "infeasible" or not solution.choice:
-            return None
-        return solution.choice, self.proven(problem, solution)
+        return None if solution.status == "infeasible" else (solution.choice, self.proven(problem, solution, unit_s))
 
     @staticmethod
-    def proven(problem: Problem, solution: Solution) -> float:
-        """A solver's bound in seconds, less what rounding to whole picoseconds may have added."""
-        return max(0.0, ((solution.bound or 0.0) - 0.5 * (len(problem.cost) + len(problem.edges))) / PICO)
+    def proven(problem: Problem, solution: Solution, unit_s: float = 1 / PICO) -> float:
+        """A solver's bound in seconds, less what rounding to whole units may have added."""
+        return max(0.0, ((solution.bound or 0.0) - 0.5 * (len(problem.cost) + len(problem.edges))) * unit_s)
 
     def free_bound(self, space: Space) -> float:
         """No plan on the space's mesh costs less: the whole batch in one piece, no memory limit, each weight at its cheapest optimizer level."""
@@ -269,7 +267,7 @@ class Search:
         for v in space.variables:
             least = np.minimum.reduce([v.reduce_s[z] + v.each_s[z] for z in levels])
             variables.append(replace(v, reduce_s={**v.reduce_s, 0: least}, each_s={**v.each_s, 0: 0 * least}))
-        found = self.relaxed(assemble(replace(space, variables=variables), Techniques(), None))
+        found = self.relaxed(assemble(replace(space, variables=variables, memo={}), Techniques(), None))
         self._bound = min(self._bound or np.inf, found[1]) if found else self._bound
         return found[1] if found else np.inf
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from planner.price import Pricer
 
 ZERO_LEVELS = (0, 1, 2, 3)
+NONE = (0, 0, 0)
 NO_WEIGHT = np.zeros((len(ZERO_LEVELS), 3))
 
 
@@ -49,7 +50,9 @@ class Variable:
     reduce_s: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> seconds once per optimizer step
     each_s: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> seconds per microbatch
     state_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> parameters + gradients + optimizer
-    kept_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # activations the backward pass reads
+    kept_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # activations the backward pass reads, of all its nodes
+    again_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the same when repeated blocks are recomputed
+    pieces: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the most microbatches that leave the split's batch long enough
     work_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # operands and results of one node while it runs
     flops: float = 0.0
 
@@ -129,20 +132,29 @@ class _Builder:
         needs = [self._read(rule, slot, splits, name in base.grad) if name else [] for slot, name in enumerate(node.inputs)]
         results = [self._read(rule, -1 - k, splits, True) for k in range(len([o for o in node.outputs if o]))]
         live = [o for o in node.outputs if o]
-        forward, backward, replayed, kept, work = (np.zeros(len(splits)) for _ in range(5))
+        forward, backward, replayed, kept, again, work = (np.zeros(len(splits)) for _ in range(6))
         for k, split in enumerate(splits):
             ins = [self._bytes(name, needs[slot][k]) if name else 0.0 for slot, name in enumerate(node.inputs)]
             outs = [self._bytes(name, row[k]) for name, row in zip(live, results, strict=True)]
             f, b = times_of(base, i, split, sum(ins), sum(outs), self.pricer)
             inner_f, inner_b = inner_times(base, i, split, self.pricer)
             forward[k], backward[k], replayed[k] = f + inner_f, b + (inner_b if b else 0.0), inner_f
-            kept[k] = sum(n for slot, n in enumerate(ins) if (i, slot) in base.savers) + sum(n for o, n in enumerate(outs) if (i, -1 - o) in base.savers)
+            for slot, size in (*enumerate(ins), *((-1 - o, n) for o, n in enumerate(outs))):
+                total, entering, first = base.kept.get((i, slot), NONE)
+                kept[k] += total * size
+                again[k] += (entering + first) * size
             work[k] = sum(n for name, n in zip(node.inputs, ins, strict=True) if name not in graph.weights) + sum(outs)
-        again = reads(node, base.grad).slots
-        own = [(name, needs[slot], slot in again) for slot, name in enumerate(node.inputs) if name in base.own]
+        backwards = reads(node, base.grad).slots
+        own = [(name, needs[slot], slot in backwards) for slot, name in enumerate(node.inputs) if name in base.own]
         cells = np.array([sum((self.weight_costs(name, row[k], twice) for name, row, twice in own), NO_WEIGHT) for k in range(len(splits))])
-        v = Variable("", "op", 0, i, splits, (), forward, backward, replayed, *_by_level(cells), kept, work)
+        v = Variable("", "op", 0, i, splits, (), forward, backward, replayed, *_by_level(cells), kept, again,
+                     np.array([self._pieces(rule, s, base.batch_factors[i]) for s in splits]), work)
         return _Kind(v, needs, results)
+
+    def _pieces(self, rule: Rule, split: Split, batch: str) -> float:
+        """How many microbatches leave at least one row of the batch to each device that the split gives some."""
+        axes = split.axes(batch) if batch else ()
+        return rule.sizes[batch] // group(axes, self.sizes) if axes else np.inf
 
     def _candidates(self, rule: Rule) -> tuple[Split, ...]:
         key = ("candidates", rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad, self.limits)
@@ -247,7 +259,8 @@ class _Builder:
         inner = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), [h for h, _ in pairs], [h if b < 0 else b for h, b in pairs],
                                   name in self.base.grad)  # fmt: skip
         v.forward_s, v.backward_s = np.diag(inner[0]).copy(), np.diag(inner[1]).copy()
-        v.replay_s, v.kept_bytes, v.work_bytes = v.forward_s, np.zeros(len(pairs)), np.zeros(len(pairs))
+        v.replay_s, v.kept_bytes, v.again_bytes, v.work_bytes = v.forward_s, *np.zeros((3, len(pairs)))
+        v.pieces = np.full(len(pairs), np.inf)
         twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot in wire.uses)
         cells = np.array([self.weight_costs(name, h, twice) for h, _ in pairs]) if weight else np.zeros((len(pairs), len(ZERO_LEVELS), 3))
         v.reduce_s, v.each_s, v.state_bytes = _by_level(cells)
