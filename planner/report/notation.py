@@ -69,7 +69,9 @@ def weight_groups(strategy: Strategy) -> list[WeightGroup]:
             label = _NUMBER.sub("*", str(row["label"]) or name)
             key = (label, tuple(row["shape"]), tuple(tuple(a) for a in stored_axes(row)))
             found.setdefault(key, []).append(str(row["label"]) or name)
-    groups = [WeightGroup(label if len(names) > 1 else names[0], shape, dims, len(names), len(names) * prod(shape)) for (label, shape, dims), names in found.items()]
+    groups = []
+    for (label, shape, dims), names in found.items():
+        groups.append(WeightGroup(label if len(names) > 1 else names[0], shape, dims, len(names), len(names) * prod(shape)))
     return sorted(groups, key=lambda g: -g.elements)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SHOWN_WEIGHTS = 6
 DISTINCT = 0.995
 BAR = 40
+RECOMPUTE = {"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 
 
@@ -83,11 +84,14 @@ def techniques(strategy: Strategy) -> list[str]:
     out = []
     if t["zero_stage"]:
         what = {1: "optimizer state", 2: "optimizer state and gradients", 3: "parameters, gradients and optimizer state"}[t["zero_stage"]]
-        out.append(f"optimizer level {t['zero_stage']} over {'+'.join(t['zero_group'])} ({what} cut)")
+        # A gradient that is not summed over the group leaves nothing to cut.
+        used = sum(1 for row in strategy.tensors.values() if row.get("zero"))
+        effect = f"{what} cut" if used else "no parameter has a gradient to sum over it: no effect"
+        out.append(f"optimizer level {t['zero_stage']} over {'+'.join(t['zero_group'])} ({effect})")
     elif strategy.workload["kind"] == "train":
         out.append("optimizer level 0 (every replica keeps its state)")
     if t["recompute"] != "none":
-        out.append({"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}.get(t["recompute"], f"recompute {t['recompute']}"))
+        out.append(RECOMPUTE.get(t["recompute"], f"recompute {t['recompute']}"))
     if strategy.workload["kind"] == "train":
         out.append(f"{t['microbatches']} microbatch{'es' if t['microbatches'] > 1 else ''}")
     return out or ["one forward pass"]
@@ -220,7 +224,7 @@ def tuned_words(row: Mapping[str, Any]) -> str:
     """What a baseline was tuned to: `4 micro, recompute`."""
     out = [f"{row['microbatches']} microbatches"] if row["microbatches"] > 1 else []
     if row["recompute"] != "none":
-        out.append({"block": "recompute", "block-keep": "recompute, keeping sums"}.get(row["recompute"], row["recompute"]))
+        out.append("recompute" if row["recompute"] == "block" else f"recompute ({row['recompute']})")
     return ", ".join(out)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from costmodels.units import show_bytes, show_time
 
-__all__ = ["Style", "bar", "count", "flops", "hang", "labelled", "pack", "percent", "show_bytes", "show_time", "short", "signed_time", "table", "visible"]
+__all__ = ["Style", "bar", "count", "flops", "hang", "labelled", "pack", "percent", "short", "show_bytes", "show_time", "signed_time", "table", "visible"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"))

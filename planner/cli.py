@@ -1,0 +1,151 @@
+"""The command `plan`: options and dispatch. Nothing heavy is imported until a command runs, so that `plan --help` is instant.
+
+stdout is data, stderr is talk. Exit codes: 0 fine, 1 a finding, 2 usage or bad input, 3 no plan fits, 130 interrupted (best plan written).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from planner.commands import options
+from planner.errors import USAGE, PlanError, did_you_mean
+
+INTERRUPTED = 130
+Add = Callable[[argparse.ArgumentParser], None]
+
+
+class Parser(argparse.ArgumentParser):
+    """Usage errors become PlanErrors; an unknown option gets a suggestion."""
+
+    def __init__(self, verb: str, about: str, example: str) -> None:
+        super().__init__(prog="plan" if verb == "make" else f"plan {verb}", description=about, epilog=example, allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+
+    def error(self, message: str) -> NoReturn:
+        """argparse's message as a PlanError."""
+        raise PlanError("P003", message.removeprefix("argument "), help=[f"{self.prog} --help"])
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse; unknown options are named before anything else is complained about."""
+        known = list(self._option_string_actions)
+        for word in argv[: list(argv).index("--")] if "--" in argv else argv:
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in known:
+                near = did_you_mean(name, known)
+                raise PlanError("P002", f"`{self.prog}` has no option {name}", help=[h for h in (near, f"{self.prog} --help lists the options") if h])
+        args, extra = self.parse_known_args(list(argv))
+        if extra:
+            raise PlanError("P002", f"`{self.prog}` does not understand {' '.join(extra)!r}", help=[f"{self.prog} --help"])
+        return args
+
+
+# verb -> (module:function under planner.commands, options, one line, example)
+VERBS: dict[str, tuple[str, Add, str, str]] = {
+    "make": ("make:run", options.make, "search for the best way to spread a model, print a summary, write MODEL.plan.json", "plan model.onnx --devices 64"),
+    "show": ("views:show", options.show, "the summary of a saved plan", "plan show model.plan.json"),
+    "explain": ("views:explain", options.explain, "why this plan; with a node: its split, costs and runner-up", "plan explain model.plan.json mlp.up_proj"),
+    "diff": ("views:diff", options.diff, "what changed between two plans, and why", "plan diff old.json new.json"),
+    "check": ("check:run", options.check, "the gate for continuous integration: exit 1 past tolerance", "plan check model.onnx --against model.plan.json"),
+    "emit": ("emit:run", options.emit, "write the sharded JAX program of a plan", "plan emit model.plan.json --backend shard_map -o model.py"),
+    "verify": ("emit:verify", options.verify, "compile and run the program on virtual devices, predicted beside actual", "plan verify model.plan.json"),
+    "compare": ("survey:compare", options.compare, "all solvers and the baselines in one table", "plan compare model.onnx --devices 64"),
+    "sweep": ("survey:sweep", options.sweep, "one row per device count", "plan sweep model.onnx --devices 8,16..512 --batch 512"),
+    "ops": ("survey:ops", options.add_model, "operator coverage before planning", "plan ops model.onnx"),
+    "hardware": ("survey:hardware", options.hardware, "the devices that ship, with their figures and sources", "plan hardware h100-sxm"),
+    "solve": ("survey:solve", options.solve, "solve a bare strategy-selection problem", "plan solve problem.json --time-limit 60 -o choice.json"),
+}
+
+
+def parser(verb: str) -> Parser:
+    """The parser of one verb."""
+    _, add, about, example = VERBS[verb]
+    epilog = f"example: {example}"
+    if verb == "make":
+        about = f"plan FILE: {about}."
+        rows = "\n".join(f"  plan {name:<9} {text}" for name, (_, _, text, _) in VERBS.items())
+        epilog += f"\n\ncommands (plan COMMAND --help tells more):\n{rows}"
+    p = Parser(verb, about, epilog)
+    add(p)
+    if verb == "make":
+        p.add_argument("--version", action="version", version=f"plan {_version()}")
+    return p
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("meshwright")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "(not installed)"
+
+
+def choose_verb(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """(verb, its arguments): verbs win over file names. A word that is neither gets a suggestion."""
+    if argv and argv[0] in VERBS:
+        return argv[0], list(argv[1:])
+    word = argv[0] if argv else ""
+    if word and not word.startswith("-") and not any(c in word for c in "./:\\") and not os.path.exists(word):
+        near = did_you_mean(word, list(VERBS))
+        raise PlanError("P001", f"{word!r} is no file and no command of this version", help=[h for h in (near, f"commands: {', '.join(VERBS)}") if h])
+    return "make", list(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Never raises for bad input."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            verb, rest = choose_verb(argv)
+            p = parser(verb)
+            if not argv:
+                print(p.format_help(), file=sys.stderr)
+                return USAGE
+            args = p.read(rest)
+            module, _, name = VERBS[verb][0].partition(":")
+            code: int = getattr(importlib.import_module(f"planner.commands.{module}"), name)(args)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:  # the reader of stdout has left: nobody to tell
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except PlanError as e:
+            return _failed(e)
+        except KeyboardInterrupt:
+            print("\ninterrupted: nothing was written", file=sys.stderr)
+            return INTERRUPTED
+        except Exception as e:
+            if os.environ.get("MESHWRIGHT_DEBUG"):
+                raise
+            return _failed(_internal(e))
+    except SystemExit as e:  # --help and --version
+        return int(e.code or 0)
+
+
+def _failed(error: PlanError) -> int:
+    text = str(error)
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        head, sep, rest = text.partition(":")
+        text = f"\x1b[31;1m{head}\x1b[0m{sep}{rest}"
+    encoding = sys.stderr.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
+    return error.exit_code
+
+
+def _internal(error: Exception) -> PlanError:
+    """A mistake of ours, told without a traceback."""
+    frame: Any = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = f"{os.path.basename(frame.tb_frame.f_code.co_filename)}:{frame.tb_lineno}" if frame is not None else ""
+    help = ["this is a mistake in the planner, not in your input", "run again with MESHWRIGHT_DEBUG=1 for the traceback and report it"]
+    return PlanError("P000", f"internal error: {type(error).__name__}: {error}", detail=[where], help=help)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

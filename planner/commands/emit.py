@@ -1,0 +1,134 @@
+"""`plan emit` writes the program of a plan and the weights beside it; `plan verify` compiles and runs it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.commands import console, files
+from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from planner.graph import Graph
+    from planner.strategy import Strategy
+
+MARK = "emitted by meshwright"
+_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+          "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}  # fmt: skip
+FINDING = 1
+
+
+def run(args: argparse.Namespace) -> int:
+    """`plan emit`."""
+    strategy = files.load(args.strategy)
+    source = files.model_of(strategy, args.strategy, args.model)
+    if args.output == "-":
+        from planner.api import program
+
+        made = program(strategy, source, backend=args.backend, unroll=args.unroll)
+        if made.constants:
+            raise PlanError("P063", "this program reads constants from a file beside it, so it cannot go to stdout", help=["-o FILE.py"])
+        console.data(made.text)
+        return 0
+    target = Path(args.output or f"{files.stem(source).replace('-', '_')}.py")
+    written = write_program(strategy, source, target, args.backend, args.unroll, args.force)
+    console.say(f"wrote {', '.join(written)}   next: python {target} --virtual-devices {strategy.topology['devices']}")
+    return 0
+
+
+def write_program(strategy: Strategy, source: str, target: Path, backend: str, unroll: bool, force: bool) -> list[str]:
+    """Write the program and, when it has any, its constants and inline weights as `.safetensors` beside it. Returns the names written.
+
+    Each file is written whole or not at all, the program last. A file that is not an emitted program is kept unless forced.
+    """
+    from planner.api import program, reopen
+    from planner.strategy import write_atomically
+
+    if target.exists() and not force and not _ours(target):
+        raise PlanError("P053", f"{target} exists and was not written by this command", help=["-o another file, or --force"])
+    weights = target.with_suffix(".safetensors")
+    made = program(strategy, source, backend=backend, unroll=unroll, weights_file=weights.name)
+    model = reopen(strategy, source)
+    names = inline_weights(model.plain, model.folder)
+    written = []
+    if made.constants or names:
+        _write_safetensors(weights, made.constants, model.plain, names, model.folder)
+        written.append(str(weights))
+    write_atomically(target, made.text)
+    for reason in made.unrolled_because:
+        console.say(f"note: a repeated block is written out: {reason}")
+    return [str(target), *written]
+
+
+def _ours(path: Path) -> bool:
+    try:
+        return MARK in path.read_text(errors="replace")[:4000]
+    except OSError:
+        return False
+
+
+def inline_weights(graph: Graph, folder: Path | None) -> list[str]:
+    """Weights whose bytes travel with the program: those inside the model, and external ones that a program cannot read in place."""
+    from planner.emit.external import in_place
+    from planner.weights import missing
+
+    away = set(missing(graph, folder))
+    return [n for n in graph.weights if graph.labels.get(n, n) not in away and not in_place(graph, n)]
+
+
+def _write_safetensors(path: Path, constants: Mapping[str, Any], graph: Graph, weights: list[str], folder: Path | None) -> None:
+    """The .safetensors format: 8 bytes of header length, the header in JSON, the arrays. One array is in memory at a time."""
+    from planner.weights import load_one
+
+    def arrays() -> Iterator[tuple[str, np.ndarray]]:
+        import numpy as np
+
+        for name, value in constants.items():
+            yield f"constant/{name}", np.ascontiguousarray(value)
+        for name in weights:
+            yield graph.labels.get(name, name), np.ascontiguousarray(load_one(graph, name, folder))
+
+    header: dict[str, Any] = {}
+    try:
+        with tempfile.TemporaryFile(dir=path.parent) as body:
+            for name, array in arrays():
+                low = body.tell()
+                body.write(array.tobytes())
+                header[name] = {"dtype": _TYPES[str(array.dtype)], "shape": list(array.shape), "data_offsets": [low, body.tell()]}
+            text = json.dumps(header).encode()
+            text += b" " * (-len(text) % 8)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            try:
+                with os.fdopen(handle, "wb") as out:
+                    out.write(len(text).to_bytes(8, "little") + text)
+                    body.seek(0)
+                    while chunk := body.read(1 << 24):
+                        out.write(chunk)
+                Path(temporary).chmod(0o644)
+                Path(temporary).replace(path)
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+    except OSError as e:
+        raise PlanError("P056", f"cannot write {str(path)!r}: {e.strerror}", help=["-o a file in a folder that exists and is writable"]) from e
+
+
+def verify(args: argparse.Namespace) -> int:
+    """`plan verify`: exit 1 when what was compiled or computed is not what was planned."""
+    from planner.verify.worker import verify as check
+
+    strategy = files.load(args.strategy)
+    source = files.model_of(strategy, args.strategy, args.model)
+    if sys.stderr.isatty():
+        console.say("compiling the program on virtual devices ...")
+    report = check(strategy, source, backend=args.backend, run=not args.no_run, tolerance=args.tolerance)
+    console.data(report.text())
+    return 0 if report.ok else FINDING

@@ -1,0 +1,90 @@
+"""Files that commands read and write: strategies (checked before use), the model a strategy was made for, and default names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    from planner.strategy import Strategy
+
+NUMBER = (int, float)
+# What commands rely on. A type (or several): a value of it. {"*": x}: a mapping to x; other mappings: these keys. [x]: a list of x.
+_SPLIT: Any = {"*": [str]}
+_SUMMARY: Any = {
+    "step_time_s": NUMBER, "step_time_range_s": [NUMBER], "tokens_per_s_per_device": NUMBER, "tokens_per_step": int, "compute_time_s": NUMBER,
+    "recompute_time_s": NUMBER, "optimizer_time_s": NUMBER, "communication_time_s": NUMBER, "exposed_communication_time_s": NUMBER,
+    "bubble_time_s": NUMBER, "flops_per_device": NUMBER, "distinct_work": NUMBER, "model_flops_utilization": NUMBER, "memory_per_device_bytes": int,
+    "memory_limit_bytes": int, "memory_range_bytes": [NUMBER], "fit": str, "memory_breakdown_bytes": {"*": NUMBER},
+    "communication_bytes_per_device": {"*": {"*": {"payload": NUMBER, "wire": NUMBER}}},
+}  # fmt: skip
+SHAPE: Any = {
+    "model": {"name": str, "sha256": str, "nodes": int, "parameters": int},
+    "topology": {"device": str, "devices": int, "levels": [{"name": str, "size": int, "bandwidth_bytes_per_s": NUMBER, "latency_s": NUMBER,
+                                                            "kind": str, "efficiency": NUMBER, "all_reduce_bytes_per_s": NUMBER}]},
+    "workload": {"kind": str, "batch": int, "dims": {"*": int}, "precision": str, "runtime": str},
+    "mesh": [{"name": str, "size": int, "levels": [str]}],
+    "nodes": {"*": {"op": str, "split": _SPLIT, "outputs": [str]}},
+    "blocks": [{"first": int, "period": int, "repeats": int, "body": [str]}],
+    "tensors": {"*": {"layout": [[str]], "partial": [str], "shape": [int]}},
+    "techniques": {"microbatches": int, "zero_stage": int, "zero_group": [str], "recompute": str},
+    "cost": _SUMMARY,
+    "solver": {"name": str, "status": str},
+    "baselines": {"*": {**_SUMMARY, "mesh": {"*": int}, "zero_stage": int, "recompute": str, "microbatches": int}},
+}  # fmt: skip
+
+
+def load(path: str | Path) -> Strategy:
+    """A strategy file, refused with its first wrong key when its content has not the types of a strategy."""
+    from planner.strategy import Strategy
+
+    strategy = Strategy.load(path)
+    wrong = mismatch(strategy.to_dict(), SHAPE, "")
+    if wrong:
+        raise PlanError("P057", f"{path} is not a usable strategy: {wrong}", help=["plan again, or undo the last edit of the file"])
+    return strategy
+
+
+def mismatch(value: Any, shape: Any, where: str) -> str:
+    """The first place where a value has not the wanted shape, in words; "" when it has."""
+    if isinstance(shape, dict):
+        if not isinstance(value, Mapping):
+            return f"{where or 'the file'} is no table"
+        pairs = [(k, shape["*"]) for k in value] if "*" in shape else list(shape.items())
+        for key, inner in pairs:
+            at = f"{where}.{key}" if where else key
+            found = mismatch(value[key], inner, at) if key in value else f"{at} is missing"
+            if found:
+                return found
+        return ""
+    if isinstance(shape, list):
+        if not isinstance(value, list | tuple):
+            return f"{where} is no list"
+        return next((m for i, v in enumerate(value) if (m := mismatch(v, shape[0], f"{where}[{i}]"))), "")
+    good = isinstance(value, shape) and not isinstance(value, bool)
+    return "" if good else f"{where} is {type(value).__name__} {str(value)[:40]!r}"
+
+
+def stem(source: str) -> str:
+    """`llama3-8b` of zoo:llama3-8b,layers=2, `model` of folder/model.onnx."""
+    if source.startswith("zoo:"):
+        return source.removeprefix("zoo:").partition(",")[0]
+    return Path(source).stem
+
+
+def model_of(strategy: Strategy, path: str | Path, given: str | None) -> str:
+    """Where the model of a strategy is: as given, as recorded, or beside the strategy. PlanError when it is nowhere."""
+    if given:
+        return given
+    name, recorded = str(strategy.model["name"]), str(strategy.provenance.get("source", ""))
+    if name.startswith("zoo:"):
+        return name
+    places = [Path(recorded)] if recorded else []
+    places.append(Path(path).parent / name)
+    for place in places:
+        if place.is_file():
+            return str(place)
+    raise PlanError("P058", f"the model {name!r} of {path} is not where it was", detail=[f"looked for {p}" for p in places], help=["--model FILE"])

@@ -1,0 +1,129 @@
+"""`plan FILE`: search, print the summary, write the strategy (and the program)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from planner.commands import console, files
+from planner.errors import PlanError
+
+INTERRUPTED = 130
+RECORDED = ("devices", "hardware", "topology", "batch", "tokens_per_step", "memory_limit", "memory_reserve")
+"""Options that a strategy file already answers."""
+
+
+def arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of `planner.plan` from the options that the planning commands share."""
+    return {
+        "devices": getattr(args, "devices", None), "hardware": args.hardware, "topology": getattr(args, "topology", None), "mode": args.mode,
+        "solver": getattr(args, "solver", "auto"), "pins": args.pin, "objective": args.objective, "memory_limit_bytes": _size(args, "memory_limit"),
+        "memory_reserve_bytes": _size(args, "memory_reserve"), "runtime": args.runtime, "precision": args.precision, "time_limit_s": args.time_limit,
+        "seed": args.seed, "strict": args.strict, **workload(args),
+    }  # fmt: skip
+
+
+def workload(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that say what is run, for `planner.api.open_model` and `planner.plan`."""
+    from planner.api import choose
+
+    choose("workload", args.workload, ("train", "infer"))
+    return {
+        "workload": args.workload, "batch": args.batch, "tokens_per_step": args.tokens_per_step, "dims": {k: _whole("dim", v) for k, v in args.dim},
+        "shapes": {k: tuple(_whole("shape", n) for n in v.split(",")) for k, v in args.shape}, "loss": args.loss, "logits": args.logits,
+        "shift_labels": args.shift_labels, "trainable": tuple(args.trainable), "freeze": tuple(args.freeze), "optimizer": args.optimizer, "lr": args.lr,
+    }  # fmt: skip
+
+
+def _whole(option: str, text: str) -> int:
+    from planner.commands.options import whole
+
+    try:
+        return whole(text)
+    except argparse.ArgumentTypeError as e:
+        raise PlanError("P003", f"--{option}: {e}", help=["--dim seq=4096 or --shape ids=8,128"]) from e
+
+
+def _size(args: argparse.Namespace, name: str) -> int | None:
+    from costmodels.units import UnitError, size_bytes
+
+    text = getattr(args, name)
+    try:
+        return None if text is None else size_bytes(text)
+    except UnitError as e:
+        raise PlanError("P003", f"--{name.replace('_', '-')}: {e}", help=["a number and a unit, such as 80GiB"]) from e
+
+
+def run(args: argparse.Namespace) -> int:
+    """The main verb."""
+    import planner.api as api
+
+    api.choose("backend", args.backend, ("shard_map", "jit"))
+    target = _target(args)
+    with console.live(not args.quiet) as line:
+        try:
+            if args.mode == "manual":
+                strategy = _manual(args)
+            else:
+                strategy = api.plan(args.model, progress=line.report, **arguments(args))
+        except PlanError as e:
+            if line.interrupted and e.code == "P026":
+                raise KeyboardInterrupt from e
+            raise
+    interrupted = strategy.solver.get("stopped") == "interrupt"
+    if target:
+        strategy.save(target, force=args.force)
+    if args.json:
+        console.data(strategy.to_json())
+    elif not args.quiet:
+        from planner.report.summary import summary
+
+        console.data(summary(strategy, console.width(), console.colour(sys.stdout)) + "\n")
+    written = [str(target)] if target else []
+    if args.emit and not interrupted:
+        from planner.commands.emit import write_program
+
+        written += write_program(strategy, args.model, Path(args.emit), args.backend, False, args.force)
+    if not args.quiet and written:
+        saved = f"plan explain {target} · plan emit {target}" if target else ""
+        console.say(("interrupted: " if interrupted else "") + f"wrote {', '.join(written)}" + (f"   next: {saved}" if saved and not args.emit else ""))
+    return INTERRUPTED if interrupted else 0
+
+
+def _target(args: argparse.Namespace) -> Path | None:
+    """Where the strategy goes; None with --json alone. What can be refused is refused before the search."""
+    if args.json and not args.output:
+        return None
+    path = Path(args.output or f"{files.stem(args.model)}.plan.json")
+    if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise PlanError("P056", f"cannot write {str(path)!r}", detail=["it is a folder" if path.is_dir() else f"{path.parent} is no folder one may write in"],
+                        help=["-o a file in a folder that exists and is writable"])  # fmt: skip
+    if path.exists() and not args.force:
+        try:
+            name = files.load(path).model["name"]
+        except PlanError as e:
+            raise PlanError("P053", f"{path} exists and is not a strategy that this version reads", help=["-o another file, or --force"]) from e
+        mine = args.model if args.model.startswith("zoo:") else Path(args.model).name
+        if name != mine:
+            raise PlanError("P053", f"{path} exists and is a strategy of {name!r}, not of {mine!r}", help=["-o another file, or --force"])
+    return path
+
+
+def _manual(args: argparse.Namespace) -> Any:
+    from planner.reprice import manual
+
+    if not args.pin:
+        raise PlanError("P059", "--mode manual checks and prices a given strategy: which one?", help=["--pin strategy.json"])
+    given = [name for name in RECORDED if getattr(args, name) is not None]
+    if given:
+        raise PlanError("P059", f"--mode manual takes machine and workload from the strategy: --{given[0].replace('_', '-')} says them again",
+                        help=["change them in the strategy file, or plan again"])  # fmt: skip
+    given_plan = files.load(args.pin)
+    made = manual(given_plan, args.model)
+    moved = [n for n, row in made.tensors.items() if n in given_plan.tensors and given_plan.tensors[n]["layout"] != row["layout"]]
+    if moved and not args.quiet:
+        console.say(f"note: layouts follow from the splits of nodes; {len(moved)} in the file did not and are written anew, first {moved[0]}")
+    return made

@@ -1,0 +1,179 @@
+"""The options of every command, and how their values are read. Imported for `plan --help`: argparse and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def pair(text: str) -> tuple[str, str]:
+    """NAME=VALUE."""
+    name, eq, value = text.partition("=")
+    if not eq or not name or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def whole(text: str) -> int:
+    """A whole number of at least 1, with k and M for thousands of 1024: "4k"."""
+    scale = {"k": 1024, "K": 1024, "M": 1024**2}.get(text[-1:], 1)
+    digits = text[:-1] if scale > 1 else text
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 15 or int(digits) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(digits) * scale
+
+
+def seconds(text: str) -> float:
+    """Seconds above 0."""
+    return positive(text.removesuffix("s"))
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def add_model(p: argparse.ArgumentParser) -> None:
+    """What is planned."""
+    p.add_argument("model", metavar="FILE", help="an ONNX file, zoo:NAME[,key=value...], or a Hugging Face config.json")
+    g = p.add_argument_group("workload")
+    g.add_argument("--workload", metavar="KIND", default="train", help="train (default: forward, backward, gradient sync, optimizer) or infer")
+    g.add_argument("--batch", type=whole, metavar="N", help="global batch per optimizer step (default: the exported one, or the next multiple of the devices)")
+    g.add_argument("--tokens-per-step", type=whole, metavar="N", help="the same, in tokens")
+    g.add_argument("--dim", type=pair, action="append", default=[], metavar="NAME=VALUE", help="any other symbolic dimension")
+    g.add_argument("--shape", type=pair, action="append", default=[], metavar="INPUT=4,8", help="shape of an input that has none")
+    g.add_argument("--loss", default="", metavar="LOSS", help="cross_entropy, mse, l1, bce or output:NAME (default: from the model's output)")
+    g.add_argument("--logits", default="", metavar="NAME", help="the output that the loss reads (default: the first)")
+    g.add_argument("--shift-labels", action="store_true", help="labels are next tokens")
+    g.add_argument("--trainable", action="append", default=[], metavar="GLOB", help="parameters to train (default: those in trainable places)")
+    g.add_argument("--freeze", action="append", default=[], metavar="GLOB", help="parameters to keep")
+    g.add_argument("--optimizer", default="adamw", metavar="NAME", help="adamw (default) or sgd")
+    g.add_argument("--lr", type=positive, default=1e-4, metavar="RATE", help="learning rate of the emitted program (default 1e-4)")
+    g.add_argument("--precision", default="bf16-mixed", metavar="RECIPE", help="bf16-mixed (default), fp32, bf16-pure, fp16, fp8, int8-weights")
+
+
+def add_machine(p: argparse.ArgumentParser, many: bool = False) -> None:
+    """What it runs on."""
+    g = p.add_argument_group("machine")
+    if many:
+        g.add_argument("--devices", required=True, metavar="LIST", help="counts: 8,16..512 (the dots double)")
+        g.add_argument("--hardware", metavar="NAME,...", help="shipped devices or files, a row each (default h100-sxm)")
+    else:
+        g.add_argument("--devices", type=whole, metavar="N", help="number of devices")
+        g.add_argument("--hardware", metavar="NAME|FILE", help="a shipped device or a file (default h100-sxm; `plan hardware` lists them)")
+        g.add_argument("--topology", metavar="FILE.toml", help="device and link levels instead")
+    g.add_argument("--memory-limit", metavar="SIZE", help="bytes a plan may use on a device, such as 80GiB")
+    g.add_argument("--memory-reserve", metavar="SIZE", help="bytes of a device to keep free (default 2 GiB)")
+    g.add_argument("--runtime", default="jax-shard_map", metavar="NAME", help="whose program is priced: jax-shard_map (default), jax-jit, megatron, fsdp")
+
+
+def add_search(p: argparse.ArgumentParser, solver: bool = True) -> None:
+    """How it is searched."""
+    g = p.add_argument_group("search")
+    g.add_argument("--mode", default="auto", metavar="MODE", help="auto (default), data-parallel, semi-auto (with --pin), manual (--pin strategy.json)")
+    if solver:
+        g.add_argument("--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp")
+    g.add_argument("--pin", metavar="FILE|LIST", help="decisions to respect: a TOML file, or tp=8,dp=8,micro=2,zero=3,recompute=block")
+    g.add_argument("--objective", default="step", metavar="WHAT", help="step (time, default) or memory")
+    g.add_argument("--time-limit", type=seconds, metavar="S", help="seconds; the best plan so far is returned")
+    g.add_argument("--seed", type=int, default=0, metavar="N")
+    g.add_argument("--strict", action="store_true", help="fail on an operator without a rule")
+
+
+def make(p: argparse.ArgumentParser) -> None:
+    """Options of the main verb."""
+    add_model(p)
+    add_machine(p)
+    add_search(p)
+    g = p.add_argument_group("output")
+    g.add_argument("-o", dest="output", metavar="FILE", help="strategy file (default: MODEL.plan.json)")
+    g.add_argument("--emit", metavar="FILE.py", help="also write the program")
+    g.add_argument("--backend", default="shard_map", metavar="NAME", help="of --emit: shard_map (default) or jit")
+    g.add_argument("--json", action="store_true", help="the strategy on stdout, no summary")
+    g.add_argument("--quiet", action="store_true", help="no summary and no progress")
+    g.add_argument("--force", action="store_true", help="overwrite files of other models")
+
+
+def saved(p: argparse.ArgumentParser) -> None:
+    """A saved strategy and its model."""
+    p.add_argument("strategy", metavar="STRATEGY.json", help="a saved plan")
+    p.add_argument("--model", metavar="FILE", help="the model (default: where the strategy found it)")
+
+
+def show(p: argparse.ArgumentParser) -> None:
+    """Options of `plan show`."""
+    saved(p)
+    g = p.add_mutually_exclusive_group()
+    g.add_argument("--json", action="store_true", help="the strategy as JSON")
+    g.add_argument("--trace", metavar="FILE.json", help="write one step as a Chrome trace (needs the model)")
+
+
+def explain(p: argparse.ArgumentParser) -> None:
+    """Options of `plan explain`."""
+    saved(p)
+    p.add_argument("node", nargs="?", metavar="NODE_OR_TENSOR", help="a node, tensor, parameter or part of its name")
+
+
+def diff(p: argparse.ArgumentParser) -> None:
+    """Options of `plan diff`."""
+    p.add_argument("before", metavar="A.json")
+    p.add_argument("after", metavar="B.json")
+
+
+def check(p: argparse.ArgumentParser) -> None:
+    """Options of `plan check`."""
+    p.add_argument("model", metavar="FILE", help="the model as it is now")
+    p.add_argument("--against", required=True, metavar="STRATEGY.json", help="the committed baseline")
+    p.add_argument("--tolerance", default="step=2%,memory=5%", metavar="LIST", help="largest growth allowed (default step=2%%,memory=5%%)")
+    p.add_argument("--budget", metavar="FILE.toml", help="absolute limits per model: step_time, memory, devices")
+    p.add_argument("--format", default="text", metavar="NAME", help="text (default), markdown, github, json, junit")
+
+
+def emit(p: argparse.ArgumentParser) -> None:
+    """Options of `plan emit`."""
+    saved(p)
+    p.add_argument("--backend", default="shard_map", metavar="NAME", help="shard_map (default: explicit collectives) or jit")
+    p.add_argument("--unroll", action="store_true", help="repeated blocks as a loop in Python instead of lax.scan")
+    p.add_argument("-o", dest="output", metavar="FILE.py", help="default: MODEL.py here; - for stdout")
+    p.add_argument("--force", action="store_true", help="overwrite a file that this command did not write")
+
+
+def verify(p: argparse.ArgumentParser) -> None:
+    """Options of `plan verify`."""
+    saved(p)
+    p.add_argument("--backend", default="shard_map", metavar="NAME", help="shard_map (default) or jit")
+    p.add_argument("--no-run", action="store_true", help="compile and compare figures, run nothing")
+    p.add_argument("--tolerance", type=positive, default=1e-4, metavar="X", help="largest error of outputs and gradients (default 1e-4)")
+
+
+def compare(p: argparse.ArgumentParser) -> None:
+    """Options of `plan compare`."""
+    add_model(p)
+    add_machine(p)
+    add_search(p, solver=False)
+
+
+def sweep(p: argparse.ArgumentParser) -> None:
+    """Options of `plan sweep`."""
+    add_model(p)
+    add_machine(p, many=True)
+    add_search(p)
+
+
+def hardware(p: argparse.ArgumentParser) -> None:
+    """Options of `plan hardware`."""
+    p.add_argument("name", nargs="?", metavar="NAME", help="a shipped device or a file: every figure with its source")
+
+
+def solve(p: argparse.ArgumentParser) -> None:
+    """Options of `plan solve`."""
+    p.add_argument("problem", metavar="PROBLEM.json", help="a problem in the IOPDDL contest's JSON, gzipped or not")
+    p.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="seconds, reading included (default 60)")
+    p.add_argument("--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp")
+    p.add_argument("--seed", type=int, default=0, metavar="N")
+    p.add_argument("-o", dest="output", metavar="FILE", help="write the choice: one JSON array")

@@ -1,0 +1,77 @@
+"""`plan show`, `plan explain`, `plan diff`: read-only views of saved plans."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.commands import console, files
+from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    from planner.reprice import Priced
+    from planner.strategy import Strategy
+
+
+def show(args: argparse.Namespace) -> int:
+    """The summary, the JSON, or one step as a Chrome trace."""
+    strategy = files.load(args.strategy)
+    if args.trace:
+        from planner.report.trace import trace
+        from planner.strategy import write_atomically
+
+        write_atomically(Path(args.trace), trace(priced(strategy, files.model_of(strategy, args.strategy, args.model))))
+        console.say(f"wrote {args.trace}   open it in ui.perfetto.dev or chrome://tracing")
+    elif args.json:
+        console.data(strategy.to_json())
+    else:
+        from planner.report.summary import summary
+
+        console.data(summary(strategy, console.width(), console.colour(sys.stdout)))
+    return 0
+
+
+def priced(strategy: Strategy, source: str) -> Priced:
+    """A strategy on its model with the recorded machine. PlanError when the model is another one."""
+    from planner.reprice import open_recorded, reprice
+    from planner.topology import from_json
+
+    model = open_recorded(strategy, source)
+    if model.sha256() != strategy.model["sha256"]:
+        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)",
+                        help=["plan again, or plan check to see what changed"])  # fmt: skip
+    return reprice(strategy, model, from_json(strategy.topology))
+
+
+def explain(args: argparse.Namespace) -> int:
+    """The reasoning, or one node. Without the model a node shows what the file knows, and says what the model would add."""
+    from planner.report import explain as report
+
+    strategy = files.load(args.strategy)
+    columns, colour = console.width(), console.colour(sys.stdout)
+    if args.node is None:
+        console.data(report.explain(strategy, columns, colour))
+        return 0
+    names = report.find_nodes(strategy, args.node)
+    detail = None
+    try:
+        detail = priced(strategy, files.model_of(strategy, args.strategy, args.model))
+    except PlanError as e:
+        if args.model or e.code != "P058":
+            raise
+        console.say(f"note: {e.what}; --model FILE adds operands, kernels and collectives")
+    console.data(report.explain_node(strategy, names[0], columns, colour, detail))
+    if len(names) > 1:
+        console.say(f"{args.node!r} also means {', '.join(names[1:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
+    return 0
+
+
+def diff(args: argparse.Namespace) -> int:
+    """What changed between two plans, and why."""
+    from planner.diff import compare
+    from planner.report.diff import render
+
+    console.data(render(compare(files.load(args.before), files.load(args.after)), console.width(), console.colour(sys.stdout)))
+    return 0

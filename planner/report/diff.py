@@ -1,0 +1,53 @@
+"""`plan diff` in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planner.report.words import Style, hang, show_bytes, show_time, table
+
+if TYPE_CHECKING:
+    from planner.diff import Change, Diff, Figure
+
+SHOWN = 12
+
+
+def quantity(value: float, unit: str) -> str:
+    """A figure with its unit."""
+    if unit == "s":
+        return show_time(value)
+    if unit == "B":
+        return show_bytes(value)
+    return f"{100 * value:.1f} %" if unit == "share" else f"{value:,.0f}"
+
+
+def change(figure: Figure) -> str:
+    """`+3.2 %`, "new" from zero, "" when equal."""
+    if figure.change == 0:
+        return ""
+    return "new" if figure.change == float("inf") else f"{100 * figure.change:+.1f} %"
+
+
+def render(d: Diff, width: int = 100, colour: bool = False) -> str:
+    """The causes, the changes by section, and the figures that moved."""
+    style = Style(colour)
+    if not d.causes:
+        return "no difference: the same decisions at the same price"
+    names = d.names[0] if d.names[0] == d.names[1] else f"{d.names[0]} -> {d.names[1]}"
+    cause = {"search": "the search: model, workload, machine and cost model are the same"}.get(d.causes[0], " and ".join(d.causes))
+    lines = hang("", f"{names}: the difference comes from {cause}", width)
+    lines[0] = style.bold(lines[0])
+    for section in dict.fromkeys(c.section for c in d.changes):
+        own = [c for c in d.changes if c.section == section]
+        lines += ["", style.bold(section), *(line for c in own[:SHOWN] for line in hang("  ", _words(c), width))]
+        if len(own) > SHOWN:
+            lines.append(f"  and {len(own) - SHOWN} more")
+    moved = [f for f in d.figures if f.before or f.after]
+    rows = [["", "before", "after", "change"], *([f.what, quantity(f.before, f.unit), quantity(f.after, f.unit), change(f)] for f in moved)]
+    return "\n".join([*lines, "", *table(rows, right=(1, 2, 3))])
+
+
+def _words(c: Change) -> str:
+    if not c.before:
+        return f"+ {c.what}" + ("" if c.after == "new" else f": {c.after}")
+    return f"- {c.what}" if not c.after else f"{c.what}: {c.before} -> {c.after}"

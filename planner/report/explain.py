@@ -1,0 +1,265 @@
+"""Why a plan is as it is: from the file alone for the whole plan; with the model at hand for one node.
+
+What binds a kernel: arithmetic, memory bandwidth or the launch floor, whichever of the roofline's three sets its time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlanError, did_you_mean
+from planner.report.notation import cells, spell_dim, spell_rule, spell_split
+from planner.report.summary import RECOMPUTE, baseline_name, breakdown, findings, machine, solver_words, techniques, ties, title, tuned_words
+from planner.report.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
+
+if TYPE_CHECKING:
+    from planner.reprice import Priced
+    from planner.strategy import Strategy
+
+SHOWN = 8
+NEAR_FULL = 0.9
+
+
+def explain(strategy: Strategy, width: int = 100, colour: bool = False) -> str:
+    """The reasoning behind a plan: its mesh, what was tried, what binds, where the time goes, the closest calls, and each baseline's difference."""
+    style = Style(colour)
+    parts = [_choice(strategy, width, style), _binds(strategy, width, style), _costly(strategy, width, style), _calls(strategy, width, style),
+             _others(strategy, width, style), [line for text in findings(strategy) for line in hang("finding: ", text, width)]]  # fmt: skip
+    return "\n".join(line for part in parts if part for line in ("", *part)).lstrip("\n")
+
+
+def _choice(s: Strategy, width: int, style: Style) -> list[str]:
+    mesh = " x ".join(f"{a['name']} {a['size']} ({' + '.join(a['levels'])})" if a["levels"] else f"{a['name']} {a['size']}" for a in s.mesh)
+    origin = str(s.solver.get("from", "plan"))
+    lines = [style.bold(f"{title(s)} on {machine(s)}")]
+    lines += labelled("chosen", [f"mesh {mesh}", *techniques(s)], width, style)
+    if origin not in ("plan", "manual") and origin in s.baselines:
+        lines += labelled("", [f"this is the baseline `{baseline_name(origin, s.baselines[origin])}`: no searched plan was cheaper"], width, style)
+    lines += labelled("search", [solver_words(s)], width, style)
+    if s.solver.get("bound_s") and s.solver["status"] != "optimal":
+        lines += labelled("", [f"no plan on any mesh tried can be below {show_time(s.solver['bound_s'])}"], width, style)
+    return lines
+
+
+def binds(s: Strategy) -> list[str]:
+    """What limits the plan, the strongest first, a phrase each."""
+    c = s.costs
+    step = c["step_time_s"] or 1.0
+    shares = [(c["compute_time_s"] / step, "compute"), (c["exposed_communication_time_s"] / step, "exposed communication"),
+              (c["optimizer_time_s"] / step, "the optimizer"), (c["bubble_time_s"] / step, "pipeline bubbles")]  # fmt: skip
+    out = [f"{what} {percent(share)} of the step" for share, what in sorted(shares, key=lambda p: -p[0]) if share >= 0.005]
+    exposed = sorted(c.get("exposed_s_by_collective", {}).items(), key=lambda kv: -kv[1])
+    if exposed and exposed[0][1] / step >= 0.02:
+        kind, _, axes = exposed[0][0].partition(" ")
+        levels = [level for a in s.mesh if a["name"] in axes.split("+") for level in a["levels"]]
+        out.append(f"the largest collective, {kind} over {axes} ({' + '.join(levels)}), {percent(exposed[0][1] / step)}")
+    full = c["memory_per_device_bytes"] / c["memory_limit_bytes"] if c["memory_limit_bytes"] else 0.0
+    paid = []
+    if s.techniques["zero_stage"]:
+        paid.append(f"optimizer level {s.techniques['zero_stage']}")
+    if c["recompute_time_s"]:
+        paid.append(f"recompute ({show_time(c['recompute_time_s'])})")
+    if s.techniques["microbatches"] > 1:
+        paid.append(f"{s.techniques['microbatches']} microbatches")
+    what = max(breakdown(c), key=lambda p: p[1])
+    text = f"memory {f'{100 * full:.0f} %' if full >= 0.01 else 'under 1 %'} full, most of it {what[0]} ({show_bytes(what[1])})"
+    out.append(text + (f"; spent on it: {', '.join(paid)}" if paid else "") + ("" if full >= NEAR_FULL or paid else ": does not bind"))
+    return out
+
+
+def _binds(s: Strategy, width: int, style: Style) -> list[str]:
+    return labelled("binds", binds(s), width, style)
+
+
+def by_operator(s: Strategy) -> list[tuple[str, int, float]]:
+    """(operator, nodes, seconds of kernels a step), the costliest first."""
+    micro = int(s.techniques["microbatches"])
+    found: dict[str, list[float]] = {}
+    for row in s.nodes.values():
+        cell = found.setdefault(row["op"], [0, 0.0])
+        cell[0] += row.get("times", 1)
+        cell[1] += row.get("time_s", 0.0) * micro
+    return sorted(((op, int(n), t) for op, (n, t) in found.items()), key=lambda r: (-r[2], r[0]))
+
+
+def _costly(s: Strategy, width: int, style: Style) -> list[str]:
+    rows = by_operator(s)
+    total = sum(t for _, _, t in rows) or 1.0
+    out = [["kernels of", "nodes", "a step", "share"]]
+    out += [[op, f"{n:,}", show_time(t), percent(t / total)] for op, n, t in rows[:SHOWN]]
+    if len(rows) > SHOWN:
+        out.append([f"{len(rows) - SHOWN} more", f"{sum(n for _, n, _ in rows[SHOWN:]):,}", show_time(sum(t for *_, t in rows[SHOWN:])),
+                    percent(sum(t for *_, t in rows[SHOWN:]) / total)])  # fmt: skip
+    return table(out, right=(1, 2, 3))
+
+
+def brief(split: Mapping[str, Sequence[str]]) -> str:
+    """A split in a table cell."""
+    return spell_split(split) if split else "whole"
+
+
+def _calls(s: Strategy, width: int, style: Style) -> list[str]:
+    """Decisions with the cheapest alternatives: where the cost model's error could turn the choice."""
+    rows = [(row["runner_up"]["extra_s"], name, row) for name, row in s.nodes.items() if row.get("runner_up")]
+    if not rows:
+        return []
+    rows.sort(key=lambda r: (r[0], r[1]))
+    room = max(20, width - 62)
+    out = [["closest calls", "split", "runner-up", "costs"]]
+    out += [[short(name, room), short(brief(row["split"]), 16), short(brief(row["runner_up"]["split"]), 16), signed_time(extra)]
+            for extra, name, row in rows[:5]]  # fmt: skip
+    lines = table(out, right=(3,))
+    hard = max(rows, key=lambda r: r[0])
+    return [*lines, *hang("", f"the firmest: {short(hard[1], room)}, where the next split costs {signed_time(hard[0])}", width)]
+
+
+def difference(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Where another plan's step and memory differ, the largest part first."""
+    parts = ("compute", "exposed communication", "optimizer", "bubble")
+    deltas = sorted(((other[key] - own[key], name) for name in parts for key in [f"{name.replace(' ', '_')}_time_s"]), key=lambda d: -abs(d[0]))
+    step = own["step_time_s"] or 1.0
+    out = [f"{signed_time(d)} {name}" for d, name in deltas if abs(d) / step >= 0.001]
+    again = other["recompute_time_s"] - own["recompute_time_s"]
+    if abs(again) / step >= 0.001:
+        out.append(f"(recompute {signed_time(again)} of the compute)")
+    memory = other["memory_per_device_bytes"] - own["memory_per_device_bytes"]
+    if memory:
+        out.append(f"memory {'-' if memory < 0 else '+'}{show_bytes(abs(memory))}")
+    return out or ["the same step and memory"]
+
+
+def _others(s: Strategy, width: int, style: Style) -> list[str]:
+    lines: list[str] = []
+    for key, row in sorted(s.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])):
+        name = baseline_name(key, row) + (f" ({tuned_words(row)})" if tuned_words(row) else "")
+        verdict = "does not fit" if row["fit"] == "no" else "a tie: each within the other's range" if ties(s.costs, row) else ""
+        head = f"{name}: {show_time(row['step_time_s'])}"
+        items = [*difference(s.costs, row), *([verdict] if verdict else [])]
+        lines += [head, *("  " + line for line in pack(items, width - 2, 0, ", "))]
+    return [style.bold("beside it"), *lines] if lines else []
+
+
+def find_nodes(s: Strategy, text: str) -> list[str]:
+    """The nodes a name may mean, the best first: an id, a fused member, a result, else every id that holds it, the costliest first.
+
+    Dots and slashes are alike, and numbers match any where nothing else does: later repeats of a block are decided by its first one.
+    Raises PlanError P052 with a suggestion.
+    """
+    if text in s.nodes:
+        return [text]
+    exact = [n for n, row in s.nodes.items() if text in row["outputs"] or text in row.get("members", ())]
+    if exact:
+        return exact
+
+    def plain(name: str) -> str:
+        return re.sub(r"[./]+", "/", name).strip("/")
+
+    wanted = plain(text.removesuffix(".weight").removesuffix(".bias"))
+    for form in (plain, lambda name: re.sub(r"\d+", "*", plain(name))):
+        hits = [n for n in s.nodes if wanted and form(wanted) in form(n)]
+        if hits:
+            return sorted(hits, key=lambda n: -s.nodes[n].get("time_s", 0.0))
+    near = did_you_mean(text, [*s.nodes, *s.tensors])
+    raise PlanError("P052", f"no node or tensor named {text!r}", help=[h for h in (near, "a part of a name is enough: plan explain s.json mlp") if h])
+
+
+def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False, priced: Priced | None = None) -> str:
+    """One node: its split, what the file knows, and with `priced` its rule, operands, kernels, collectives and what binds."""
+    style = Style(colour)
+    row = s.nodes[name]
+    times = row.get("times", 1)
+    lines = [style.bold(f"{name} ({row['op']})") + (f", decided once for {times} equal nodes" if times > 1 else "")]
+    if row.get("members"):
+        lines += hang("  fused from ", ", ".join(row["members"]), width)
+    lines += labelled("split", [spell_split(row["split"])], width, style)
+    if row.get("unsupported"):
+        lines += labelled("", [style.warn(f"no rule: {row['unsupported']}; planned whole on every device")], width, style)
+    if priced is not None:
+        lines += _node_priced(priced, name, width, style)
+    else:
+        for out in row["outputs"]:
+            t = s.tensors.get(out)
+            if t:
+                partial = f" partial over {'+'.join(t['partial'])}" if t["partial"] else ""
+                lines += labelled("result", [f"{short(out, width // 2)} {cells([str(n) for n in t['shape']], t['layout'])}{partial}"], width, style)
+        if "time_s" in row:
+            lines += labelled("kernels", [f"{show_time(row['time_s'] * s.techniques['microbatches'])} a step"], width, style)
+    if row["recompute"] and s.techniques["recompute"] != "none":
+        lines += labelled("memory", [RECOMPUTE.get(s.techniques["recompute"], "")], width, style)
+    other = row.get("runner_up")
+    if other:
+        lines += labelled("next", [f"{spell_split(other['split'])} would cost {signed_time(other['extra_s'])} a step, all else kept"], width, style)
+    else:
+        lines += labelled("next", ["no other split was open, or the plan came from no search"], width, style)
+    return "\n".join(lines)
+
+
+def _node_priced(p: Priced, name: str, width: int, style: Style) -> list[str]:
+    from planner.kernels import kernel_times
+
+    graph, order = p.base.graph, p.plan.order
+    i = next(k for k, n in enumerate(graph.nodes) if n.id == name)
+    node, rule, split = graph.nodes[i], p.base.rules[i], p.flow.split(i)
+    lines = labelled("rule", [spell_rule(rule), ", ".join(f"{f} {n:,}" for f, n in rule.sizes.items())], width, style)
+    for slot, tensor in enumerate(node.inputs):
+        if tensor:
+            label = graph.labels.get(tensor, tensor)
+            text = _layout(rule.operands[slot], rule.operand(slot, split, order))
+            lines += labelled("operand" if slot == 0 else "", [f"{short(label, width // 2)} {text}"], width, style)
+    for k, tensor in enumerate(o for o in node.outputs if o):
+        lines += labelled("result" if k == 0 else "", [f"{short(tensor, width // 2)} {_layout(rule.results[k], rule.result(k, split, order))}"], width, style)
+    forward, backward = kernel_times(p.base, i, split, p.pricer)
+    times, micro = p.base.times[p.base.shared[i]], p.plan.microbatches
+    again = p.plan.recompute != "none" and any(a <= i < a + n * r for a, n, r in p.plan.runs)
+    total = (forward * (2 if again else 1) + backward) * times * micro
+    items = [f"forward {show_time(forward)}"] + ([f"again {show_time(forward)}"] if again else [])
+    items += [f"backward {show_time(backward)}"] if p.base.training else []
+    items += [f"x {times * micro} = {show_time(total)} a step", f"bound by {bound_by(p, i)}"]
+    lines += labelled("kernels", items, width, style)
+    return lines + labelled("moves", [text for _, text in node_collectives(p, i)] or ["no collective"], width, style, " · ")
+
+
+def _layout(dims: Sequence[Sequence[str]], layout: Any) -> str:
+    """`[b/data, k/model]` of a rule's dims, with what is pending."""
+    text = cells([spell_dim(d) for d in dims], layout.dims)
+    return text + (f" partial sums over {'+'.join(layout.partial)}" if layout.partial else "")
+
+
+def bound_by(p: Priced, i: int) -> str:
+    """What sets the time of a node's forward kernel: arithmetic, memory bandwidth, the launch of the kernel, or nothing (a view)."""
+    from planner.kernels import kernel_times
+
+    split, rule = p.flow.split(i), p.base.rules[i]
+    full, _ = kernel_times(p.base, i, split, p.pricer)
+    if not full:
+        return "nothing: it is a view"
+    if full <= p.pricer.topology.device.launch_s * (1 + 1e-9):
+        return "the kernel's launch"
+    local, share = rule.local(split, p.pricer.sizes), 1.0
+    for f, n in rule.sizes.items():
+        share *= local[f] / n if n else 1.0
+    arithmetic = p.pricer.kernel_s(rule.flops * share, 0.0, p.pricer.recipe.compute) if rule.flops else 0.0
+    return "arithmetic" if arithmetic >= full * (1 - 1e-9) else "memory bandwidth"
+
+
+def node_collectives(p: Priced, i: int) -> list[tuple[float, str]]:
+    """(seconds a step, text) per collective on the node's operands and results and inside its kernel, the costliest first.
+
+    A tensor that several nodes read is converted once for all of them: such a collective is listed at each.
+    """
+    from planner import account
+
+    graph, node = p.base.graph, p.base.graph.nodes[i]
+    mine = {graph.labels.get(t, t) for t in (*node.inputs, *node.outputs) if t} | {node.id}
+    found: dict[tuple[str, str, str, str], list[float]] = {}
+    for use in account.collectives(p.flow, p.runs, p.pricer.itemsize):
+        if use.what in mine:
+            cell = found.setdefault((use.kind, "+".join(use.axes), use.phase, use.what), [0.0, 0.0, 0.0])
+            cell[0] += use.count * p.pricer.collective_s(use.kind, use.axes, use.payload_bytes)
+            cell[1] += use.payload_bytes * use.count
+            cell[2] += use.count
+    rows = [(s, f"{phase}: {kind} of {short(what, 40)} over {axes}, {int(n)} x {show_bytes(size / n)}, {show_time(s)}")
+            for (kind, axes, phase, what), (s, size, n) in found.items()]  # fmt: skip
+    return sorted(rows, key=lambda r: (-r[0], r[1]))

@@ -1,0 +1,121 @@
+"""The tables of `plan compare`, `plan sweep` and `plan ops`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from planner.report.notation import spell_rule
+from planner.report.summary import baseline_name, machine, ties, title, tuned_words, unit_of_work
+from planner.report.words import Style, count, flops, hang, percent, show_bytes, show_time, table, visible
+
+if TYPE_CHECKING:
+    from planner.space import Base
+    from planner.strategy import Strategy
+
+NARROWEST = 14
+"""Columns the last column of a table keeps, however narrow the terminal."""
+
+
+def mesh_words(mesh: Mapping[str, int]) -> str:
+    """`data 32 x model 2`; axes of one device left out."""
+    return " x ".join(f"{a} {n}" for a, n in mesh.items() if n > 1) or "one device"
+
+
+def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: bool) -> str:
+    """Solvers, then baselines, with the gap each solver proves. `rows` hold a strategy, or why there is none."""
+    style = Style(colour)
+    plans = [(name, s) for name, s in rows if not isinstance(s, str)]
+    out = [["", "step", "relative", "memory", "fits", "MFU", "gap", "search", "how"]]
+    best = min((s.costs["step_time_s"] for _, s in plans), default=0.0)
+    for name, s in rows:
+        if isinstance(s, str):
+            out.append([name, "-", "", "", style.bad("no"), "", "", "", s])
+            continue
+        gap = s.solver.get("gap")
+        seconds = s.provenance.get("search_s")
+        how = mesh_words(dict(s.mesh_shape)) + _techniques(s.techniques)
+        proven = ["" if gap is None else f"{100 * gap:.1f} %", "" if seconds is None else show_time(seconds)]
+        out.append([style.bold(name), *_cost(s.costs, best, style), *proven, how])
+    lines: list[str] = []
+    for _, s in plans[:1]:
+        lines.append(style.bold(f"{title(s)} on {machine(s)}, {s.workload['kind']}, batch {s.workload['batch']:,}"))
+        order = sorted(s.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"]))
+        top = min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])
+        for key, row in order:
+            how = ", ".join(t for t in (mesh_words(row["mesh"]), tuned_words(row), "tie" if ties(top, row) else "") if t)
+            out.append([baseline_name(key, row), *_cost(row, best, style), "", "", how])
+    note = "gap: how far above the proven bound; relative: to the best solver; tie: within each other's range; baselines are tuned too"
+    return "\n".join([*lines, *fitted(out, width, (1, 2, 3, 5, 6, 7)), *(style.dim(line) for line in hang("", note, width))])
+
+
+def _techniques(t: Mapping[str, Any]) -> str:
+    parts = ([f"ZeRO-{t['zero_stage']}"] if t["zero_stage"] else []) + ([f"{t['microbatches']} microbatches"] if t["microbatches"] > 1 else [])
+    parts += [f"recompute {t['recompute']}"] if t["recompute"] != "none" else []
+    return "".join(f", {p}" for p in parts)
+
+
+def _cost(c: Mapping[str, Any], best: float, style: Style) -> list[str]:
+    ratio = f"{c['step_time_s'] / best:.2f}x" if best else ""
+    return [show_time(c["step_time_s"]), ratio, show_bytes(c["memory_per_device_bytes"]), style.fit(c["fit"]), percent(c["model_flops_utilization"])]
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap: str = "  ") -> list[str]:
+    """A table whose last column is wrapped under itself where the terminal is too narrow."""
+    rest = sum(max(visible(r[i]) for r in rows) + len(gap) for i in range(len(rows[0]) - 1))
+    room = max(NARROWEST, width - rest)
+    out: list[Sequence[str]] = []
+    for row in rows:
+        first, *more = textwrap.wrap(row[-1], room, break_long_words=False) if visible(row[-1]) > room else [row[-1]]
+        out += [[*row[:-1], first], *([*[""] * (len(row) - 1), line] for line in more)]
+    return table(out, right, gap)
+
+
+def sweep_table(rows: Sequence[tuple[str, int, Strategy | str]], width: int, colour: bool) -> str:
+    """A row per hardware and count. Efficiency: work per second and device against the first row of the same hardware that has a plan."""
+    style = Style(colour)
+    plans = [s for _, _, s in rows if not isinstance(s, str)]
+    several = len({h for h, _, _ in rows}) > 1
+    unit = unit_of_work(plans[0])
+    out = [[*(["hardware"] if several else []), "devices", "batch", "step", f"{unit}/s", "efficiency", "MFU", "memory", "fits", "how"]]
+    first: dict[str, float] = {}
+    for name, n, s in rows:
+        head = [*([name] if several else []), f"{n:,}"]
+        if isinstance(s, str):
+            out.append([*head, "", "-", "", "", "", "", style.bad("no"), s])
+            continue
+        rate = s.costs["tokens_per_s_per_device"]
+        share = rate / first.setdefault(name, rate) if first.get(name, rate) else 1.0
+        how = mesh_words(dict(s.mesh_shape)) + _techniques(s.techniques)
+        out.append([*head, f"{s.workload['batch']:,}", show_time(s.costs["step_time_s"]), count(rate * n), f"{100 * share:.0f} %",
+                    percent(s.costs["model_flops_utilization"]), show_bytes(s.costs["memory_per_device_bytes"]), style.fit(s.costs["fit"]), how])  # fmt: skip
+    subject = f"{title(plans[0])}, {plans[0].workload['kind']}" + ("" if several else f", {rows[0][0]}")
+    k = len(out[0])
+    lines = [style.bold(subject), *fitted(out, width, tuple(range(int(several), k - 2)))]
+    if len({s.workload["batch"] for s in plans}) > 1:
+        lines += [style.dim(line) for line in hang("", "the batch grows with the devices; --batch N keeps it", width)]
+    return "\n".join(lines)
+
+
+def coverage(base: Base, width: int, colour: bool) -> str:
+    """Per operator: nodes, share of the forward FLOPs, and its rule (of the first such node) or the reason it is planned whole."""
+    style = Style(colour)
+    graph = base.graph
+    total = sum(r.flops for r in base.rules)
+    found: dict[tuple[str, str], list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        found.setdefault((node.op, base.reasons[i]), []).append(i)
+    rows = []
+    for (op, reason), nodes in found.items():
+        work = sum(base.rules[i].flops for i in nodes)
+        what = style.warn(f"no rule, whole on every device: {reason}") if reason else spell_rule(base.rules[nodes[0]])
+        rows.append((-work, -len(nodes), [op, f"{len(nodes):,}", percent(work / total) if work and total else "", what]))
+    out = [["operator", "nodes", "FLOPs", "rule (k! stays whole)"], *(row for _, _, row in sorted(rows, key=lambda r: (r[0], r[1], r[2][0])))]
+    bad = sum(1 for r in base.reasons if r)
+    bad_work = sum(rule.flops for rule, r in zip(base.rules, base.reasons, strict=True) if r)
+    share = f", {percent(bad_work / total)} of the FLOPs" if total and bad_work else ""
+    verdict = f"{bad} of {len(graph.nodes)} nodes have no rule{share}: they run whole on every device" if bad else f"all {len(graph.nodes)} nodes have a rule"
+    head = (f"{graph.name.removeprefix('zoo:')}: {len(graph.nodes):,} nodes, {count(graph.parameters)} parameters, {flops(total)} forward "
+            f"at batch {graph.dims.get('batch', 1)}")  # fmt: skip
+    return "\n".join([*hang("", head, width), "", *fitted(out, width, (1, 2)), "", (style.warn if bad else style.good)(verdict)])

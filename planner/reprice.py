@@ -1,0 +1,209 @@
+"""A saved strategy priced again: on a model as it is now, with today's figures, and the best plan beside it.
+
+    reprice   the recorded decisions on a graph, carried over by node id; nodes of further repeats of a block follow their block
+    replan    the search under the strategy's own workload, machine and memory limit
+    manual    a strategy edited by hand: every decision checked, then priced and written as any other
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from planner.errors import NO_PLAN, PlanError, did_you_mean
+from planner.evaluate import Cost, price_plan
+from planner.flow import Flow, Plan
+from planner.model import Model
+from planner.price import Pricer
+from planner.rule import Limits, Split, legal
+from planner.search import RECOMPUTE, Candidate, Found, Request, Search
+from planner.space import Base
+from planner.strategy import Strategy
+from planner.topology import Mesh, Topology, for_devices, from_json, pinned_mesh
+
+PADDING = 0.5
+"""Share of a dim that a recorded split may pad: what pins may ask for."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The decisions of a strategy on a model, and their price. cost: of the whole plan; table: the same as the file's `cost`."""
+
+    strategy: Strategy
+    model: Model
+    request: Request
+    base: Base
+    plan: Plan
+    mesh: Mesh
+    flow: Flow
+    runs: tuple[Any, ...]
+    cost: Cost
+    pricer: Pricer
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The price as in a strategy file."""
+        from planner.compose import cost_table
+
+        return cost_table(self.cost, self.request, self.base, self.model)
+
+
+def machine_now(strategy: Strategy) -> tuple[Topology, str]:
+    """The recorded machine with today's figures where it is a shipped one of the same shape, else as recorded; and what changed, "" if nothing."""
+    recorded = from_json(strategy.topology)
+    try:
+        now = for_devices(recorded.device.name, recorded.devices)
+    except PlanError:
+        return recorded, ""
+    same = [(x.name, x.size, x.kind) for x in now.levels] == [(x.name, x.size, x.kind) for x in recorded.levels]
+    if not same or now.levels == recorded.levels:
+        return recorded, ""
+    return now, "figures of the links of " + recorded.device.name
+
+
+def request_of(strategy: Strategy, topology: Topology) -> Request:
+    """The request a strategy answers: its recipe, runtime, solver and memory limit, on a machine."""
+    from costmodels.memory import capacity
+    from costmodels.precision import load_recipe, recipe_names
+    from costmodels.runtime import RUNTIMES
+    from planner.api import choose
+    from planner.solvers import SOLVERS
+
+    w, training = strategy.workload, strategy.workload.get("training") or {}
+    choose("precision", w["precision"], recipe_names())
+    choose("runtime", w["runtime"], tuple(RUNTIMES))
+    room = capacity(topology.device, topology.devices)
+    # The recorded limit says what the user kept free.
+    room = replace(room, reserve=room.reserve + room.usable - int(strategy.costs["memory_limit_bytes"]))
+    solver = strategy.solver["name"] if strategy.solver["name"] in SOLVERS else "auto"
+    return Request(topology, room, load_recipe(w["precision"], training.get("optimizer", "adamw"), w["kind"] == "train"), RUNTIMES[w["runtime"]], solver)
+
+
+def open_recorded(strategy: Strategy, source: str | Path) -> Model:
+    """The model under the strategy's workload."""
+    from planner.api import reopen
+
+    model = reopen(strategy, source)
+    assert isinstance(model, Model)
+    return model
+
+
+def plan_on(strategy: Strategy, base: Base) -> Plan:
+    """The recorded decisions on a graph. Nodes without one of their own follow their block; PlanError P051 when one has none at all."""
+    splits, lost = {}, []
+    for i, node in enumerate(base.graph.nodes):
+        row = strategy.nodes.get(node.id) or strategy.nodes.get(base.graph.nodes[base.shared[i]].id)
+        if row is None:
+            lost.append(node.id)
+        else:
+            splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
+    if lost:
+        raise PlanError("P051", f"the strategy says nothing of {len(lost)} of {len(base.graph.nodes)} nodes: it was made for another graph",
+                        detail=[f"first: {lost[0]}"], help=[h for h in (did_you_mean(lost[0], list(strategy.nodes)), "plan again") if h])  # fmt: skip
+    t = strategy.techniques
+    return Plan(strategy.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]),
+                base.runs if strategy.blocks else ())  # fmt: skip
+
+
+def reprice(strategy: Strategy, model: Model, topology: Topology) -> Priced:
+    """Price the recorded decisions. Raises PlanError: P051 another graph, P06x a decision that is not possible."""
+    check_mesh(strategy, topology)
+    request = request_of(strategy, topology)
+    base = Base.of(model.graph(int(strategy.techniques["microbatches"])), training=model.workload.kind == "train")
+    mesh = pinned_mesh(topology, dict(strategy.mesh_shape))
+    pricer = Pricer(topology, mesh, request.runtime, request.recipe)
+    plan = plan_on(strategy, base)
+    check_splits(base, plan)
+    cost, flow, runs = price_plan(base, plan, pricer)
+    return Priced(strategy, model, request, base, plan, mesh, flow, runs, cost, pricer)
+
+
+def check_mesh(strategy: Strategy, topology: Topology) -> None:
+    """Axis names are distinct and multiply to the devices; techniques are known ones on existing axes. Raises P060."""
+    names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]
+    t = strategy.techniques
+    wrong = ""
+    if len(set(names)) < len(names):
+        wrong = f"two mesh axes are called {next(n for n in names if names.count(n) > 1)!r}"
+    elif min(sizes, default=1) < 1 or prod(sizes) != topology.devices:
+        wrong = f"mesh {dict(strategy.mesh_shape)} has {prod(sizes)} devices, the topology {topology.devices}"
+    elif t["recompute"] not in RECOMPUTE:
+        wrong = f"recompute {t['recompute']!r} is none of {', '.join(RECOMPUTE)}"
+    elif t["zero_stage"] not in (0, 1, 2, 3):
+        wrong = f"zero_stage {t['zero_stage']} is none of 0, 1, 2, 3"
+    elif t["microbatches"] < 1:
+        wrong = f"{t['microbatches']} microbatches"
+    elif set(t["zero_group"]) - set(names):
+        wrong = f"zero_group names axis {min(set(t['zero_group']) - set(names))!r}, which the mesh has not"
+    if wrong:
+        raise PlanError("P060", f"this strategy cannot be: {wrong}", help=["change it in the strategy file"])
+
+
+def check_splits(base: Base, plan: Plan) -> None:
+    """Every split names axes of the mesh once, and factors of its operator that may be cut that far. Raises P061 with the node."""
+    sizes = dict(plan.mesh)
+    for i, node in enumerate(base.graph.nodes):
+        split, rule = plan.splits[node.id], base.rules[i]
+        used = [a for _, axes in split.pairs for a in axes]
+        wrong = ""
+        if set(used) - set(sizes):
+            wrong = f"axis {min(set(used) - set(sizes))!r} is not in the mesh {sizes}"
+        elif len(set(used)) < len(used):
+            wrong = "an axis cuts two factors"
+        elif not legal(rule, split, sizes, Limits(waste=PADDING)):
+            wrong = "the rule does not allow it"
+        if wrong:
+            from planner.report.notation import spell_rule, spell_split
+
+            detail = [f"rule {spell_rule(rule)}", f"sizes {dict(rule.sizes)}, mesh {sizes}"]
+            raise PlanError("P061", f"node {node.id!r} ({node.op}) cannot be split {spell_split(split.as_dict())}: {wrong}", detail=detail,
+                            help=["change its split in the strategy file"])  # fmt: skip
+
+
+def replan(strategy: Strategy, model: Model, topology: Topology) -> Strategy:
+    """The best plan for the model now, under the strategy's workload and limits. Raises PlanError (exit 3) when nothing fits."""
+    from planner.api import no_plan
+    from planner.compose import compose
+
+    request = request_of(strategy, topology)
+    found = Search(model, request).run()
+    if found.stopped:
+        raise KeyboardInterrupt
+    if found.best is None:
+        raise no_plan(request, found)
+    return compose(model, request, found, {}, ())
+
+
+def manual(strategy: Strategy, source: str | Path) -> Strategy:
+    """A hand-edited strategy, checked and priced. Raises PlanError: another model, a decision that is not possible, or exit 3 when it does not fit."""
+    from planner.compose import COST_MODEL_VERSION, TOOL_VERSION, compose
+
+    started = time.monotonic()
+    model = open_recorded(strategy, source)
+    if model.sha256() != strategy.model["sha256"]:
+        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)",
+                        help=["plan again, or plan check to see what changed"])  # fmt: skip
+    priced = reprice(strategy, model, from_json(strategy.topology))
+    known = {n.id for n in priced.base.graph.nodes}
+    strange = [n for n in strategy.nodes if n not in known]
+    if strange:
+        near = did_you_mean(strange[0], sorted(known))
+        raise PlanError("P062", f"the strategy decides about {strange[0]!r}, which the model has not", help=[near] if near else [])
+    c, limit = priced.cost, priced.request.limit_bytes
+    if c.memory.total > limit:
+        from costmodels.units import show_bytes
+
+        raise PlanError("P021", f"this plan does not fit: {show_bytes(c.memory.total)} a device, {show_bytes(limit)} usable", exit_code=NO_PLAN,
+                        help=["a higher zero_stage, recompute or more microbatches in the strategy file, or plan without --mode manual"])  # fmt: skip
+    from planner.assemble import Techniques
+
+    best = Candidate("manual", priced.mesh, priced.plan, c, Techniques(priced.plan.zero, priced.plan.recompute, priced.plan.microbatches), c.step_time_s)
+    found = Found(best, {}, priced.base, None, (), None, 0.0, 1)
+    provenance: Mapping[str, Any] = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "source": str(source),
+                                     "search_s": round(time.monotonic() - started, 3)}  # fmt: skip
+    made = compose(model, priced.request, found, provenance, tuple(strategy.assumptions))
+    return replace(made, solver={**made.solver, "name": "manual", "bound_s": None, "gap": None}, baselines=strategy.baselines)
