@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from planner.space import Base
     from planner.strategy import Strategy
 
+WIDE = 100
 NARROWEST = 14
 """Columns the last column of a table keeps, however narrow the terminal."""
 
@@ -46,8 +47,10 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
         for key, row in order:
             how = ", ".join(t for t in (mesh_words(row["mesh"]), tuned_words(row), "tie" if ties(top, row) else "") if t)
             out.append([baseline_name(key, row), *_cost(row, best, style), "", "", how])
+    drop = (5, 7) if width < WIDE else ()  # MFU and search time
+    out = [[c for i, c in enumerate(row) if i not in drop] for row in out]
     note = "gap: how far above the proven bound; relative: to the best solver; tie: within each other's range; baselines are tuned too"
-    return "\n".join([*lines, *fitted(out, width, (1, 2, 3, 5, 6, 7)), *(style.dim(line) for line in hang("", note, width))])
+    return "\n".join([*lines, *fitted(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7)), *(style.dim(line) for line in hang("", note, width))])
 
 
 def _techniques(t: Mapping[str, Any]) -> str:

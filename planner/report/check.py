@@ -1,0 +1,124 @@
+"""`plan check` for people, for pull requests, and for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import quoteattr
+
+from planner.report.diff import quantity
+from planner.report.words import Style, hang, table
+
+if TYPE_CHECKING:
+    from planner.check import Limit, Report, Row
+
+HEAD = ("", "recorded", "re-priced", "", "best now", "", "allowed")
+
+
+def _cells(row: Row, style: Style) -> list[str]:
+    def value(v: float | None) -> str:
+        return "-" if v is None else quantity(v, row.unit)
+
+    def change(v: float | None) -> str:
+        c = row.change(v)
+        text = "" if c is None else "=" if c == 0 else f"{100 * c:+.1f} %"
+        return style.bad(text) if row.beyond(v) else text
+
+    allowed = "" if row.tolerance is None else f"+{100 * row.tolerance:g} %"
+    return [row.what, value(row.recorded), value(row.repriced), change(row.repriced), value(row.best), change(row.best), allowed]
+
+
+def _limit(x: Limit) -> str:
+    said = quantity(x.value, x.unit), quantity(x.most, x.unit)
+    return f"budget {x.what}: {said[0]} of {said[1]}" + ("" if x.ok else " OVER")
+
+
+def _notes(report: Report) -> list[str]:
+    """Causes, reasons and the next step, a sentence each."""
+    out = [f"re-priced: not possible: {report.reasons['repriced']}"] if "repriced" in report.reasons else []
+    if not report.ok:
+        again = "the baseline is stale: plan again and commit the new one" if report.cured else "if this is meant, plan again and commit the new baseline"
+        out.append(again)
+    elif any((r.change(r.best) or 0.0) < -(r.tolerance or 1.0) for r in report.rows if r.tolerance is not None):
+        out.append("better than recorded past the tolerance: plan again to keep the gain")
+    return out
+
+
+def text(report: Report, width: int = 100, colour: bool = False) -> str:
+    """The table and its verdict, for a terminal."""
+    style = Style(colour)
+    verdict = (style.good if report.ok else style.bad)("ok" if report.ok else "FAILED")
+    lines = [style.bold(f"{report.model} against {report.baseline}"), *table([HEAD, *(_cells(r, style) for r in report.rows)], right=(1, 2, 3, 4, 5, 6))]
+    lines += [style.bad(_limit(x)) if not x.ok else _limit(x) for x in report.limits]
+    first, *more = hang("FAILED: " if not report.ok else "ok: ", report.verdict, width)
+    lines += [first.replace("FAILED" if not report.ok else "ok", verdict, 1), *more]
+    return "\n".join([*lines, *(line for n in _notes(report) for line in hang("  ", n, width))])
+
+
+def markdown(report: Report) -> str:
+    """A comment for a pull request."""
+    rows = [_cells(r, Style()) for r in report.rows]
+    lines = [f"### plan check: {_md(report.model)} {'✅' if report.ok else '❌'}", "", _md(report.verdict), "",
+             "| " + " | ".join(h or "change" for h in ("figure", *HEAD[1:])) + " |", "|:---|" + "---:|" * (len(HEAD) - 1)]  # fmt: skip
+    lines += ["| " + " | ".join(_md(c) for c in row) + " |" for row in rows]
+    if report.limits:
+        lines += ["", *(f"- {_md(_limit(x))}" for x in report.limits)]
+    notes = _notes(report)
+    return "\n".join([*lines, "", f"Baseline: `{report.baseline}`.", *(f"{_md(n[:1].upper() + n[1:])}." for n in notes)])
+
+
+def _md(text_: str) -> str:
+    return text_.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def github(report: Report) -> str:
+    """Workflow commands: an error per regression, or one notice. Escaped as the runner asks."""
+    def command(kind: str, title: str, message: str) -> str:
+        return f"::{kind} file={_property(report.baseline)},title={_property(title)}::{_escape(message)}"
+
+    lines = [command("error", f"plan check: {r.what}", f"{report.model}: {' '.join(c for c in _cells(r, Style()) if c)}. {report.verdict}")
+             for r in report.regressions]  # fmt: skip
+    lines += [command("error", f"plan check: budget {x.what}", f"{report.model}: {_limit(x)}") for x in report.limits if not x.ok]
+    if "best" in report.reasons:
+        lines.append(command("error", "plan check: no plan", f"{report.model}: {report.verdict}"))
+    return "\n".join(lines or [command("notice", "plan check", f"{report.model}: {report.verdict}")])
+
+
+def _escape(message: str) -> str:
+    return message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(value: str) -> str:
+    return _escape(value).replace(":", "%3A").replace(",", "%2C")
+
+
+def as_json(report: Report) -> str:
+    """Plain data."""
+    rows = {r.what: {"unit": r.unit, "recorded": r.recorded, "repriced": r.repriced, "best": r.best, "tolerance": r.tolerance,
+                     "repriced_change": r.change(r.repriced), "best_change": r.change(r.best)} for r in report.rows}  # fmt: skip
+    budget = {x.what: {"value": x.value, "most": x.most, "unit": x.unit, "ok": x.ok} for x in report.limits}
+    data = {"ok": report.ok, "verdict": report.verdict, "model": report.model, "baseline": report.baseline, "causes": list(report.causes), "figures": rows,
+            "budget": budget, "reasons": dict(report.reasons)}  # fmt: skip
+    return json.dumps(data, indent=2, sort_keys=True)
+
+
+def junit(report: Report) -> str:
+    """A test suite: a case per judged figure and budget line, and one for there being a plan."""
+    cases: list[tuple[str, str]] = [("plan exists", report.reasons.get("best", ""))]
+    cases += [(r.what, " ".join(c for c in _cells(r, Style()) if c) if r in report.regressions else "") for r in report.rows if r.tolerance is not None]
+    cases += [(f"budget {x.what}", "" if x.ok else _limit(x)) for x in report.limits]
+    failed = sum(1 for _, why in cases if why)
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f'<testsuite name={_xml("plan check " + report.model)} tests="{len(cases)}" failures="{failed}">']
+    for name, why in cases:
+        head = f"  <testcase classname={_xml(report.model)} name={_xml(name)}"
+        lines.append(f"{head}><failure message={_xml(f'{why}. {report.verdict}')}/></testcase>" if why else f"{head}/>")
+    return "\n".join([*lines, "</testsuite>"])
+
+
+def _xml(value: str) -> str:
+    """A quoted attribute; characters that XML forbids are left out."""
+    return quoteattr("".join(c for c in value if c >= " " or c in "\t\n"))
+
+
+FORMATS: Mapping[str, Callable[[Report], str]] = {"text": text, "markdown": markdown, "github": github, "json": as_json, "junit": junit}
