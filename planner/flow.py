@@ -20,7 +20,7 @@ from typing import Any
 
 from planner.errors import PlanError
 from planner.graph import Graph, Node
-from planner.layout import Axes, Layout, Tree, distribute, group, local_shape, replicated
+from planner.layout import Axes, Layout, Tree, distribute, group, local_shape, replicated, wire_elements
 from planner.ops import OPERATORS, NoRule
 from planner.rule import Dim, Rule, Split
 
@@ -186,22 +186,44 @@ def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] 
 
 
 def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, trained: bool) -> WeightPlan:
-    """Stored as its first consumer cuts it; with optimizer sharding, the state (and at level 3 the weight) is also cut over the plan's
-    zero axes among those its gradient is partial over, along the first dim that divides evenly."""
-    targets = list(targets)
-    layout = targets[0].stored
+    """Stored as its consumer cuts it (several: see `_storage`); with optimizer sharding, the state (and at level 3 the weight) is also cut
+    over the plan's zero axes among those its gradient is partial over, along the first dim that divides evenly."""
+    targets = tuple(dict.fromkeys(targets))
+    shape = graph.tensors[name].shape
+    layout = targets[0].stored if len(targets) == 1 else _storage(shape, targets, plan, trained)
     if not trained:
         return WeightPlan(layout)
-    cut = {a for dim in layout.dims for a in dim}
-    fan = tuple(a for a in plan.order if a not in cut and all(a in t.fan for t in targets))
+    fan = _pending(layout, targets, plan)
     axes = tuple(a for a in fan if a in plan.zero_axes)
     if not plan.zero or not axes:
         return WeightPlan(layout, fan=fan)
-    sizes, shape = dict(plan.mesh), graph.tensors[name].shape
+    sizes = dict(plan.mesh)
     for d, extent in enumerate(local_shape(shape, layout, sizes)):
         if shape[d] % group(layout.dims[d] + axes, sizes) == 0 and extent > 1:
             return WeightPlan(layout, plan.zero, axes, d, fan)
     return WeightPlan(layout, fan=fan)
+
+
+def _pending(layout: Layout, targets: tuple[Layout, ...], plan: Plan) -> Axes:
+    """Axes over which a weight's gradient is left pending: those of all its uses."""
+    cut = {a for dim in layout.dims for a in dim}
+    return tuple(a for a in plan.order if a not in cut and all(a in t.fan for t in targets))
+
+
+def _storage(shape: tuple[int, ...], targets: tuple[Layout, ...], plan: Plan, trained: bool) -> Layout:
+    """The layout, of those its uses want, from which a weight reaches all its uses with the fewest bytes, the reduction of what is
+    pending of its gradient included; among equals the smallest piece."""
+    sizes, best = dict(plan.mesh), None
+    for layout in dict.fromkeys(t.stored for t in targets):
+        source = replace(layout, fan=_pending(layout, targets, plan)) if trained else layout
+        tree = distribute(shape, source, targets, plan.mesh, trained)
+        if tree is None:
+            continue
+        piece, n = prod(local_shape(shape, layout, sizes)), group(source.fan, sizes)
+        price = (wire_elements(tree.steps(), sizes, trained) + 2 * piece * (n - 1) / n, piece)
+        if best is None or price < best[0]:
+            best = price, layout
+    return best[1] if best else targets[0].stored
 
 
 def stored_layout(weight: WeightPlan) -> Layout:

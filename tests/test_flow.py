@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.flow import gradient_tensors, rule_of
+from planner.flow import Plan, derive, gradient_tensors, rule_of
 from planner.graph import Graph, Node, Tensor
 from planner.rule import Split, legal
 from planner.training import add_loss, prune
@@ -80,3 +80,25 @@ def test_gradients_stop_at_integers_and_steps():
     shapes = {"x": (8, 4), "w": (4, 4), "v": (4,), "l": (), **dict.fromkeys("hifqst", (8, 4))}
     g = graph(nodes, shapes, inputs=["x"], weights=["w", "v"], outputs=["l"], dtypes={"i": "int32"})
     assert gradient_tensors(g) == {"v", "t", "l"}
+
+
+def tied(training: bool):
+    """A table that is looked up whole by every device and multiplied by cut columns, on eight devices; its flow and that of its storage."""
+    nodes = [Node("look", "Gather", ("table", "ids"), ("h",), {"axis": 0}), Node("head", "MatMul", ("h", "table"), ("y",), {"trans_b": 1}),
+             Node("loss", "ReduceSum", ("y",), ("l",), {"axes": (0, 1), "keepdims": 0})]  # fmt: skip
+    shapes = {"table": (64, 16), "ids": (8,), "h": (8, 16), "y": (8, 64), "l": ()}
+    g = graph(nodes, shapes, inputs=["ids"], weights=["table"], outputs=["l"], dtypes={"ids": "int32"})
+    splits = {"look": Split.of({"v": ["data"]} if not training else {"i0": ["data"]}), "head": Split.of({"m": ["data"]} if not training else {"n": ["data"]})}
+    return derive(g, Plan((("data", 8),), splits), training=training)
+
+
+def test_tied_weight_is_stored_where_its_uses_are_cheapest():
+    # Inference: the head needs it whole, the lookup a piece that can be cut out for nothing: kept whole, nothing travels.
+    flow = tied(training=False)
+    assert flow.weights["table"].layout.dims == ((), ())
+    assert not any(s.forward for s in flow.trees["table"].steps())
+    # Training: kept whole, gradients of the whole table would be summed for the lookup and gathered for the head; cut, one gather and one scatter do.
+    flow = tied(training=True)
+    assert flow.weights["table"].layout.dims == (("data",), ())
+    assert flow.weights["table"].fan == ()
+    assert [(s.forward, s.backward) for s in flow.trees["table"].steps()] == [("all-gather", "reduce-scatter")]
