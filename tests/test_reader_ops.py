@@ -31,7 +31,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any], str]] = {
     "conv_same_lower": ('(float[1,2,7] x) => (float[1,4,4] y) { y = Conv <strides = [2], auto_pad = "SAME_LOWER"> (x, w) }', 20,
                         {"w": rand(4, 2, 4)}, "Conv"),
     "conv_transpose": ("(float[1,3,5,5] x) => (float[1,2,a,b] y) "
-                       "{ y = ConvTranspose <strides = [2,2], pads = [1,1,1,1], output_padding = [1,1]> (x, w, b2) }", 20, {"w": rand(3, 2, 3, 3), "b2": rand(2)}, "ConvTranspose Add"),
+                       "{ y = ConvTranspose <strides = [2,2], pads = [1,1,1,1], output_padding = [1,1]> (x, w, b2) }", 20,
+                       {"w": rand(3, 2, 3, 3), "b2": rand(2)}, "ConvTranspose Add"),
     "conv_transpose_shape": ("(float[1,3,5] x) => (float[1,2,a] y) { y = ConvTranspose <strides = [3], output_shape = [16]> (x, w) }",
                              20, {"w": rand(3, 2, 3)}, "ConvTranspose"),
     "max_pool": ("(float[1,2,9,9] x) => (float[1,2,a,b] y) { y = MaxPool <kernel_shape = [3,3], strides = [2,2], ceil_mode = 1> (x) }", 20, {}, "MaxPool"),
@@ -68,7 +69,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any], str]] = {
               {"z": np.array([0]), "s": np.array([4, -1])}, "Reshape"),
     "squeeze_old": ("(float[2,1,3] x) => (float[2,3,1] y) { a = Squeeze(x) y = Unsqueeze <axes = [-1]> (a) }", 11, {}, "Reshape"),
     "reshape_zero": ("(float[2,3,4] x) => (float[2,12] y) { y = Reshape(x, s) }", 13, {"s": np.array([0, -1])}, "Reshape"),
-    "transposes": ("(float[2,3,4] x) => (float[2,3,4] y) { a = Transpose <perm = [1,2,0]> (x) b = Transpose <perm = [2,0,1]> (a) y = Relu(b) }", 13, {}, "Relu"),
+    "transposes": ("(float[2,3,4] x) => (float[2,3,4] y) "
+                   "{ a = Transpose <perm = [1,2,0]> (x) b = Transpose <perm = [2,0,1]> (a) y = Relu(b) }", 13, {}, "Relu"),
     "casts": ("(int32[2,3] x) => (int32[2,3] y) { a = Cast <to = 7> (x) b = Cast <to = 6> (a) y = Neg(b) }", 13, {}, "Neg"),
     "lossy_casts_stay": ("(float[2,3] x) => (float[2,3] y) { a = Cast <to = 10> (x) y = Cast <to = 1> (a) }", 13, {}, "Cast Cast"),
     "split_sizes": ("(float[2,7] x) => (float[2,3] y) { a, b = Split <axis = 1> (x, s) c = Slice(b, z, t, o) y = Add(a, c) }", 13,

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from planner.errors import PlanError
 from planner.graph import Graph
 
 __all__ = ["read", "read_model"]
@@ -79,6 +80,11 @@ def _read(model: Any, folder: Path | None, name: str, **options: Any) -> Graph:
     draft, bound = start(model, folder, name, **options)
     tidy(draft)
     fuse(draft)
-    if bound.exported is not None and bound.batch != bound.exported:
-        rebatch(draft, bound)
+    if bound.lowered is not None and bound.batch != bound.lowered:
+        try:
+            rebatch(draft, bound)
+        except PlanError:
+            if bound.static:
+                raise
+            return _read(model, folder, name, **options, direct=True)
     return finish(draft)

@@ -25,14 +25,17 @@ _BATCH = re.compile(r"(?i)^(b|n|bs|bsz|(\w+_)?batch(es)?(_?(size|dim|axis|num))?
 class Bound:
     """Inputs with static shapes, and what was decided about the batch.
 
-    exported: the static batch in the file, None when the batch is a symbol. batch: the batch asked for.
-    traced: inputs whose dim 0 is the exported batch.
+    lowered: the batch the inputs have, None when the model has none that can be traced. batch: the batch asked for.
+    traced: inputs whose dim 0 is the lowered batch. static: the lowered batch is the one in the file, not a stand-in.
+    symbols: values of the symbolic dims as lowered; dims: as asked for.
     """
 
     inputs: dict[str, Type]
     batch: int
-    exported: int | None = None
+    lowered: int | None = None
     traced: tuple[str, ...] = ()
+    static: bool = False
+    symbols: dict[str, int] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -45,8 +48,13 @@ def bind(
     shapes: Mapping[str, tuple[int, ...]],
     tokens_per_step: int | None,
     devices: int,
+    direct: bool = False,
 ) -> Bound:
-    """Static input types from the graph's inputs and the user's options. Raises PlanError listing every dim still unbound."""
+    """Static input types from the graph's inputs and the user's options. Raises PlanError listing every dim still unbound.
+
+    A symbolic batch of 1 is read as 2 and traced back (unless `direct`): dims of 1 look like no dims at all, and the graph of one
+    sample should have the operators that the graph of many has.
+    """
     declared = _declared(graph, shapes)
     known = {str(k): _positive(v, f"--dim {k}") for k, v in dims.items()}
     symbols: dict[str, list[tuple[str, int]]] = {}
@@ -89,10 +97,15 @@ def bind(
         batch = -(-start // max(1, devices)) * max(1, devices)
         how = f"the exported {exported}" if exported == batch else f"the smallest multiple of {devices} devices from {start} on"
         notes.append(f"batch {batch}: {how} (--batch sets it)")
+    lowered = exported
     if symbol is not None:
         known[symbol] = batch
+        if batch == 1 and not direct and all(axis == 0 and declared[name][0][0] == symbol for name, axis in symbols[symbol]):
+            lowered = known[symbol] = 2
+            traced = tuple(name for name, (shape, _) in declared.items() if shape and shape[0] == symbol)
     inputs = {name: (_static(name, shape, known), dtype) for name, (shape, dtype) in declared.items()}
-    return Bound(inputs, batch, exported, traced, {**known, "batch": batch}, notes)
+    asked = {**known, **({symbol: batch} if symbol is not None else {}), "batch": batch}
+    return Bound(inputs, batch, lowered, traced, symbol is None, dict(known), asked, notes)
 
 
 def _declared(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[tuple[int | str, ...], str]]:

@@ -25,7 +25,7 @@ _ROUNDS = 12
 
 def rebatch(draft: Draft, bound: Bound) -> None:
     """Rewrites the draft from the exported batch to the wanted one. Raises PlanError when the batch cannot be followed."""
-    old, new = bound.exported, bound.batch
+    old, new = bound.lowered, bound.batch
     assert old is not None
     drop_dead(draft)
     leaves: dict[str, Dims] = {}
@@ -41,7 +41,8 @@ def rebatch(draft: Draft, bound: Bound) -> None:
         raise _error("the batch does not settle", old, [])
     grown = [_grow(draft, name, dims, old, new) for name, dims in sorted(leaves.items())]
     _write(draft, tracer.marks, tracer.expands, old, new)
-    draft.notes.append(f"rebatched from the exported {old} to {new}" + (f"; lengthened {', '.join(grown[:6])}" if grown else ""))
+    if bound.static:
+        draft.notes.append(f"rebatched from the exported {old} to {new}" + (f"; lengthened {', '.join(grown[:6])}" if grown else ""))
 
 
 def _error(what: str, old: int, detail: list[str]) -> PlanError:

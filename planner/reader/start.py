@@ -29,12 +29,13 @@ def start(
     shapes: Mapping[str, tuple[int, ...]] | None,
     tokens_per_step: int | None,
     devices: int,
+    direct: bool = False,
 ) -> tuple[Draft, Bound]:
-    """The canonical draft of a model at its exported (or symbolic, now bound) batch. Raises PlanError."""
+    """The canonical draft of a model at its lowered batch (see `planner.reader.dims.bind`). Raises PlanError."""
     graph = model.graph
     functions = check_functions(model)
     nodes = check_graph(graph)
-    bound = bind(graph, batch=batch, dims=dims or {}, shapes=shapes or {}, tokens_per_step=tokens_per_step, devices=devices)
+    bound = bind(graph, batch=batch, dims=dims or {}, shapes=shapes or {}, tokens_per_step=tokens_per_step, devices=devices, direct=direct)
     draft = Draft(name=name, dims=bound.dims, notes=list(bound.notes))
     lowering = Lowering(draft, functions, _declared(graph, bound))
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
@@ -68,7 +69,7 @@ def _declared(graph: Any, bound: Bound) -> dict[str, Type]:
             continue
         dims: list[int] = []
         for dim in value.type.tensor_type.shape.dim:
-            n = dim.dim_value if dim.WhichOneof("value") == "dim_value" else bound.dims.get(dim.dim_param, -1)
+            n = dim.dim_value if dim.WhichOneof("value") == "dim_value" else bound.symbols.get(dim.dim_param, -1)
             dims.append(n)
         if min(dims, default=0) >= 0:
             found[value.name] = (tuple(dims), dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from planner.reader.draft import Op
@@ -73,9 +74,26 @@ def _reshape(t: Tracer, op: Op) -> list[Dims]:
     target = t.draft.shape(op.outputs[0])
     groups = [[Atom(t.batch, True) if f == 0 else Atom(f) for f in factors] for factors in t.dims(op.inputs[0])]
     found = regroup(groups, target)
+    if found is None and (whole := _one_batch(t.dims(op.inputs[0]), target, t.batch)) is not None:
+        return [whole]
     if found is None:
         raise t.fail(op, f"splits the batch: {list(t.draft.shape(op.inputs[0]))} to {list(target)}")
     return [tuple(tuple(0 if a.batch else a.size for a in group) or (1,) for group in found)]
+
+
+def _one_batch(dims: Dims, target: tuple[int, ...], batch: int) -> Dims | None:
+    """Where the batch goes when dims around it are cut anew: only the elements before and after it matter."""
+    factors = [f for dim in dims for f in dim]
+    if factors.count(0) != 1:
+        return None
+    before = math.prod(factors[: factors.index(0)])
+    for k, n in enumerate(target):
+        lead = math.prod(target[:k])
+        if lead and before % lead == 0 and n % (before // lead * batch) == 0:
+            major, minor = before // lead, n // (before // lead * batch)
+            split = (*((major,) if major > 1 else ()), 0, *((minor,) if minor > 1 else ()))
+            return (*((m,) for m in target[:k]), split, *((m,) for m in target[k + 1 :]))
+    return None
 
 
 def _transpose(t: Tracer, op: Op) -> list[Dims]:

@@ -29,8 +29,8 @@ def transformed(array: np.ndarray, steps: Iterable[tuple[str, tuple[int, ...]]],
 def lengthen(array: np.ndarray, step: tuple[int, ...], name: str) -> np.ndarray:
     """A constant for another batch: `step` is (axis, major, old, minor, new). Raises PlanError when it does not say how it goes on.
 
-    Repeating values repeat; integers that grow by one amount per sample go on growing. From a batch of 2 only 0 and 1 per sample are
-    believed.
+    Repeating values repeat; integers that grow by one amount per sample go on growing, each at its own rate (index tables hold the
+    sample beside positions). From a batch of 2 only rates of 0 and 1 are believed.
     """
     axis, major, old, minor, new = step
     shape = array.shape
@@ -42,10 +42,11 @@ def lengthen(array: np.ndarray, step: tuple[int, ...], name: str) -> np.ndarray:
         out = np.repeat(first, new, at)
     elif array.dtype.kind in "iu":
         delta = parts.take([1], at) - first
-        counts = np.arange(old).reshape([-1 if k == at else 1 for k in range(parts.ndim)])
-        even = bool((delta == delta.reshape(-1)[0]).all() and (parts == first + delta * counts).all())
-        if even and (old > 2 or int(delta.reshape(-1)[0]) == 1):
-            out = first + delta.reshape(-1)[0] * np.arange(new).reshape(counts.shape)
+        line = [-1 if k == at else 1 for k in range(parts.ndim)]
+        counts = np.arange(old).reshape(line)
+        believed = old > 2 or bool(((delta == 0) | (delta == 1)).all())
+        if believed and bool((parts == first + delta * counts).all()):
+            out = first + delta * np.arange(new).reshape(line)
     if out is None:
         raise PlanError(
             "P146", f"cannot change the exported batch of {old}: constant {name!r} of shape {list(shape)} depends on it",

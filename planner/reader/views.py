@@ -79,7 +79,10 @@ def shortest(shape: Shape, steps: Sequence[Step]) -> list[Step] | None:
     """The fewest steps with the effect of `steps` on a tensor of this shape (at most reshape, transpose, reshape)."""
     source: Groups = [[Atom(n)] for n in shape]
     groups: Groups | None = source
-    for kind, arg in steps:
+    if all(kind == "reshape" for kind, _ in steps):
+        return [] if steps[-1][1] == shape else [steps[-1]]
+    plain = [s for k, s in enumerate(steps) if s[0] != "reshape" or k + 1 == len(steps) or steps[k + 1][0] != "reshape"]
+    for kind, arg in plain:  # of reshapes in a row the last alone counts
         assert groups is not None
         groups = [groups[k] for k in arg] if kind == "transpose" else regroup(groups, arg)
         if groups is None:
