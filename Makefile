@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	mkdir -p demo
 	$(BIN)/plan zoo:llama3-8b --devices 64 --batch 512 --force -o demo/llama3-8b.plan.json
-	$(BIN)/plan zoo:llama-tiny --devices 8 --precision fp32 --pin dp=4,tp=2 --force -o demo/llama-tiny.plan.json
+	$(BIN)/plan zoo:llama-tiny --devices 8 --hardware cpu --precision fp32 --batch 16 --pin dp=4,tp=2 --force -o demo/llama-tiny.plan.json
 	$(BIN)/plan emit demo/llama-tiny.plan.json --model zoo:llama-tiny --backend shard_map --force -o demo/llama_tiny.py
 	$(BIN)/python demo/llama_tiny.py --virtual-devices 8 --steps 3
 
