@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
+from planner.emit.merge import Merged, merged
 from planner.emit.replay import Replay, block_mode, parts, products, repeated, replay, sharded
 from planner.emit.runs import Run, inner_flow, outer_flow
 from planner.flow import Flow, WeightPlan, cut_layout, stored_layout
@@ -65,26 +66,29 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     made_inside = {o for i in inside for o in graph.nodes[i].outputs if o}
     own_weights = {n for run in runs for names in run.weights for n in names}
     last = {c.leaves[-1] for run in runs for c in run.carries}
-    varying = downstream_of_inputs(flow)
-    for name, tree in outer.trees.items():
-        if (name in made_inside and name not in last) or name in own_weights or name in graph.constants:
-            continue
+    varying = differing(flow)
+    trees = {n: t for n, t in outer.trees.items() if not ((n in made_inside and n not in last) or n in own_weights or n in graph.constants)}
+    loose = [i for i in range(len(graph.nodes)) if i not in inside]
+    once = merged(outer, loose, trees, [n for run in runs for n in (*(c.enters for c in run.carries), *run.shared)])
+    for name, tree in trees.items():
         # Forward collectives of values that no input reaches are the same in every microbatch: compilers take them out of the loop.
-        yield from _tree(outer, name, tree, micro, micro if name in varying else 1, size)
-    for i in range(len(graph.nodes)):
-        if i not in inside:
-            yield from _inner(flow, i, micro, size)
+        yield from _tree(outer, name, tree, micro, micro if name in varying else 1, once, size)
+    for i in loose:
+        yield from _inner(flow, i, micro, size)
     gathered: dict[str, list[bool]] = {}  # sharded weight -> per function that gathers it, whether the backward pass gathers it again
     for run in runs:
         times = micro * run.repeats
         body = inner_flow(outer, run)
         again = repeated(body, run)
-        local = {o for i in range(run.first, run.first + run.period) for o in graph.nodes[i].outputs if o}
-        for name in (*sorted(local, key=lambda n: graph.producer[n]), *(c.enters for c in run.carries), *(names[0] for names in run.weights)):
-            yield from _tree(body, name, body.trees[name], times, times, size)
-        for i in range(run.first, run.first + run.period):
+        own = range(run.first, run.first + run.period)
+        local = [o for i in own for o in graph.nodes[i].outputs if o]
+        trees = {n: body.trees[n] for n in (*local, *(c.enters for c in run.carries), *(names[0] for names in run.weights)) if n in body.trees}
+        once = merged(body, own, trees, [c.leaves[0] for c in run.carries])
+        for name, tree in trees.items():
+            yield from _tree(body, name, tree, times, times, once, size)
+        for i in own:
             yield from _inner(flow, i, times, size)
-        yield from _replayed(body, again, times, size)
+        yield from _replayed(body, again, times, once, size)
         for names in run.weights:
             for name in names:
                 gathered.setdefault(name, []).append(again is not None and names[0] in again.weights)
@@ -101,22 +105,19 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
                 yield from _reduction(flow, name, plan, micro, size, gathered.get(name, []))
 
 
-def downstream_of_inputs(flow: Flow) -> frozenset[str]:
-    """Tensors that depend on an input of the graph."""
-    found = set(flow.graph.inputs)
+def differing(flow: Flow) -> frozenset[str]:
+    """Tensors that microbatches do not share: those that depend on an input of the graph, or on a weight gathered in each microbatch."""
+    found = set(flow.graph.inputs) | {n for n in flow.weights if sharded(flow, n)}
     for node in flow.graph.nodes:
         if any(n in found for n in node.inputs):
             found.update(o for o in node.outputs if o)
     return frozenset(found)
 
 
-def _tree(flow: Flow, name: str, tree: Tree, times: int, forward_times: int, size: ItemSize) -> Iterator[Use]:
-    done: set[tuple] = set()
+def _tree(flow: Flow, name: str, tree: Tree, times: int, forward_times: int, once: Merged, size: ItemSize) -> Iterator[Use]:
     for path in tree.paths():
-        # A gather whose result varies and one whose result does not are the same instruction: compilers keep one of two equal ones.
-        key = tuple((s.forward or s.kind, s.axes, s.dim, s.to_dim, s.size) for s in path if s.kind != "fan")
-        yield from _step(flow, name, path[-1], times, 0 if key in done else forward_times, size)
-        done.add(key)
+        place = (name, path)
+        yield from _step(flow, name, path[-1], 0 if place in once.backward else times, 0 if place in once.forward else forward_times, size)
 
 
 def _step(flow: Flow, name: str, step: Step, times: int, forward_times: int, size: ItemSize, forward_phase: str = "forward") -> Iterator[Use]:
@@ -128,11 +129,13 @@ def _step(flow: Flow, name: str, step: Step, times: int, forward_times: int, siz
         yield Use(step.backward, step.axes, int(step.backward_elements * size(tensor.dtype)), times, "backward", what)
 
 
-def _replayed(flow: Flow, again: Replay | None, times: int, size: ItemSize) -> Iterator[Use]:
+def _replayed(flow: Flow, again: Replay | None, times: int, once: Merged, size: ItemSize) -> Iterator[Use]:
     """Collectives of a block's forward pass that its backward pass runs again."""
     if again is None:
         return
     for name, path in again.steps:
+        if (name, path) in once.forward:
+            continue
         yield from _step(flow, name, path[-1], 0, times, size, "recompute")
     if block_mode(flow) == "all":
         for i in again.nodes:

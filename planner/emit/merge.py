@@ -1,0 +1,135 @@
+"""Conversions that compilers merge because they are equal: the same steps on equal values, forward, or on equal cotangents, backward.
+
+Values are numbered as a compiler's common-subexpression pass sees them: a step's result by (step, number of what it starts from), a node's
+by (operator, attributes, split, numbers of its operands). Cotangents are numbered the other way round: both operands of an addition get
+the cotangent of the sum; a value read in several places gets a sum of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from planner.flow import Flow
+from planner.graph import Node
+from planner.layout import Step, Tree
+
+Place = tuple[str, tuple[Step, ...]]
+"""(tensor, beginning of its way): one version of a value."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Places whose last step does not run by itself: an equal one does."""
+
+    forward: frozenset[Place]
+    backward: frozenset[Place]
+
+
+def merged(flow: Flow, nodes: Iterable[int], trees: Mapping[str, Tree], leaving: Iterable[str] = ()) -> Merged:
+    """Equal conversions among `trees` (those of one function), whose statements are `nodes`. leaving: values also read outside."""
+    nodes = tuple(nodes)
+    numbers: dict[object, int] = {}
+
+    def number(key: object) -> int:
+        return numbers.setdefault(key, len(numbers))
+
+    return Merged(_forward(flow, nodes, trees, number), _backward(flow, nodes, trees, frozenset(leaving), number) if flow.grad else frozenset())
+
+
+def _key(step: Step) -> tuple:
+    """A step's forward instruction: a gather whose result varies and one whose result does not are the same."""
+    kind = "all-gather" if step.kind == "all-gather-invariant" else step.kind
+    return (kind, step.axes, step.dim, step.to_dim, step.size)
+
+
+def _forward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], number) -> frozenset[Place]:  # type: ignore[no-untyped-def]
+    graph = flow.graph
+    value: dict[str, int] = {}
+    found: set[Place] = set()
+    seen: set[int] = set()
+
+    def version(name: str, path: tuple[Step, ...]) -> int:
+        at = value.setdefault(name, number(("made", name))) if name not in value else value[name]
+        for step in path:
+            if step.kind != "fan":
+                at = number((_key(step), at))
+        return at
+
+    def convert(name: str) -> None:
+        for path in trees[name].paths() if name in trees else ():
+            if path[-1].forward:
+                at = version(name, path)
+                if at in seen:
+                    found.add((name, path))
+                seen.add(at)
+
+    made = {o for i in nodes for o in graph.nodes[i].outputs if o}
+    for name in trees:
+        if name not in made:
+            convert(name)
+    for i in nodes:
+        node = graph.nodes[i]
+        operands = tuple(version(n, flow.trees[n].path(flow.need[i, slot])) if n else -1 for slot, n in enumerate(node.inputs))
+        for k, name in enumerate(o for o in node.outputs if o):
+            value[name] = number((node.op, tuple(sorted(node.attrs.items())), flow.split(i), operands, k, graph.tensors[name].shape))
+            convert(name)
+    return frozenset(found)
+
+
+def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], leaving: frozenset[str], number) -> frozenset[Place]:  # type: ignore[no-untyped-def]
+    graph = flow.graph
+    inside = frozenset(nodes)
+    cotangent: dict[str, int] = {}  # of a value as its node makes it
+    found: set[Place] = set()
+    seen: set[int] = set()
+
+    def through(node: Node, i: int, slot: int) -> int:
+        """Number of what a node hands its operand."""
+        name = node.inputs[slot]
+        live = [o for o in node.outputs if o]
+        out = live[0]
+        same = len(live) == 1 and graph.tensors[name].shape == graph.tensors[out].shape
+        if (node.op in ("Add", "Identity") and same) or (node.op == "Sub" and same and slot == 0):
+            return cotangent[out]
+        if node.op in ("Reshape", "Transpose"):
+            return number(("back", node.op, tuple(sorted(node.attrs.items())), graph.tensors[name].shape, flow.split(i), cotangent[out]))
+        return number(("into", i, slot))
+
+    def settle(name: str) -> None:
+        """Number the cotangent of a value, walking its tree from the leaves."""
+        tree = flow.trees[name]
+        uses: dict[tuple[Step, ...], list[int]] = {(): [number(("out", name))] if name in leaving else []}
+        for path in tree.paths():
+            uses.setdefault(path, [])
+        for i, slot in graph.consumers.get(name, ()):
+            if i in inside:
+                uses.setdefault(tree.path(flow.need[i, slot]), []).append(through(graph.nodes[i], i, slot))
+        for path in sorted((p for p in uses if p), key=len, reverse=True):
+            if not uses[path]:
+                continue
+            step, at = path[-1], _sum(uses[path], number)
+            back = at if step.kind == "all-reduce" else number(("back", _key(step), at))
+            if step.backward:
+                if back in seen:
+                    found.add((name, path))
+                seen.add(back)
+            uses[path[:-1]].append(back)
+        cotangent[name] = _sum(uses[()], number)
+
+    for i in reversed(nodes):
+        for name in graph.nodes[i].outputs:
+            if name:
+                if name in flow.grad and name in flow.trees:
+                    settle(name)
+                else:
+                    cotangent[name] = number(("none", name))
+    made = {o for i in nodes for o in graph.nodes[i].outputs if o}
+    for name in trees:
+        if name not in made and name in flow.grad:
+            settle(name)
+    return frozenset(found)
+
+
+def _sum(parts: list[int], number) -> int:  # type: ignore[no-untyped-def]
+    return parts[0] if len(parts) == 1 else number(("sum", tuple(sorted(parts))))
