@@ -32,7 +32,7 @@ class Recipe:
 _MOMENTS = {"adamw": 8, "sgd": 0}
 _RECIPES = {
     # name: (parameter, compute, parameter bytes, gradient bytes, reduction bytes, master copy bytes, emitted, note)
-    "bf16-mixed": ("bfloat16", "bfloat16", 2, 2, 2, 4, False, "bf16 weights, compute and gradients, float32 master copy and moments"),
+    "bf16-mixed": ("bfloat16", "bfloat16", 2, 2, 2, 4, True, "bf16 weights, compute and gradients, float32 master copy and moments"),
     "fp32": ("float32", "float32", 4, 4, 4, 0, True, "float32 throughout"),
     "bf16-pure": ("bfloat16", "bfloat16", 2, 2, 2, 0, False, "bf16 throughout, moments in float32"),
     "fp16": ("float16", "float16", 2, 2, 2, 4, False, "fp16 weights and compute, float32 master copy and moments"),

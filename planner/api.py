@@ -159,7 +159,8 @@ def program(strategy: Strategy, source: str | Path, *, backend: str = "shard_map
     graph = model.graph(int(strategy.techniques["microbatches"]))
     training = (strategy.workload.get("training") or {}) if strategy.workload["kind"] == "train" else {}
     return emit(graph, strategy.plan_for(graph), workload=strategy.workload["kind"], backend=backend, unroll=unroll,  # type: ignore[arg-type]
-                training=Training(training.get("optimizer", "adamw"), training.get("lr", 1e-4)), header=header(strategy, backend), weights_file=weights_file)  # fmt: skip
+                training=Training(training.get("optimizer", "adamw"), training.get("lr", 1e-4)), header=header(strategy, backend), weights_file=weights_file,
+                compute="bfloat16" if strategy.workload["precision"] == "bf16-mixed" else "float32")  # fmt: skip
 
 
 def emit(strategy: Strategy, source: str | Path, *, backend: str = "shard_map", unroll: bool = False) -> str:
