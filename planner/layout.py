@@ -217,7 +217,7 @@ def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple
         while len(walk.dims[d]) > keep[d]:
             leaving = walk.dims[d][keep[d] :]
             fan = leaving[-1] in target.fan
-            run_back = [a for a in _trailing(leaving, fan, target)]
+            run_back = _trailing(leaving, fan, target)
             walk.add("all-gather" if fan else "all-gather-invariant", run_back, d)
         if not walk.dims[d]:
             walk.resize(d, padded(shape[d], target.dims[d], sizes))

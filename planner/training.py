@@ -93,7 +93,8 @@ def _live_part(node: Node, wanted: set[str], graph: Graph) -> tuple[Node, ...]:
         return (node,)
     if node.op != "Split" or not all(node.outputs):
         return (replace(node, outputs=tuple(o if o in wanted else "" for o in node.outputs)),)
-    axis, at, found = int(node.attrs["axis"]), 0, []  # type: ignore[arg-type]
+    axis, at = int(node.attrs["axis"]), 0  # type: ignore[arg-type]
+    found: list[Node] = []
     for k, out in enumerate(node.outputs):
         end = at + graph.tensors[out].shape[axis]
         if out in wanted:

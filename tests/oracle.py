@@ -56,7 +56,7 @@ def build(case: Case) -> tuple[Graph, dict[str, np.ndarray]]:
     node = Node("node", case.op, tuple(names), outs, case.attrs)
     weights = tuple(n for n in tensors if tensors[n].role == "weight")
     graph = Graph("oracle", (node,), tensors, tuple(n for n in tensors if tensors[n].role == "input"), outs,
-                  weights={n: None for n in weights}, constants={n: values[n] for n in tensors if tensors[n].role == "constant"},
+                  weights=dict.fromkeys(weights), constants={n: values[n] for n in tensors if tensors[n].role == "constant"},
                   trainable=frozenset(weights))  # fmt: skip
     return graph, values
 

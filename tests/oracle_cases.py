@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from tests.oracle import Case
 
 RNG = np.random.default_rng(7)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.oracle import Case, all_splits, build, mismatch
-from tests.oracle_cases import all_cases
 
 from planner.flow import rule_of
 from planner.ops import OPERATORS
 from planner.rule import parse
+from tests.oracle import Case, all_splits, build, mismatch
+from tests.oracle_cases import all_cases
 
 CASES = all_cases()
 SAMPLE = 4
@@ -60,9 +60,8 @@ def test_planted_wrong_rules_fail(name: str) -> None:
         rule = parse(line, graph.shapes(node.inputs), graph.shapes(node.outputs))
     except ValueError:
         return  # refused before it can do harm
-    from tests.oracle import MESH
-
     from planner.rule import candidates
+    from tests.oracle import MESH
 
     found = 0
     for split in candidates(rule, dict(MESH)):

@@ -98,7 +98,8 @@ def imports_for(text: str) -> str:
     used = [name for name in IMPORTS if name in names_in(text)]
     blocks = []
     for first in (True, False):
-        lines, members = [], {}
+        lines: list[str] = []
+        members: dict[str, list[str]] = {}
         for name in used:
             module, what = IMPORTS[name]
             if (name in STANDARD) == first:

@@ -102,8 +102,8 @@ def resize(x, out, scales, mode, coordinate, nearest):
         else:
             at = (at + 0.5) / s - 0.5
         if mode == "nearest":
-            pick = {"floor": np.floor, "ceil": np.ceil, "round_prefer_ceil": lambda v: np.floor(v + 0.5)}.get(nearest, lambda v: np.ceil(v - 0.5))
-            x = jnp.take(x, np.clip(pick(at), 0, size - 1).astype(np.int32), axis=dim)
+            nearby = {"floor": np.floor(at), "ceil": np.ceil(at), "round_prefer_ceil": np.floor(at + 0.5)}.get(nearest, np.ceil(at - 0.5))
+            x = jnp.take(x, np.clip(nearby, 0, size - 1).astype(np.int32), axis=dim)
         else:
             low = np.floor(at).astype(np.int32)
             part = (at - low).astype(np.float32).reshape((-1,) + (1,) * (x.ndim - dim - 1))
