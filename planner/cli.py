@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         for word in argv[: list(argv).index("--")] if "--" in argv else argv:
             name = word.partition("=")[0]
             if name.startswith("--") and name not in known:
-                near = did_you_mean(name, known)
+                near = did_you_mean(name, [k for k in known if k != "--help"])
                 raise PlanError("P002", f"`{self.prog}` has no option {name}", help=[h for h in (near, f"{self.prog} --help lists the options") if h])
         args, extra = self.parse_known_args(list(argv))
         if extra:

@@ -11,6 +11,8 @@ from typing import Any
 
 from planner.strategy import Strategy
 
+SHAPING = ("kind", "batch", "dims", "shapes", "training")
+"""Parts of a workload that change the shapes or the nodes of a graph."""
 CAUSES = ("model", "workload", "machine", "cost model", "solver")
 
 
@@ -99,7 +101,9 @@ def _model(a: Strategy, b: Strategy) -> list[Change]:
     out += [Change("model", f"operator of {n}", a.nodes[n]["op"], b.nodes[n]["op"]) for n in a.nodes if n in b.nodes and a.nodes[n]["op"] != b.nodes[n]["op"]]
     moved = [n for n, row in a.tensors.items() if n in b.tensors and row["shape"] != b.tensors[n]["shape"] and "label" in row]
     out += [Change("model", f"shape of {a.tensors[n]['label']}", str(a.tensors[n]["shape"]), str(b.tensors[n]["shape"])) for n in moved]
-    return out or [Change("model", "graph (attributes or activations)", str(a.model["sha256"])[:12], str(b.model["sha256"])[:12])]
+    if out or any(a.workload.get(k) != b.workload.get(k) for k in SHAPING):
+        return out  # other sizes make another hash: the workload says it
+    return [Change("model", "graph (attributes or activations)", str(a.model["sha256"])[:12], str(b.model["sha256"])[:12])]
 
 
 def _machine(a: Strategy, b: Strategy) -> list[Change]:

@@ -41,7 +41,10 @@ def load(path: str | Path) -> Strategy:
     """A strategy file, refused with its first wrong key when its content has not the types of a strategy."""
     from planner.strategy import Strategy
 
-    strategy = Strategy.load(path)
+    try:
+        strategy = Strategy.load(path)
+    except (RecursionError, ValueError, TypeError) as e:  # nesting or a top-level shape that no strategy has
+        raise PlanError("P057", f"{path} is not a usable strategy: {type(e).__name__}") from e
     wrong = mismatch(strategy.to_dict(), SHAPE, "")
     if wrong:
         raise PlanError("P057", f"{path} is not a usable strategy: {wrong}", help=["plan again, or undo the last edit of the file"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.report.words import Style, hang, show_bytes, show_time, table
+from planner.report.words import Style, hang, percent, show_bytes, show_time, table
 
 if TYPE_CHECKING:
     from planner.diff import Change, Diff, Figure
@@ -18,7 +18,7 @@ def quantity(value: float, unit: str) -> str:
         return show_time(value)
     if unit == "B":
         return show_bytes(value)
-    return f"{100 * value:.1f} %" if unit == "share" else f"{value:,.0f}"
+    return percent(value) if unit == "share" else f"{value:,.0f}"
 
 
 def change(figure: Figure) -> str:

@@ -218,7 +218,9 @@ def _node_priced(p: Priced, name: str, width: int, style: Style) -> list[str]:
     items += [f"backward {show_time(backward)}"] if p.base.training else []
     items += [f"x {times * micro} = {show_time(total)} a step", f"bound by {bound_by(p, i)}"]
     lines += labelled("kernels", items, width, style)
-    return lines + labelled("moves", [text for _, text in node_collectives(p, i)] or ["no collective"], width, style, " · ")
+    for k, (_, text) in enumerate(node_collectives(p, i) or [(0.0, "no collective")]):
+        lines += labelled("" if k else "moves", [text], width, style)
+    return lines
 
 
 def _layout(dims: Sequence[Sequence[str]], layout: Any) -> str:

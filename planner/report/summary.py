@@ -105,7 +105,9 @@ def solver_words(strategy: Strategy) -> str:
     if s.get("stopped"):
         status = {"time": "stopped by --time-limit", "interrupt": "interrupted"}.get(s["stopped"], f"stopped: {s['stopped']}") + ", best so far"
     seconds = strategy.provenance.get("search_s")
-    tried = f", {s['plans_tried']} plans priced" if s.get("plans_tried") else ""
+    if s["name"] == "manual":
+        return "manual: the plan as given, checked and priced"
+    tried = f", {s['plans_tried']} plans priced" if s.get("plans_tried", 0) > 1 else ""
     return f"{s['name']}, {status} ({gap}){tried}" + (f", {show_time(seconds)}" if seconds is not None else "")
 
 
