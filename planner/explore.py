@@ -34,6 +34,9 @@ LEVEL_ORDER = (2, 1, 0, 3)
 SAME = 1e-7
 """Relative difference below which a bound is as good as the price."""
 LONG_S = 5.0
+"""Steps longer than this are bounded in nanoseconds."""
+PATIENCE = 32
+"""Leaves solved in a row without a better plan before the search is content; the bounds of those left stay part of the answer."""
 ROUNDS = 3
 """Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
 
@@ -67,6 +70,7 @@ class Explorer:
         self.closed: list[float] = []  # bounds of leaves that were priced
         self.open: list[Leaf] = []
         self._first: list[Space | None] = []
+        self._worth = math.inf
         self._uncut_up_to: dict[int, float] = {}  # mesh -> microbatches up to which no split of the batch becomes too fine
         self.unit_s = 1 / PICO
         """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range of exact floats."""
@@ -79,6 +83,10 @@ class Explorer:
         """Whether memory is minimised (bounds are then bytes)."""
         return self.search.request.objective == "memory"
 
+    @property
+    def _to_beat(self) -> float:
+        return min(self._worth, self.search.value(self.best))
+
     def run(self, worth: float = math.inf) -> Candidate | None:
         """The best plan of the family below `worth` (seconds, or bytes), or None."""
         for index, mesh in enumerate(self.meshes):
@@ -87,9 +95,10 @@ class Explorer:
                 break
             self._first.append(self.search.space(mesh, 1, self.allowed, self.pinned))
             self._expand(index)
-        while self.open:
+        self._worth, idle = worth, 0
+        while self.open and idle < PATIENCE:
             leaf = heapq.heappop(self.open)
-            if leaf.bound >= min(worth, self._value(self.best)) * (1 - SAME) or self.search.out_of_time():
+            if leaf.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
                 heapq.heappush(self.open, leaf)
                 break
             raised = self._raise(leaf)
@@ -98,7 +107,9 @@ class Explorer:
             elif raised is not None:
                 leaf.stage += 1
                 if leaf.stage == 3:
+                    reached = self._to_beat
                     self._price(leaf)
+                    idle = 0 if self._to_beat < reached else idle + 1
                     continue
             if raised is not None:
                 heapq.heappush(self.open, leaf)
@@ -116,11 +127,6 @@ class Explorer:
         leaf = min(usable)[1]
         space = self._space(leaf)
         return self.search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label) if space else None
-
-    def _value(self, c: Candidate | None) -> float:
-        if c is None:
-            return math.inf
-        return c.cost.memory.total if self.memory_first else c.cost.step_time_s
 
     def _expand(self, index: int) -> None:
         """All leaves of a mesh that may fit, at the mesh's bound."""
@@ -186,34 +192,34 @@ class Explorer:
             self._take(search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label))
             self.closed.append(leaf.bound)
             return
-        worth = self._value(self.best)
-        problem = assemble(space, leaf.techniques, None)
+        worth = self._to_beat
+        problem = assemble(space, leaf.techniques, None, unit_s=self.unit_s)
         solved = search.solve(problem)
         if solved is None:
             return
         if solved.bound is not None:
-            leaf.bound = max(leaf.bound, search.proven(problem, solved))
+            leaf.bound = max(leaf.bound, search.proven(problem, solved, self.unit_s))
             self._known.append((leaf.mesh, leaf.level, leaf.recompute, leaf.micro, leaf.bound))
         self.closed.append(leaf.bound)
         verdict = evaluate(problem, solved.choice)
-        if verdict.cost / PICO >= worth:
+        if verdict.cost * self.unit_s >= worth:
             return
         room: float = limit
         for turn in range(ROUNDS + 1):
             if turn or verdict.peak_usage > limit:
-                bounded = assemble(space, leaf.techniques, room)
+                bounded = assemble(space, leaf.techniques, room, unit_s=self.unit_s)
                 solved = search.solve(bounded) if room > 0 else None
                 if solved is None:
                     return
                 if room == limit and solved.bound is not None:
-                    self.closed[-1] = max(self.closed[-1], search.proven(bounded, solved))
-                problem, verdict = bounded, evaluate(bounded, solved.choice)
-                if verdict.cost / PICO >= worth:
+                    self.closed[-1] = max(self.closed[-1], search.proven(bounded, solved, self.unit_s))
+                verdict = evaluate(bounded, solved.choice)
+                if verdict.cost * self.unit_s >= worth:
                     return
             # The working set is known before the whole plan is priced.
             excess = sum(usage_of(space, leaf.techniques, solved.choice)) - limit
             if excess <= 0:
-                candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, problem, solved, self.label)
+                candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, solved, self.label, self.unit_s)
                 if self._take(candidate):
                     return
                 excess = candidate.cost.memory.total - limit
@@ -226,7 +232,7 @@ class Explorer:
         self.priced.append(candidate)
         if candidate.cost.memory.total > self.search.request.limit_bytes:
             return False
-        if self._value(candidate) < self._value(self.best):
+        if self.search.value(candidate) < self.search.value(self.best):
             self.best = candidate
             self.search.report(candidate)
         return True

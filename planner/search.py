@@ -36,8 +36,10 @@ from planner.space import Base, Space, build_space
 from planner.topology import Mesh, Topology, meshes, pinned_mesh
 
 TIE = 1e-3
-WORK = {"dp": 2_000_000, "auto": 2_000_000}
-"""Work units of one solve: about a third of a second where the memory limit binds hard; the bound is kept either way."""
+WORK = {"dp": 500_000, "auto": 500_000}
+"""Work units of one solve: about a tenth of a second where the memory limit binds hard; the bound is kept either way."""
+RELAXED_WORK = 200_000
+"""Of a bound: the memory prices are worth a few eliminations, closing the last of the gap is not."""
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 Progress = Callable[[str, float | None, float | None], None]
 Family = Callable[[Base, Mesh], Allowed]
@@ -124,18 +126,19 @@ class Search:
         request = self.request
         main = Explorer(self, "plan", self._meshes(), self._allowed(), self._levels())
         baselines: dict[str, Candidate] = {}
+        free = request.mode == "auto" and request.pins.empty
         try:
-            main.run()
-            if request.baselines and not self.stopped:
-                baselines = self._baselines()
+            # Baselines first: small searches, and what they reach is what the large one has to beat.
+            if request.baselines:
+                self._baselines(baselines)
+            reached = [c for c in baselines.values() if free and c.cost.memory.total <= request.limit_bytes]
+            main.run(min((self.value(c) for c in reached), default=np.inf))
         except KeyboardInterrupt:
             self.stopped = "interrupt"
         best, smallest = main.best, None
-        if request.mode == "auto" and request.pins.empty:
-            for label, c in baselines.items():
-                if c.cost.memory.total <= request.limit_bytes and (best is None or c.key(request) < best.key(request)):
-                    best = replace(c, label=label)
-                    self._details[id(best)] = best, *self._details[id(c)][1:]
+        for c in baselines.values():
+            if free and c.cost.memory.total <= request.limit_bytes and (best is None or c.key(request) < best.key(request)):
+                best = c
         if best is None and not self.stopped:
             sizes = [c for c in (main.smallest(), *main.priced, *baselines.values()) if c is not None]
             smallest = min(sizes, key=lambda c: c.cost.memory.total, default=None)
@@ -152,12 +155,17 @@ class Search:
             self.stopped = "time"
         return bool(self.stopped)
 
+    def value(self, c: Candidate | None) -> float:
+        """What is minimised: seconds, or bytes."""
+        if c is None:
+            return np.inf
+        return c.cost.memory.total if self.request.objective == "memory" else c.cost.step_time_s
+
     def report(self, candidate: Candidate) -> None:
         """Tell the caller about a better plan."""
-        if candidate.label == "plan":
+        if self.progress and (self._best is None or self.value(candidate) < self.value(self._best)):
             self._best = candidate
-            if self.progress:
-                self.progress("search", candidate.cost.step_time_s, self._bound or None)
+            self.progress("search", candidate.cost.step_time_s, self._bound or None)
 
     # --- what may be chosen -------------------------------------------------------------------------------------------------------------------
 
@@ -252,7 +260,7 @@ class Search:
         """A choice (maybe none) and a proven lower bound (seconds) of a relaxed problem, by elimination whatever the solver; None where it is impossible."""
         from planner.solvers import solve
 
-        solution = solve(problem, "dp", Budget(work=WORK["dp"], seed=self.request.seed))
+        solution = solve(problem, "dp", Budget(work=RELAXED_WORK, seed=self.request.seed))
         return None if solution.status == "infeasible" else (solution.choice, self.proven(problem, solution, unit_s))
 
     @staticmethod
@@ -280,23 +288,24 @@ class Search:
         if solved is None:
             return None
         fastest = self.solve(replace(problem, usage_limit=evaluate(problem, solved.choice).peak_usage))
-        return self.price(space, mesh, techniques, problem, fastest or replace(solved, bound=None), label)
+        return self.price(space, mesh, techniques, fastest or replace(solved, bound=None), label)
 
-    def price(self, space: Space, mesh: Mesh, techniques: Techniques, problem: Problem, solved: Solution, label: str) -> Candidate:
-        """Price a solution as a whole plan."""
+    def price(self, space: Space, mesh: Mesh, techniques: Techniques, solved: Solution, label: str, unit_s: float = 1 / PICO) -> Candidate:
+        """Price a solution as a whole plan. unit_s: of the solution's bound."""
+        problem = assemble(space, techniques, self.request.limit_bytes)
         choice = tuple(int(x) for x in solved.choice)
         objective = evaluate(problem, choice).cost / PICO
         plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, tuple(a for a, _ in mesh.shape), techniques.recompute, techniques.microbatches,
                     space.base.runs)  # fmt: skip
         cost, _, _ = price_plan(space.base, plan, space.pricer)
-        candidate = Candidate(label, mesh, plan, cost, techniques, objective, self.proven(problem, solved), solved.status)
+        candidate = Candidate(label, mesh, plan, cost, techniques, objective, self.proven(problem, solved, unit_s), solved.status)
         self._details[id(candidate)] = candidate, space, choice, problem
         return candidate
 
     # --- baselines ----------------------------------------------------------------------------------------------------------------------------
 
-    def _baselines(self) -> dict[str, Candidate]:
-        """data_parallel, zero3, megatron and replicated, each tuned over microbatches, recompute and optimizer level under the same limit."""
+    def _baselines(self, found: dict[str, Candidate]) -> None:
+        """Adds data_parallel, zero3, megatron and replicated, each tuned over microbatches, recompute and optimizer level under the same limit."""
         topology, n = self.request.topology, self.request.topology.devices
         one = (pinned_mesh(topology, {"data": n}),)
         node = topology.levels[0].size
@@ -310,13 +319,11 @@ class Search:
             families.append(("zero3", one, lambda b, m: batch_only(b, m.shape), (3,)))
         if n > 1 and inner:
             families.append(("megatron", inner, megatron_only, levels))
-        found = {}
         for label, on, allowed, at in families:
             explorer = Explorer(self, label, on, allowed, at, pinned=False)
             best = explorer.run() or explorer.smallest()
             if best is not None:
                 found[label] = best
-        return found
 
 
 __all__ = ["Candidate", "Found", "Progress", "Request", "Search", "batch_only", "megatron_only"]

@@ -133,6 +133,7 @@ class _Builder:
         results = [self._read(rule, -1 - k, splits, True) for k in range(len([o for o in node.outputs if o]))]
         live = [o for o in node.outputs if o]
         forward, backward, replayed, kept, again, work = (np.zeros(len(splits)) for _ in range(6))
+        slack = 1 + self.pricer.runtime.memory_slack
         for k, split in enumerate(splits):
             ins = [self._bytes(name, needs[slot][k]) if name else 0.0 for slot, name in enumerate(node.inputs)]
             outs = [self._bytes(name, row[k]) for name, row in zip(live, results, strict=True)]
@@ -141,8 +142,8 @@ class _Builder:
             forward[k], backward[k], replayed[k] = f + inner_f, b + (inner_b if b else 0.0), inner_f
             for slot, size in (*enumerate(ins), *((-1 - o, n) for o, n in enumerate(outs))):
                 total, entering, first = base.kept.get((i, slot), NONE)
-                kept[k] += total * size
-                again[k] += (entering + first) * size
+                kept[k] += total * size * slack
+                again[k] += (entering + first) * size * slack
             work[k] = sum(n for name, n in zip(node.inputs, ins, strict=True) if name not in graph.weights) + sum(outs)
         backwards = reads(node, base.grad).slots
         own = [(name, needs[slot], slot in backwards) for slot, name in enumerate(node.inputs) if name in base.own]
