@@ -4,7 +4,7 @@ A group is a tuple of `Span`s, innermost first; their sizes multiply to the grou
 a device can move over all the links the collective uses, and a seconds per step:
 
     all-gather, reduce-scatter   steps a + P (n-1)/n / B
-    all-reduce                   twice that (ring);   2 log2(n) a + 2 P / B (tree);   2 a + 2 P (n-1)/n / bus (reduced inside the switch)
+    all-reduce                   twice that (ring);   2 log2(n) a + 2 P / B (tree);   a' + 2 P (n-1)/n / bus (reduced inside the switch)
     all-to-all                   steps a + P (n-1)/n / B;   on a torus dim P floor(n^2/4)/n / B: bytes cross every link between sender and receiver
     permute                      a + P / (one link's rate)
 
@@ -45,7 +45,8 @@ class Span:
     """The part of a group on one link level.
 
     size: members. bytes_per_s: effective rate of one device over all the links a collective uses. latency_s: of a step. bus_bytes_per_s: bus
-    bandwidth of in-switch all-reduce, 0 when there is none. kind: switch, mesh, ring or line (module docstring).
+    bandwidth of in-switch all-reduce, 0 when there is none; bus_latency_s: what that takes beside its bytes, two steps when 0. kind: switch, mesh,
+    ring or line (module docstring).
     """
 
     size: int
@@ -53,6 +54,7 @@ class Span:
     latency_s: float
     bus_bytes_per_s: float = 0.0
     kind: str = "switch"
+    bus_latency_s: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -139,7 +141,7 @@ def _all_reduce(spans: tuple[Span, ...]) -> tuple[Line, ...]:
             ways.append((2 * math.ceil(math.log2(n)) * s.latency_s, 2 / s.bytes_per_s, 1.0))
         if s.bus_bytes_per_s:
             # Bus bandwidth is quoted as 2 (n-1)/n P / time.
-            ways.append((2 * s.latency_s, 2 * (n - 1) / n / s.bus_bytes_per_s, 1 / n))
+            ways.append((s.bus_latency_s or 2 * s.latency_s, 2 * (n - 1) / n / s.bus_bytes_per_s, 1 / n))
         found = [(a + latency, max(b, share * slope), share * left) for a, b, share in found for latency, slope, left in ways]
     return _lower((a, b) for a, b, _ in found)
 

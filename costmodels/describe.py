@@ -16,7 +16,7 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
     rows = [("node_size", f"{device.node_size} on the inner link")]
     rows += [(f"peak.{name}", _rate(value)) for name, value in device.peak_flops_per_s.items()]
     points = zip(device.matmul_flops, device.matmul_efficiency, strict=True)
-    rows += [("matmul.efficiency", ", ".join(f"{y:g} at {x:g} FLOPs" for x, y in points)),
+    rows += [("matmul.efficiency", ", ".join(f"{y:g} at {x:g} FLOPs" for x, y in points)), ("attention.efficiency", f"{device.attention_efficiency:g}"),
              ("memory.capacity", f"{show_bytes(device.memory_bytes)} ({device.memory_bytes} B)"), ("memory.context", show_bytes(device.context_bytes)),
              ("memory.bandwidth", _bandwidth(device.memory_bytes_per_s)), ("memory.efficiency", f"{device.memory_efficiency:g}"),
              ("kernel.launch", _micro(device.launch_s))]  # fmt: skip
@@ -28,7 +28,7 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
 
 def describe(device: Device) -> str:
     """`plan hardware NAME`: a line or more for every figure, with its source or `guessed: why`."""
-    lines = [f"{device.name}: {device.kind}", ""]
+    lines = [f"{device.name}: {device.kind}" + (f", figures of {device.date}" if device.date else ""), ""]
     for key, value in figures(device):
         lines += _row(key, value, origin(device, key))
     curve = device.guessed.get("matmul.flops")
@@ -77,6 +77,8 @@ def _link(name: str, link: Link, per_chip: int) -> list[tuple[str, str]]:
              (f"{name}.latency", _micro(link.latency_s))]  # fmt: skip
     if link.all_reduce_bytes_per_s:
         rows.append((f"{name}.all_reduce_bandwidth", _bandwidth(link.all_reduce_bytes_per_s)))
+    if link.all_reduce_latency_s:
+        rows.append((f"{name}.all_reduce_latency", _micro(link.all_reduce_latency_s)))
     if link.torus_dims:
         rows.append((f"{name}.torus_pod", "at most " + "x".join(map(str, link.torus_pod))))
     return rows

@@ -5,13 +5,16 @@ A TOML file in costmodels/devices (or the user's own):
     name = "h100-sxm"
     kind = "gpu"                          # gpu | tpu | cpu
     node_size = 8                         # devices that share the inner link
+    date = "2026-11"                      # when the figures were last looked up
     [peak]                                # dense arithmetic per device
     bfloat16 = "989 TFLOP/s"
     [matmul]                              # sustained fraction of peak by FLOPs of one product: points, a power law between neighbours
     flops = [1e8, 1e9, 1e10, 1e11, 1e12]
     efficiency = [0.05, 0.25, 0.55, 0.72, 0.76]
+    [attention]                           # optional: sustained fraction of peak of a fused attention kernel, when below that of products
+    efficiency = 0.5
     [memory]
-    capacity = "81559 MiB"                # as the runtime reports it
+    capacity = "81008 MiB"                # as the runtime reports it
     context = "600 MiB"                   # taken by the driver and the runtime before the first array
     bandwidth = "3350 GB/s"
     efficiency = 0.84
@@ -21,6 +24,7 @@ A TOML file in costmodels/devices (or the user's own):
     bandwidth = "450 GB/s"; efficiency = 0.8; latency = "3 us"
     kind = "switch"                       # or "mesh": a link to each other device of the node, bandwidth is then of one link
     all_reduce_bandwidth = "480 GB/s"     # optional: bus bandwidth with in-switch reduction (NVLS), as measured on a full node
+    all_reduce_latency = "70 us"          # with all_reduce_bandwidth: what such a reduction takes beside its bytes
     torus_dims = 3                        # optional: the link forms a torus; bandwidth is then per link and direction
     torus_pod = [16, 16, 24]              # with torus_dims: sides of the largest slice
     [outer]                               # between nodes (or slices), per device
@@ -53,11 +57,11 @@ _WIDER = {
     "float8_e4m3fn": ("bfloat16", "float16"), "int8": ("bfloat16", "float16"), "float16": ("bfloat16",), "bfloat16": ("float16",),
 }  # fmt: skip
 _KEYS: dict[str, set[str]] = {
-    "matmul": {"flops", "efficiency"}, "memory": {"capacity", "context", "bandwidth", "efficiency"}, "kernel": {"launch"},
-    "inner": {"bandwidth", "efficiency", "latency", "kind", "all_reduce_bandwidth", "torus_dims", "torus_pod"},
+    "matmul": {"flops", "efficiency"}, "attention": {"efficiency"}, "memory": {"capacity", "context", "bandwidth", "efficiency"}, "kernel": {"launch"},
+    "inner": {"bandwidth", "efficiency", "latency", "kind", "all_reduce_bandwidth", "all_reduce_latency", "torus_dims", "torus_pod"},
     "outer": {"bandwidth", "efficiency", "latency"}, "package": {"size", "bandwidth", "efficiency", "latency"}, "host": {"bandwidth"},
 }  # fmt: skip
-_TOP = {"name", "kind", "node_size", "peak", "sources", "guessed", *_KEYS}
+_TOP = {"name", "kind", "node_size", "date", "peak", "sources", "guessed", *_KEYS}
 
 
 class DeviceError(ValueError):
@@ -66,7 +70,8 @@ class DeviceError(ValueError):
 
 @dataclass(frozen=True)
 class Link:
-    """One kind of link: per device and direction. all_reduce_bytes_per_s: bus bandwidth of in-network reduction, 0 when there is none.
+    """One kind of link: per device and direction. all_reduce_bytes_per_s: bus bandwidth of in-network reduction, 0 when there is none;
+    all_reduce_latency_s: what it takes beside its bytes.
 
     kind: switch, mesh (bandwidth of one of the links to each other device) or torus (bandwidth per link and direction).
     """
@@ -80,6 +85,7 @@ class Link:
     """Dimensions of the torus this link forms, 0 when it forms none."""
     torus_pod: tuple[int, ...] = ()
     """Sides of the largest slice, rising; as many as torus_dims."""
+    all_reduce_latency_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ class Device:
     peak_flops_per_s: Mapping[str, float]
     matmul_flops: tuple[float, ...]
     matmul_efficiency: tuple[float, ...]
+    attention_efficiency: float
     memory_bytes: int
     context_bytes: int
     memory_bytes_per_s: float
@@ -105,6 +112,8 @@ class Device:
     """Devices of one chip; they share its inner links."""
     sources: Mapping[str, str] = field(default_factory=dict)
     guessed: Mapping[str, str] = field(default_factory=dict)
+    date: str = ""
+    """When the figures were last looked up, or measured; "" when the file does not say."""
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of a type; types without a figure of their own run at the nearest wider one's rate."""
@@ -156,11 +165,13 @@ def from_table(data: Mapping[str, Any], where: str) -> Device:
             raise ValueError("[package] describes chips of a torus; [inner] has no torus_dims")
         return Device(
             str(data["name"]), _choice(data["kind"], ("gpu", "tpu", "cpu"), "kind"), count(data["node_size"], "node_size"), peak, points, values,
+            fraction(data["attention"]["efficiency"], "attention.efficiency") if "attention" in data else 1.0,
             _above_zero(size_bytes(memory["capacity"]), "memory.capacity"), size_bytes(memory["context"]),
             _above_zero(bandwidth_bytes_per_s(memory["bandwidth"]), "memory.bandwidth"), fraction(memory["efficiency"], "memory.efficiency"),
             time_s(data["kernel"]["launch"]), inner, _link(data["outer"]), _above_zero(bandwidth_bytes_per_s(data["host"]["bandwidth"]), "host.bandwidth"),
             _link(package) if package else None, count(package["size"], "package.size") if package else 1,
             {str(k): str(v) for k, v in data.get("sources", {}).items()}, {str(k): str(v) for k, v in data.get("guessed", {}).items()},
+            str(data.get("date", "")),
         )  # fmt: skip
     except KeyError as e:
         raise DeviceError(f"{where}: key {e.args[0]!r} is missing") from e
@@ -195,9 +206,12 @@ def _link(table: Mapping[str, Any]) -> Link:
     if dims not in (0, 2, 3) or len(pod) != dims:
         raise ValueError("a torus link has torus_dims = 2 or 3 and as many sides in torus_pod")
     bus = _above_zero(bandwidth_bytes_per_s(table["all_reduce_bandwidth"]), "all_reduce_bandwidth") if "all_reduce_bandwidth" in table else 0.0
+    delay = time_s(table["all_reduce_latency"]) if "all_reduce_latency" in table else 0.0
+    if delay and not bus:
+        raise ValueError("all_reduce_latency belongs to all_reduce_bandwidth")
     kind = "torus" if dims else _choice(table.get("kind", "switch"), ("switch", "mesh"), "link kind")
     return Link(_above_zero(bandwidth_bytes_per_s(table["bandwidth"]), "bandwidth"), fraction(table["efficiency"], "efficiency"), time_s(table["latency"]),
-                kind, bus, dims, pod)  # fmt: skip
+                kind, bus, dims, pod, delay)  # fmt: skip
 
 
 def _above_zero(value: Any, what: str) -> Any:

@@ -46,6 +46,7 @@ class Level:
     kind: str = "switch"
     all_reduce_bytes_per_s: float = 0.0
     wrap: bool = False
+    all_reduce_latency_s: float = 0.0
 
     @property
     def effective_bytes_per_s(self) -> float:
@@ -109,7 +110,8 @@ class Topology:
         return {
             "device": self.device.name, "devices": self.devices,
             "levels": [{"name": x.name, "size": x.size, "bandwidth_bytes_per_s": x.bandwidth_bytes_per_s, "latency_s": x.latency_s, "kind": x.kind,
-                        "efficiency": x.efficiency, "all_reduce_bytes_per_s": x.all_reduce_bytes_per_s, "wrap": x.wrap} for x in self.levels],
+                        "efficiency": x.efficiency, "all_reduce_bytes_per_s": x.all_reduce_bytes_per_s, "all_reduce_latency_s": x.all_reduce_latency_s,
+                        "wrap": x.wrap} for x in self.levels],
         }  # fmt: skip
 
 
@@ -121,13 +123,15 @@ def _span(level: Level, n: int, extent: int) -> Span:
     if level.kind == "torus":
         ring = level.wrap and extent == level.size
         return Span(n, rate * (2 if ring else 1) / stride, level.latency_s * stride, 0.0, "ring" if ring else "line")
-    return Span(n, rate, level.latency_s, level.all_reduce_bytes_per_s if n == level.size else 0.0)
+    if n < level.size:  # in-switch reduction is known for whole nodes only
+        return Span(n, rate, level.latency_s)
+    return Span(n, rate, level.latency_s, level.all_reduce_bytes_per_s, bus_latency_s=level.all_reduce_latency_s)
 
 
 def from_json(data: Mapping[str, Any]) -> Topology:
     """The topology a strategy file records. Its device must ship (or be a readable file)."""
     levels = tuple(Level(x["name"], x["size"], x["bandwidth_bytes_per_s"], x["latency_s"], x["efficiency"], x["kind"], x["all_reduce_bytes_per_s"],
-                         x.get("wrap", False))
+                         x.get("wrap", False), x.get("all_reduce_latency_s", 0.0))
                    for x in data["levels"])  # fmt: skip
     return Topology(device(data["device"]), levels)
 
@@ -153,8 +157,8 @@ def for_devices(hardware: str, devices: int) -> Topology:
         return _torus(chip, devices)
     inner, outer = chip.inner, chip.outer
     g = max(k for k in range(1, min(devices, chip.node_size) + 1) if devices % k == 0)
-    inner_level = Level("node", g, inner.bandwidth_bytes_per_s, inner.latency_s, inner.efficiency, inner.kind,
-                        inner.all_reduce_bytes_per_s if g == chip.node_size else 0.0)  # fmt: skip
+    bus, delay = (inner.all_reduce_bytes_per_s, inner.all_reduce_latency_s) if g == chip.node_size else (0.0, 0.0)
+    inner_level = Level("node", g, inner.bandwidth_bytes_per_s, inner.latency_s, inner.efficiency, inner.kind, bus, all_reduce_latency_s=delay)
     if g == devices:
         return Topology(chip, (inner_level,))
     if g < min(MIN_NODE_SHARE, chip.node_size):
@@ -218,7 +222,7 @@ def from_file(path: str | Path, devices: int | None = None) -> Topology:
     return topology
 
 
-_LEVEL_KEYS = ("name", "size", "shape", "wrap", "kind", "bandwidth", "latency", "efficiency", "all_reduce_bandwidth")
+_LEVEL_KEYS = ("name", "size", "shape", "wrap", "kind", "bandwidth", "latency", "efficiency", "all_reduce_bandwidth", "all_reduce_latency")
 
 
 def _levels(table: Mapping[str, Any], path: Path, index: int) -> tuple[Level, ...]:
@@ -241,10 +245,11 @@ def _levels(table: Mapping[str, Any], path: Path, index: int) -> tuple[Level, ..
         sizes = [count(n, "size") for n in shape] if isinstance(shape, list) and shape else [count(shape, "shape")]
         rate, latency = bandwidth_bytes_per_s(table["bandwidth"]), time_s(table["latency"])
         bus = bandwidth_bytes_per_s(table["all_reduce_bandwidth"]) if "all_reduce_bandwidth" in table else 0.0
+        delay = time_s(table["all_reduce_latency"]) if "all_reduce_latency" in table else 0.0
         if not rate:
             raise ValueError("bandwidth must be above 0")
         name, share = str(table.get("name", f"level{index}")), fraction(table.get("efficiency", DEFAULT_EFFICIENCY), "efficiency")
-        return tuple(Level(name if len(sizes) == 1 else f"{name}{i}", n, rate, latency, share, kind, bus, wrap) for i, n in enumerate(sizes))
+        return tuple(Level(name if len(sizes) == 1 else f"{name}{i}", n, rate, latency, share, kind, bus, wrap, delay) for i, n in enumerate(sizes))
     except KeyError as e:
         raise PlanError("P013", f"{where}: key {e.args[0]!r} is missing") from e
     except (UnitError, TypeError, ValueError) as e:

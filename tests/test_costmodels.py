@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import re
 import tomllib
 from fractions import Fraction
 from itertools import pairwise, permutations, product
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from costmodels import Device, DeviceError, device_names, load_device
 from costmodels.collectives import KINDS, Span, collective_lines, collective_time_s, wire_bytes
-from costmodels.compute import optimizer_time_s, roofline_time_s
+from costmodels.compute import attention_time_s, optimizer_time_s, roofline_time_s
 from costmodels.describe import describe, figures, origin, overview
 from costmodels.device import DEVICES, from_table
 from costmodels.memory import COLLECTIVE_BUFFERS_BYTES, Breakdown, capacity
@@ -89,6 +90,17 @@ def test_in_switch_all_reduce_reaches_its_bus_bandwidth() -> None:
     seconds = collective_time_s("all-reduce", 8e9, (span,)) - 6 * US
     assert 2 * 7 / 8 * 8e9 / seconds == pytest.approx(476 * GB)
     assert collective_lines("all-gather", (span,)) == collective_lines("all-gather", (dataclasses.replace(span, bus_bytes_per_s=0.0),))
+
+
+SWEEP = {16: 125.65, 32: 157.62, 64: 198.01, 128: 229.67, 256: 249.23, 512: 257.31, 1024: 264.90, 2048: 268.10, 4096: 270.34, 16384: 275.58}
+"""MiB -> GB/s of payload: all-reduce on 8 H200, torch 2.9.1, NCCL 2.27.7 (stas00/ml-engineering, all-reduce-8xH200.md, 2026-08-04)."""
+
+
+@pytest.mark.parametrize(("mib", "rate"), SWEEP.items())
+def test_all_reduce_of_a_node_is_near_a_published_sweep(mib: int, rate: float) -> None:
+    link, size = load_device("h200-sxm").inner, mib * 2**20
+    span = Span(8, link.bandwidth_bytes_per_s * link.efficiency, link.latency_s, link.all_reduce_bytes_per_s, bus_latency_s=link.all_reduce_latency_s)
+    assert collective_time_s("all-reduce", size, (span,)) == pytest.approx(size / (rate * GB), rel=0.1 if mib > 16 else 0.2)
 
 
 def test_two_levels_by_hand() -> None:
@@ -287,6 +299,7 @@ def test_every_figure_says_where_it_is_from(shipped: Device) -> None:
     assert not set(shipped.sources) & set(shipped.guessed)
     assert set(shipped.sources) | set(shipped.guessed) <= keys | {"matmul.flops"}, "a source for a figure that is not there"
     assert all(len(text) > 3 for text in (*shipped.sources.values(), *shipped.guessed.values()))
+    assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", shipped.date)
 
 
 def test_shipped_devices_are_named_after_their_file_and_sane(shipped: Device) -> None:
@@ -358,7 +371,8 @@ BAD = [
     ("matmul.efficiency", [0.05, 0.22, 0.5, 0.4, 0.74], "must rise"), ("matmul.efficiency", [0.01, 0.9, 0.9, 0.9, 0.9], "no faster than"),
     ("matmul.flops", [1e9, 1e8, 1e10, 1e11, 1e12], "rising"), ("matmul.flops", "many", "could not convert"), ("peak", {}, "at least one type"),
     ("peak.bfloat16", "989 TFLOPS", "TFLOP/s"), ("package", {"size": 2, "bandwidth": "1 GB/s", "efficiency": 1.0, "latency": "1 us"}, "torus"),
-    ("colour", "green", "'colour' is not known"), ("memory", 80, "is a table"),
+    ("attention.efficiency", 1.5, "at most 1"), ("attention.speed", 1, "'attention.speed' is not known"), ("inner.all_reduce_latency", "70", "a unit"),
+    ("outer.all_reduce_latency", "70 us", "is not known"), ("colour", "green", "'colour' is not known"), ("memory", 80, "is a table"),
 ]  # fmt: skip
 
 
@@ -370,6 +384,19 @@ def test_a_bad_value_is_named(key: str, value: object, says: str) -> None:
     with pytest.raises(DeviceError, match=says) as e:
         from_table(data, "mine.toml")
     assert str(e.value).startswith("mine.toml: ")
+
+
+def test_what_a_device_file_may_leave_out() -> None:
+    data = _h100()
+    for table in ("attention", "date", "sources", "guessed"):
+        del data[table]
+    del data["inner"]["all_reduce_bandwidth"]
+    with pytest.raises(DeviceError, match="all_reduce_latency belongs to all_reduce_bandwidth"):
+        from_table(data, "mine.toml")
+    del data["inner"]["all_reduce_latency"]
+    device = from_table(data, "mine.toml")
+    assert (device.date, device.inner.all_reduce_bytes_per_s) == ("", 0.0)
+    assert attention_time_s(device, 1e11, 0, "bfloat16") == roofline_time_s(device, 1e11, 0, "bfloat16"), "as good as products when nothing is said"
 
 
 def test_files_that_are_not_device_files(tmp_path) -> None:
@@ -413,6 +440,14 @@ def test_roofline_by_hand() -> None:
     assert roofline_time_s(h100, 10, 10, "bfloat16") == h100.launch_s == 4e-6
     assert roofline_time_s(h100, 0, 0, "bfloat16") == 0
     assert optimizer_time_s(h100, 1e9, 38) == pytest.approx(38e9 / (3350e9 * 0.84))
+
+
+def test_attention_by_hand() -> None:
+    a100 = load_device("a100-80gb")
+    assert attention_time_s(a100, 1e12, 1e6, "bfloat16") == pytest.approx(1e12 / (312e12 * 0.35)), "large: its own ceiling"
+    assert attention_time_s(a100, 5e8, 1e6, "bfloat16") == roofline_time_s(a100, 5e8, 1e6, "bfloat16") > a100.launch_s, "small: that of products"
+    assert attention_time_s(a100, 1e6, 2039e6 * 0.84, "bfloat16") == pytest.approx(1e-3)
+    assert attention_time_s(a100, 10, 10, "bfloat16") == a100.launch_s and attention_time_s(a100, 0, 0, "bfloat16") == 0
 
 
 def test_recipes_hold_the_bytes_they_promise() -> None:
