@@ -65,7 +65,8 @@ class Base:
     @cached_property
     def kept(self) -> Mapping[tuple[int, int], tuple[int, int, int]]:
         """(class, slot as in `savers`) -> how many of the class's nodes keep it; how many of those keep what enters a repeat; how many, in the first
-        repeat, what is made in it. Recomputed blocks keep all that enters and one repeat's own."""
+        repeat, what is made in it. Recomputed blocks keep all that enters and one repeat's own, of one run at a time: the largest run's is counted."""
+        largest = max(self.runs, key=lambda run: run[1], default=(-1, 1, 1))[0]
         inside = {i: (first, period) for first, period, repeats in self.runs for i in range(first, first + period * repeats)}
         found: dict[tuple[int, int], tuple[int, int, int]] = {}
         for (i, slot), name in self.savers.items():
@@ -74,7 +75,7 @@ class Base:
             enters = i not in inside or made < first or (i - first) // period != (made - first) // period
             key = (self.shared[i], slot)
             a, b, c = found.get(key, (0, 0, 0))
-            found[key] = a + 1, b + enters, c + (not enters and (i - first) // period == 0)
+            found[key] = a + 1, b + enters, c + (not enters and first == largest and i < first + period)
         return found
 
     @cached_property

@@ -84,6 +84,11 @@ class Explorer:
         return self.search.request.objective == "memory"
 
     @property
+    def empty(self) -> bool:
+        """Whether no mesh has a space."""
+        return not any(self._first)
+
+    @property
     def _to_beat(self) -> float:
         return min(self._worth, self.search.value(self.best))
 

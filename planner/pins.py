@@ -69,6 +69,7 @@ class Pins:
         """Per class of nodes the splits the pins leave. A glob that matches nothing, or a split that is not legal, is an error."""
         graph = base.graph
         out: dict[int, tuple[Split, ...]] = {}
+        by: dict[int, str] = {}  # class -> the pin that decided it so far
         for glob, table in self.nodes.items():
             hits = [i for i, node in enumerate(graph.nodes) if _matches(glob, node, graph.labels)]
             if not hits:
@@ -81,8 +82,10 @@ class Pins:
                     c = base.shared[i]
                     both = tuple(s for s in out.get(c, splits) if s in splits)
                     if not both:
-                        raise PlanError("P024", f"pins contradict each other at {graph.nodes[i].id!r}", help=["remove one of them"])
-                    out[c] = both
+                        other = by[c]
+                        raise PlanError("P024", f"pins {other!r} and {glob!r} contradict each other at {graph.nodes[i].id!r}",
+                                        detail=[f"{other!r}: {dict(self.nodes[other])}", f"{glob!r}: {dict(table)}"], help=["remove one of them"])  # fmt: skip
+                    out[c], by[c] = both, glob
                     usable += 1
             if not usable:
                 node = graph.nodes[hits[0]]

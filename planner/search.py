@@ -120,6 +120,7 @@ class Search:
         self._details: dict[int, tuple[Candidate, Space, tuple[int, ...], Problem]] = {}  # by id; the candidate is kept, so that ids stay unique
         self._best: Candidate | None = None
         self._bound = 0.0
+        self._refused: PlanError | None = None
 
     def run(self) -> Found:
         """Search everything the request allows."""
@@ -133,6 +134,8 @@ class Search:
                 self._baselines(baselines)
             reached = [c for c in baselines.values() if free and c.cost.memory.total <= request.limit_bytes]
             main.run(min((self.value(c) for c in reached), default=np.inf))
+            if main.empty and self._refused is not None:
+                raise self._refused
         except KeyboardInterrupt:
             self.stopped = "interrupt"
         best, smallest = main.best, None
@@ -236,8 +239,15 @@ class Search:
         key = (mesh, micro, pinned)
         if key not in self._spaces:
             pricer = self._pricer(mesh)
-            self._spaces[key] = build_space(base, pricer, limits=Limits(forbidden=pins.forbidden_factors) if pinned else Limits(),
-                                            allowed=pins.allowed(base, dict(mesh.shape)) if pinned else None, zero_axes=tuple(pricer.sizes))  # fmt: skip
+            limits = Limits(forbidden=pins.forbidden_factors) if pinned else Limits()
+            try:
+                fixed = pins.allowed(base, dict(mesh.shape)) if pinned else None
+                self._spaces[key] = build_space(base, pricer, limits=limits, allowed=fixed, zero_axes=tuple(pricer.sizes))
+            except PlanError as e:
+                # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.
+                if e.code != "P025":
+                    raise
+                self._refused, self._spaces[key] = e, None
         whole = self._spaces[key]
         if allowed is None or whole is None:
             return whole

@@ -1,0 +1,126 @@
+"""The space, the problem made of it, and the price of the whole plan say the same thing."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from costmodels.precision import load_recipe
+from costmodels.runtime import RUNTIMES
+from planner.assemble import PICO, Techniques, assemble, least_usage, splits_of, usage_of
+from planner.conversions import Atlas, Conversions
+from planner.evaluate import price_plan
+from planner.families import batch_only, restrict
+from planner.flow import Plan
+from planner.layout import Layout, convert
+from planner.model import Model, Workload
+from planner.price import Pricer
+from planner.problem import FORBIDDEN, Budget, evaluate
+from planner.solvers import solve
+from planner.space import Base, Space, build_space
+from planner.topology import for_devices, meshes
+
+MODELS = [("zoo:gpt2-small,layers=3", 8), ("zoo:llama3-8b,layers=3,seq=512", 16), ("zoo:resnet50", 32)]
+
+
+def space_of(source: str, batch: int, devices: int = 8, model: int = 2, runtime: str = "jax-shard_map", fold: bool = True, atlas: Atlas | None = None) -> Space:
+    topology = for_devices("h100-sxm", devices)
+    mesh = next(m for m in meshes(topology) if [a.size for a in m.axes] == ([devices // model, model] if model > 1 else [devices]))
+    pricer = Pricer(topology, mesh, RUNTIMES[runtime], load_recipe("bf16-mixed"), atlas or Atlas())
+    base = Base.of(Model.open(source, Workload(batch=batch), devices).graph(1), training=True, fold=fold)
+    return build_space(base, pricer, zero_axes=tuple(pricer.sizes))
+
+
+def plan_of(space: Space, choice: tuple[int, ...], t: Techniques) -> Plan:
+    shape = space.pricer.mesh.shape
+    return Plan(shape, splits_of(space, choice), t.zero, tuple(a for a, _ in shape), t.recompute, t.microbatches, space.base.runs)
+
+
+@pytest.mark.parametrize(("source", "batch"), MODELS)
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_objective_of_the_optimum_is_the_price_of_the_plan(source: str, batch: int, zero: int) -> None:
+    space = space_of(source, batch)
+    problem = assemble(space, Techniques(zero), None)
+    found = solve(problem, "dp", Budget())
+    cost, _, _ = price_plan(space.base, plan_of(space, found.choice, Techniques(zero)), space.pricer)
+    assert evaluate(problem, found.choice).cost / PICO == pytest.approx(cost.step_time_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(("source", "batch"), MODELS)
+@pytest.mark.parametrize("techniques", [Techniques(1), Techniques(2, "block-keep"), Techniques(0, "block")])
+def test_usage_is_the_memory_of_the_plan(source: str, batch: int, techniques: Techniques) -> None:
+    space = space_of(source, batch)
+    choice = solve(assemble(space, techniques, None), "dp", Budget()).choice
+    cost, _, _ = price_plan(space.base, plan_of(space, choice, techniques), space.pricer)
+    held, working = usage_of(space, techniques, choice)
+    kept = cost.memory.total - cost.memory.temporary
+    if techniques.recompute != "none" and len(space.base.runs) > 1:
+        assert held <= kept + 8  # one repeat's activations at a time, of the run that has most: the problem counts the longest run's
+    else:
+        assert held == pytest.approx(kept, rel=1e-6, abs=8)
+    assert working == pytest.approx(cost.memory.temporary, rel=1e-6, abs=8)
+    assert least_usage(space, techniques) <= cost.memory.total
+
+
+def test_overlap_of_the_runtime_is_in_the_objective() -> None:
+    space = space_of("zoo:gpt2-small,layers=3", 8, runtime="megatron")
+    problem = assemble(space, Techniques(1), None)
+    found = solve(problem, "dp", Budget())
+    cost, _, _ = price_plan(space.base, plan_of(space, found.choice, Techniques(1)), space.pricer)
+    assert evaluate(problem, found.choice).cost / PICO == pytest.approx(cost.step_time_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("micro", [2, 4, 16])
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_the_whole_batch_in_one_piece_bounds_any_number_of_microbatches(micro: int, zero: int) -> None:
+    source, batch, t = "zoo:gpt2-small,layers=2", 32, Techniques(zero, "none", micro)
+    whole, cut = space_of(source, batch), space_of(source, batch // micro)
+    bound = solve(assemble(whole, t, None, uncut=True), "dp", Budget()).bound
+    real = solve(assemble(cut, t, None), "dp", Budget())
+    assert bound is not None
+    assert bound <= evaluate(assemble(cut, t, None), real.choice).cost
+    assert least_usage(whole, t, uncut=True) <= least_usage(cut, t) * (1 + 1e-9)
+
+
+def test_unfolded_repeats_cost_what_folded_ones_do() -> None:
+    costs = []
+    for fold in (True, False):
+        problem = assemble(space_of("zoo:gpt2-small,layers=4", 8, fold=fold), Techniques(1), None)
+        costs.append(evaluate(problem, solve(problem, "dp", Budget()).choice).cost)
+    assert costs[1] <= costs[0] * (1 + 1e-6)  # tying decisions cannot help
+    assert costs[0] == pytest.approx(costs[1], rel=0.02)
+
+
+def test_conversions_priced_together_are_those_priced_one_by_one() -> None:
+    topology, random_ = for_devices("h100-sxm", 16), random.Random(1)
+    cells = [(), ("data",), ("model",), ("data", "model")]
+    layouts = [x for x in (Layout((a, b), p, f) for a in cells for b in cells for p in ((), ("model",)) for f in ((), ("data",)))
+               if len({*x.dims[0], *x.dims[1], *x.partial, *x.fan}) == len([*x.dims[0], *x.dims[1], *x.partial, *x.fan])]  # fmt: skip
+    atlas = Atlas()
+    for mesh in [m for m in meshes(topology) if len(m.axes) == 2]:
+        pricer = Pricer(topology, mesh, RUNTIMES["jax-shard_map"], load_recipe("bf16-mixed"), atlas)
+        tables = Conversions(atlas, pricer)
+        numbers = [atlas.number(x) for x in layouts]
+        for shape in ((64, 4096), (48, 30), (7, 5)):  # cut evenly, partly so, and hardly ever
+            forward, backward = tables.table(shape, 2, numbers, numbers, True)
+            for a, b in random_.sample([(a, b) for a in range(len(layouts)) for b in range(len(layouts))], 80):
+                steps = convert(shape, layouts[a], layouts[b], mesh.shape)
+                if steps is None:
+                    assert np.isinf(forward[a, b])
+                    continue
+                assert forward[a, b] == pytest.approx(sum(pricer.collective_s(s.forward, s.axes, 2 * s.forward_elements) for s in steps), rel=1e-9, abs=1e-18)
+                assert backward[a, b] == pytest.approx(sum(pricer.collective_s(s.backward, s.axes, 2 * s.backward_elements) for s in steps), rel=1e-9, abs=1e-18)
+
+
+def test_a_restricted_space_is_the_space_with_fewer_options() -> None:
+    space = space_of("zoo:gpt2-small,layers=3", 8)
+    allowed = batch_only(space.base, space.pricer.mesh.shape)
+    small = restrict(space, allowed)
+    assert small is not None
+    built = build_space(space.base, space.pricer, allowed=allowed, zero_axes=tuple(space.pricer.sizes))
+    costs = [solve(assemble(s, Techniques(1), None), "dp", Budget()) for s in (small, built)]
+    assert costs[0].bound == costs[1].bound
+    assert all(len(v.splits) == 1 for v in small.variables if v.kind == "op")
+    assert all(c.min() < FORBIDDEN for c in assemble(small, Techniques(1), None).cost)
