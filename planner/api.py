@@ -45,7 +45,7 @@ def plan(source: str | Path, *, devices: int | None = None, hardware: str | None
     if found.best is None:
         if found.stopped:
             raise PlanError("P026", "the search was stopped before any plan fitted", help=["--time-limit with more seconds"], exit_code=NO_PLAN)
-        raise no_plan(request, found)
+        raise no_plan(request, found, model)
     provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "source": str(source),
                   "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
     return compose(model, request, found, provenance, assumptions(model, request, hardware, topology))
@@ -120,9 +120,10 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
     return (*out, *request.topology.notes, *model.plain.notes)
 
 
-def no_plan(request: Any, found: Any) -> PlanError:
-    """Nothing fits: how close it came, where the memory goes, and remedies."""
+def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
+    """Nothing fits: how close it came, where the memory goes, and (given the model) remedies that were planned anew."""
     from costmodels.units import show_bytes
+    from planner.remedies import remedies
 
     close = found.smallest
     limit = show_bytes(request.limit_bytes)
@@ -130,11 +131,11 @@ def no_plan(request: Any, found: Any) -> PlanError:
         return PlanError("P021", f"no plan is possible under these pins on {request.topology.devices} devices", help=["remove pins"], exit_code=NO_PLAN)
     parts = {k: getattr(close.cost.memory, k) for k in ("parameters", "gradients", "optimizer", "activations", "temporary")}
     heavy = ", ".join(f"{k} {show_bytes(v)}" for k, v in sorted(parts.items(), key=lambda p: -p[1]))
-    need = -(-close.cost.memory.total // max(request.limit_bytes, 1))
+    help = remedies(request, found, model) if model is not None else []
     return PlanError("P021", f"no plan fits: {show_bytes(close.cost.memory.total)} a device at best, {limit} usable",
                      detail=[f"smallest plan: mesh {dict(close.plan.mesh)}, optimizer level {close.plan.zero}, recompute {close.plan.recompute}, "
                              f"{close.plan.microbatches} microbatches", heavy],
-                     help=[f"about {request.topology.devices * need} devices, a smaller --batch, or hardware with more memory (not re-priced)"], exit_code=NO_PLAN)  # fmt: skip
+                     help=[*help, "hardware with more memory (--hardware)"], exit_code=NO_PLAN)  # fmt: skip
 
 
 def reopen(strategy: Strategy, source: str | Path) -> Any:

@@ -1,0 +1,72 @@
+"""What would help when nothing fits: more devices or a smaller batch, each planned anew before it is quoted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from costmodels.memory import capacity
+from planner.errors import PlanError
+from planner.topology import for_devices
+
+if TYPE_CHECKING:
+    from planner.model import Model
+    from planner.search import Candidate, Found, Request
+
+GROWTH = (2, 4, 8, 16, 32)
+TRIES = 3
+"""Searches per kind of remedy; the first that fits is quoted."""
+
+
+def remedies(request: Request, found: Found, model: Model) -> list[str]:
+    """Help lines such as "128 devices fit (re-priced: 41.0 ms)"; empty when nothing tried fits."""
+    return [line for line in (_devices(request, found, model), _batch(request, model)) if line]
+
+
+def _devices(request: Request, found: Found, model: Model) -> str:
+    close, now = found.smallest, request.topology.devices
+    need = close.cost.memory.total / max(request.limit_bytes, 1) if close else 1.0
+    factors = [g for g in GROWTH if g >= need / 2][:TRIES] or [GROWTH[-1]]
+    for n in (now * g for g in factors):
+        try:
+            topology = for_devices(request.topology.device.name, n)
+        except PlanError:
+            continue
+        if len(topology.levels) < len(request.topology.levels):
+            continue  # a machine of another build
+        room = capacity(topology.device, n, request.capacity.reserve)
+        best = _plan(replace(request, topology=topology, capacity=room), model)
+        if best is not None:
+            return f"{n} devices fit (re-priced: {best.cost.step_time_s * 1e3:.1f} ms)"
+    return ""
+
+
+def _batch(request: Request, model: Model) -> str:
+    for batch in _smaller(model.batch):
+        try:
+            smaller = replace(model, workload=replace(model.workload, batch=batch, tokens_per_step=None), _graphs={}, _plain=None)
+            best = _plan(request, smaller)
+        except PlanError:
+            continue
+        if best is not None:
+            return f"--batch {batch} fits (re-priced: {best.cost.step_time_s * 1e3:.1f} ms)"
+    return ""
+
+
+def _smaller(batch: int) -> Iterator[int]:
+    """A few smaller batches, the largest first."""
+    tried = 0
+    while batch > 1 and tried < TRIES:
+        batch = batch // (4 if batch >= 64 else 2)
+        tried += 1
+        yield batch
+
+
+def _plan(request: Request, model: Model) -> Candidate | None:
+    from planner.search import Search
+
+    try:
+        return Search(model, replace(request, baselines=False, time_limit_s=None)).run().best
+    except PlanError:
+        return None  # a pinned mesh that does not multiply to that many devices, or a batch the model cannot be read at
