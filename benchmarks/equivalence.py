@@ -26,7 +26,7 @@ from planner.verify.worker import environment
 SOLVERS = ("dp", "recursive", "ilp")
 MODEL_S = 3000
 """Limit of one model's process."""
-HEAD = f"{'model':44} {'workload':8} {'strategy':15} {'back end':9} {'mesh (* pinned), techniques':44} {'error':>8} {'gradient':>8} {'runtime':>8}  result"
+HEAD = f"{'model':44} {'workload':8} {'strategy':15} {'back end':9} {'mesh (* pinned), techniques':51} {'error':>8} {'gradient':>8} {'runtime':>8}  result"
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -100,13 +100,13 @@ def table_line(r: Row) -> str:
     """One row as text."""
     number = lambda e: "-" if e is None else f"{e:.1e}"  # noqa: E731
     result = "ok" if r.ok else f"FAILED {r.failure or r.worst}"
-    return (f"{r.model[:44]:44} {r.workload:8} {r.strategy:15} {r.backend:9} {r.plan[:44]:44} {number(r.error):>8} {number(r.gradients):>8} "
+    return (f"{r.model[:44]:44} {r.workload:8} {r.strategy:15} {r.backend:9} {r.plan[:51]:51} {number(r.error):>8} {number(r.gradients):>8} "
             f"{number(r.runtime):>8}  {result}")  # fmt: skip
 
 
 def child(args: argparse.Namespace) -> int:
     """Rows of one model, a JSON object a line."""
-    names: tuple[str, ...] = ("data-parallel", *SOLVERS, "tensor-parallel", "sharded-state")
+    names: tuple[str, ...] = ("data-parallel", "tensor-parallel", *SOLVERS, "sharded-state")
     backends: tuple[str, ...] = ("shard_map", "jit")
     if args.quick:
         names, backends = ("dp", "tensor-parallel"), ("shard_map",)

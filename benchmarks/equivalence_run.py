@@ -87,7 +87,8 @@ def attempts(name: str, devices: int, train: bool, batch: int) -> list[Attempt]:
     if name == "sharded-state":
         techniques = {"zero_stage": 3, "recompute": "block", "microbatches": 2 if batch % (2 * half) == 0 else 1}
         return [Attempt(pins=Pins(mesh=tall, techniques=techniques)), Attempt(pins=Pins(mesh=tall, techniques={**techniques, "microbatches": 1}))]
-    choices: list[Mapping[str, Any]] = [{}, {"mesh": wide}, {"mesh": tall}, {"mesh": {"model": (devices,)}}]
+    deep = {"data": (2,), "sequence": (2,), "model": (devices // 4,)}
+    choices: list[Mapping[str, Any]] = [{}, {"mesh": wide}, {"mesh": tall}, {"mesh": {"model": (devices,)}}, {"mesh": deep}]
     if train:
         choices += [{"techniques": {"zero_stage": z}} for z in (1, 2, 3)]
     choices += [{"mesh": wide, "forbidden_factors": frozenset({f})} for f in ("n", "k", "m", "d0")]
@@ -120,17 +121,24 @@ def idle_axes(graph: Graph, plan: Plan) -> tuple[str, ...]:
     return tuple(a for a, n in plan.mesh if n > 1 and a not in used)
 
 
-def identity(plan: Plan) -> tuple:
-    """What makes two plans the same for this benchmark."""
-    return plan.mesh, tuple(sorted(plan.splits.items())), plan.zero, plan.recompute, plan.microbatches
+def identity(graph: Graph, plan: Plan, every: bool) -> tuple:
+    """Two plans are the same when sizes of the mesh, techniques and the splits of operators with FLOPs (or of every operator) are; names of axes
+    make no difference."""
+    place = {a: i for i, (a, _) in enumerate(plan.mesh)}
+    splits = []
+    for node in graph.nodes:
+        if every or rule_of(node, graph)[0].flops:
+            split = plan.splits.get(node.id, Split())
+            splits.append(tuple((f, tuple(place[a] for a in axes)) for f, axes in split.pairs))
+    return tuple(n for _, n in plan.mesh), tuple(splits), plan.zero, plan.recompute, plan.microbatches
 
 
 def strategies(case: Case, model: Model, names: tuple[str, ...]) -> Iterator[tuple[str, Plan | None, str]]:
-    """(row, plan or None, pinned mesh and techniques or why there is none)."""
+    """(row, plan or None, mesh and techniques or why there is none). Plans that differ only in operators without FLOPs are a last resort."""
     train = model.workload.kind == "train"
     seen: set[tuple] = set()
     for name in names:
-        why, chosen = "", None
+        why, tried = "", []
         for attempt in attempts(name, case.devices, train, case.batch):
             try:
                 strategy = choose(case, model, attempt)
@@ -140,13 +148,17 @@ def strategies(case: Case, model: Model, names: tuple[str, ...]) -> Iterator[tup
             graph = model.graph(int(strategy.techniques["microbatches"]))
             plan = strategy.plan_for(graph)
             idle = idle_axes(graph, plan)
-            if idle or identity(plan) in seen or prod(n for _, n in plan.mesh) != case.devices:
-                why = why or (f"axis {', '.join(idle)} idle" if idle else "same as a row above")
+            if idle or prod(n for _, n in plan.mesh) != case.devices:
+                why = why or f"axis {', '.join(idle)} idle"
                 continue
-            chosen, why = plan, describe(plan, attempt)
-            seen.add(identity(plan))
-            break
-        yield name, chosen, why
+            tried.append((graph, plan, describe(plan, attempt)))
+            if identity(graph, plan, False) not in seen:
+                break
+            why = why or "same as a row above"
+        chosen = next((t for every in (False, True) for t in tried if identity(t[0], t[1], every) not in seen), None)
+        if chosen is not None:
+            seen |= {identity(chosen[0], chosen[1], every) for every in (False, True)}
+        yield name, chosen[1] if chosen else None, chosen[2] if chosen else why
 
 
 def describe(plan: Plan, attempt: Attempt) -> str:
