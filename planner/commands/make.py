@@ -6,10 +6,13 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.commands import console, files
 from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    from planner.strategy import Strategy
 
 INTERRUPTED = 130
 RECORDED = ("devices", "hardware", "topology", "batch", "tokens_per_step", "memory_limit", "memory_reserve")
@@ -75,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             raise
     interrupted = strategy.solver.get("stopped") == "interrupt"
     if target:
-        strategy.save(target, force=args.force)
+        strategy.save(target, force=args.force or _same_model(target, strategy))
     if args.json:
         console.data(strategy.to_json())
     elif not args.quiet:
@@ -112,7 +115,15 @@ def _target(args: argparse.Namespace) -> Path | None:
     return path
 
 
-def _manual(args: argparse.Namespace) -> Any:
+def _same_model(path: Path, strategy: Strategy) -> bool:
+    """Whether a file holds a plan of this model, perhaps at other sizes: the hash is of one batch, name and parameters are of all."""
+    if not path.exists():
+        return True
+    old = files.load(path).model
+    return all(old[k] == strategy.model[k] for k in ("name", "parameters"))
+
+
+def _manual(args: argparse.Namespace) -> Strategy:
     from planner.reprice import manual
 
     if not args.pin:

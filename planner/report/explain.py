@@ -53,7 +53,7 @@ def binds(s: Strategy) -> list[str]:
     exposed = sorted(c.get("exposed_s_by_collective", {}).items(), key=lambda kv: -kv[1])
     if exposed and exposed[0][1] / step >= 0.02:
         kind, _, axes = exposed[0][0].partition(" ")
-        levels = [level for a in s.mesh if a["name"] in axes.split("+") for level in a["levels"]]
+        levels = dict.fromkeys(level for a in s.mesh if a["name"] in axes.split("+") for level in a["levels"])
         out.append(f"the largest collective, {kind} over {axes} ({' + '.join(levels)}), {percent(exposed[0][1] / step)}")
     full = c["memory_per_device_bytes"] / c["memory_limit_bytes"] if c["memory_limit_bytes"] else 0.0
     paid = []

@@ -145,7 +145,8 @@ def _memory(c: Mapping[str, Any], width: int, style: Style) -> list[str]:
         parts = [(float(v), k[0].upper()) for k, v in breakdown(c)]
         total = max(c["memory_limit_bytes"], c["memory_per_device_bytes"])
         drawn = bar(parts, total, min(BAR, width - 10))
-        lines += labelled("", [f"[{drawn}]"], width, style)
+        if drawn.strip("."):
+            lines += labelled("", [f"[{drawn}]"], width, style)
     return lines
 
 

@@ -141,5 +141,5 @@ def bar(parts: Sequence[tuple[float, str]], total: float, columns: int) -> str:
     text, run = "", 0.0
     for value, mark in parts:
         run += value
-        text += mark * (min(columns, round(columns * run / total)) - len(text) if total > 0 else 0)
+        text += mark * (round(columns * min(1.0, run / total)) - len(text) if total > 0 else 0)
     return text + "." * (columns - len(text))

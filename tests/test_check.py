@@ -1,0 +1,169 @@
+"""plan check: which cause it was, exit codes, formats, budgets, and that the baseline is never touched."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import planner
+from planner.check import Limit, Report, Row, check, read_budget, tolerances
+from planner.cli import main
+from planner.errors import PlanError
+from planner.report.check import FORMATS, markdown
+from planner.reprice import manual
+from planner.strategy import Strategy
+
+SPEC = "zoo:gpt-tiny,hidden=512,seq=128"
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("check") / "base.plan.json"
+    planner.plan(SPEC, devices=8, batch=16).save(path)
+    return path
+
+
+@pytest.fixture
+def strategy(baseline: Path) -> Strategy:
+    return Strategy.load(baseline)
+
+
+def test_nothing_changed(strategy: Strategy) -> None:
+    report = check(strategy, SPEC)
+    assert report.ok and report.causes == () and report.verdict == "nothing changed"
+    assert all(r.change(r.repriced) in (0.0, None) and r.change(r.best) in (0.0, None) for r in report.rows)
+
+
+def test_a_grown_model_fails_and_is_named(strategy: Strategy) -> None:
+    report = check(strategy, SPEC + ",layers=3")
+    assert not report.ok and not report.cured
+    assert any(c.startswith("the model changed: +") for c in report.causes)
+    assert {r.what for r in report.regressions} == {"step", "memory"}
+    assert check(strategy, SPEC + ",layers=3", tolerance={"step": 9.0, "memory": 9.0}).ok
+
+
+def test_a_changed_cost_model_is_told_from_a_changed_model(strategy: Strategy) -> None:
+    cheaper = {**strategy.costs, "step_time_s": strategy.costs["step_time_s"] / 1.5, "compute_time_s": strategy.costs["compute_time_s"] / 2}
+    report = check(replace(strategy, costs=cheaper), SPEC)
+    assert not report.ok and any("cost model changed" in c for c in report.causes) and not any("the model changed" in c for c in report.causes)
+
+
+def test_a_stale_plan_is_cured_by_planning_again(strategy: Strategy) -> None:
+    """The recorded decisions are worse than before, the best plan is not: planning again cures it."""
+    whole = {n: {**row, "split": {}} for n, row in strategy.nodes.items()}
+    report = check(replace(strategy, nodes=whole), SPEC)
+    assert not report.ok and report.cured and "planning again cures it" in report.verdict
+    assert any(c.startswith("a better plan exists: -") for c in report.causes)
+
+
+def test_decisions_that_do_not_carry_over_are_a_reason_not_an_error(strategy: Strategy) -> None:
+    report = check(strategy, "zoo:mlp-tiny")
+    assert "repriced" in report.reasons and all(r.repriced is None for r in report.rows)
+    assert "re-priced" in FORMATS["text"](report)
+
+
+def test_nothing_fits_any_more_is_a_finding(strategy: Strategy) -> None:
+    tight = replace(strategy, costs={**strategy.costs, "memory_limit_bytes": 200_000})
+    report = check(tight, SPEC)
+    assert not report.ok and "best" in report.reasons and report.verdict.startswith("no plan")
+    for name, render in FORMATS.items():
+        assert "no plan" in render(report) or name == "json"
+
+
+def test_the_baseline_is_never_rewritten_and_exit_codes(baseline: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = baseline.read_bytes(), baseline.stat().st_mtime_ns
+    assert main(["check", SPEC, "--against", str(baseline)]) == 0
+    assert "ok: nothing changed" in capsys.readouterr().out
+    assert main(["check", SPEC + ",layers=3", "--against", str(baseline)]) == 1
+    assert "FAILED" in capsys.readouterr().out
+    assert main(["check", SPEC + ",layers=3", "--against", str(baseline), "--tolerance", "step=900%,memory=900%"]) == 0
+    assert main(["check", "zoo:nothing", "--against", str(baseline)]) == 2
+    assert (baseline.read_bytes(), baseline.stat().st_mtime_ns) == before
+
+
+ROWS = (Row("step", "s", 1.0, 1.5, 1.2, 0.02), Row("memory", "B", 1e9, None, 1e9, 0.05), Row("compute", "s", 0.0, None, 0.0, None))
+FAILED = Report("a|<b>\nmodel", "plans/x.json", ROWS, ("the model changed: +3 nodes, 50 % more",), (Limit("memory", "B", 2.0, 1.0), Limit("devices", "", 8, 8)))
+
+
+def test_formats_escape_and_parse() -> None:
+    data = json.loads(FORMATS["json"](FAILED))
+    assert data["ok"] is False and data["figures"]["step"]["best_change"] == pytest.approx(0.2) and data["figures"]["memory"]["repriced"] is None
+    root = ET.fromstring(FORMATS["junit"](FAILED))
+    assert root.attrib["failures"] == "2" and [c.attrib["name"] for c in root.iter("testcase") if c.find("failure") is not None] == ["step", "budget memory"]
+    lines = FORMATS["github"](FAILED).splitlines()
+    assert len(lines) == 2 and all(line.startswith("::error file=plans/x.json,title=plan check%3A ") for line in lines) and "50 %25 more" in lines[0]
+    text = markdown(FAILED)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + len(ROWS) and len({line.count(" | ") for line in rows if "---" not in line}) == 1 and "&lt;b>" in text
+
+
+def test_formats_all_name_the_verdict() -> None:
+    fine = replace(FAILED, rows=ROWS[1:], limits=(), causes=())
+    for name, render in FORMATS.items():
+        assert "nothing changed" in render(fine) or name == "junit"
+        assert "step" in render(FAILED)
+
+
+@given(st.floats(0, 50), st.floats(0, 50))
+def test_tolerances_read_back(step: float, memory: float) -> None:
+    found = tolerances(f"step={step:.6f}%, memory={memory:.6f}")
+    assert found["step"] == pytest.approx(step / 100, abs=1e-7) and found["memory"] == pytest.approx(memory, abs=1e-5)
+
+
+@pytest.mark.parametrize("text", ["step", "step=", "step=x%", "speed=2%", "step=-1%", "step=nan", "=2%"])
+def test_bad_tolerances(text: str) -> None:
+    with pytest.raises(PlanError, match="P064"):
+        tolerances(text)
+
+
+def test_budgets(tmp_path: Path, strategy: Strategy) -> None:
+    path = tmp_path / "budget.toml"
+    path.write_text(f'["zoo:*"]\nmemory = "1 kB"\ndevices = 64\n["{SPEC}"]\nstep_time = "1 s"\n')
+    assert read_budget(path, SPEC) == {"memory": 1000.0, "devices": 64.0, "step_time": 1.0}
+    report = check(strategy, SPEC, budget=path)
+    assert not report.ok and [x.ok for x in report.limits] == [False, True, True] and "memory over its budget" in report.verdict
+    for bad in ("x = 1", '["zoo:*"]\nspeed = 1', '["zoo:*"]\nmemory = 5', '["zoo:*"]\ndevices = 0', "[[", '["other"]\ndevices = 1'):
+        path.write_text(bad)
+        with pytest.raises(PlanError, match="P065"):
+            read_budget(path, SPEC)
+    with pytest.raises(PlanError, match="P065"):
+        read_budget(tmp_path / "none.toml", SPEC)
+
+
+def test_manual_prices_a_plan_as_the_search_did(strategy: Strategy) -> None:
+    again = manual(strategy, SPEC)
+    assert again.costs["step_time_s"] == pytest.approx(strategy.costs["step_time_s"], rel=1e-5)
+    assert {n: r["split"] for n, r in again.nodes.items()} == {n: r["split"] for n, r in strategy.nodes.items()}
+    assert again.solver["name"] == "manual" and again.solver["gap"] is None
+
+
+def test_manual_refuses_what_cannot_be(strategy: Strategy) -> None:
+    node = next(n for n in strategy.nodes if n.endswith("c_fc/MatMul"))
+
+    def edited(**row: object) -> Strategy:
+        return replace(strategy, nodes={**strategy.nodes, node: {**strategy.nodes[node], **row}})
+
+    axis = strategy.mesh[0]["name"]
+    cases: list[tuple[str, Strategy]] = [
+        ("P061", edited(split={"nothing": [axis]})), ("P061", edited(split={"n": ["no-axis"]})), ("P061", edited(split={"n": [axis], "k": [axis]})),
+        ("P060", replace(strategy, mesh=({"name": "data", "size": 4, "levels": []},))), ("P060", replace(strategy, techniques={**strategy.techniques, "zero_stage": 7})),
+        ("P060", replace(strategy, techniques={**strategy.techniques, "recompute": "all"})),
+        ("P060", replace(strategy, techniques={**strategy.techniques, "zero_group": ["nowhere"]})),
+        ("P035", replace(strategy, techniques={**strategy.techniques, "microbatches": 5})),
+        ("P062", replace(strategy, nodes={**strategy.nodes, "ghost": strategy.nodes[node]})),
+        ("P051", replace(strategy, nodes={n: r for n, r in strategy.nodes.items() if n != node})),
+        ("P051", replace(strategy, model={**strategy.model, "sha256": "0"})),
+        ("P021", replace(strategy, costs={**strategy.costs, "memory_limit_bytes": 1000})),
+    ]  # fmt: skip
+    for code, bad in cases:
+        with pytest.raises(PlanError) as e:
+            manual(bad, SPEC)
+        assert e.value.code == code, str(e.value)
+    other = manual(edited(split={}), SPEC)
+    assert other.nodes[node]["split"] == {} and other.costs["step_time_s"] != strategy.costs["step_time_s"]
