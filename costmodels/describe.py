@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+import tomllib
+from typing import Any
 
-from costmodels.device import Device, Link, device_names, load_device
-from costmodels.units import show_bytes
+from costmodels.device import TOPOLOGIES, Device, Link, device_names, load_device, topology_names
+from costmodels.units import bandwidth_bytes_per_s, show_bytes
 
 WIDTH = 110
 _NAME, _VALUE = 26, 32
@@ -52,7 +54,30 @@ def overview() -> str:
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     notes = ("matmul: best sustained share of peak. Links: per device and direction; torus and mesh: links x bandwidth of one.",
              "* guessed. `plan hardware NAME` prints every figure with its source.")  # fmt: skip
-    return "\n".join((*lines, "", *notes))
+    return "\n".join((*lines, "", *notes, "", *_machines()))
+
+
+def describe_topology(name: str) -> str:
+    """`plan hardware NAME` for a machine that ships: its levels, innermost first, with their sources."""
+    data = _machine(name)
+    lines = [f"{name}: {data['summary']}, {data['device']}, figures of {data['date']}", ""]
+    for level in data["level"]:
+        rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in level.items() if key not in ("name", "size", "source"))
+        lines += _row(f"{level['name']} x {level.get('size', 'N')}", rest, level["source"])
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _machines() -> list[str]:
+    """A line for every topology that ships."""
+    table = [(name, data["device"], " + ".join(f"{x['name']} {_bandwidth(bandwidth_bytes_per_s(x['bandwidth']))}" for x in data["level"]), data["summary"])
+             for name, data in ((n, _machine(n)) for n in topology_names())]  # fmt: skip
+    rows = [("--topology", "device", "links per device", "machine"), *table]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _machine(name: str) -> dict[str, Any]:
+    return tomllib.loads((TOPOLOGIES / f"{name}.toml").read_text())
 
 
 def _summary(device: Device) -> tuple[str, ...]:

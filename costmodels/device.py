@@ -51,6 +51,7 @@ from typing import Any
 from costmodels.units import UnitError, bandwidth_bytes_per_s, rate_flops_per_s, size_bytes, time_s
 
 DEVICES = Path(__file__).with_name("devices")
+TOPOLOGIES = Path(__file__).with_name("topologies")
 
 
 _WIDER = {
@@ -136,6 +137,11 @@ class Device:
 def device_names() -> tuple[str, ...]:
     """Names of the devices that ship."""
     return tuple(sorted(p.stem for p in DEVICES.glob("*.toml")))
+
+
+def topology_names() -> tuple[str, ...]:
+    """Names of the machines that ship: topology files whose outermost size follows from the device count."""
+    return tuple(sorted(p.stem for p in TOPOLOGIES.glob("*.toml")))
 
 
 @cache

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Runtime:
     """overlap: fraction of once-a-step gradient traffic hidden under the backward pass. fused_traffic: how much of the element-wise
-    traffic is left after fusion. memory_slack: allowance for fragmentation, as a fraction of what is allocated. preallocate: fraction of
-    usable memory the program asks for. optimizer_bytes: traffic of the optimizer per local parameter.
+    traffic is left after fusion. memory_slack: allowance for fragmentation, as a fraction of what is allocated. optimizer_bytes: traffic of the
+    optimizer per local parameter.
     """
 
     name: str

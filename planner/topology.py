@@ -17,9 +17,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from costmodels import Device, DeviceError, device_names, load_device
+from costmodels import Device, DeviceError, device_names, load_device, topology_names
 from costmodels.collectives import Span
-from costmodels.device import count, fraction
+from costmodels.device import TOPOLOGIES, count, fraction
 from costmodels.units import UnitError, bandwidth_bytes_per_s, time_s
 from planner.errors import PlanError, did_you_mean
 from planner.slices import part_of_host, slice_shapes, wraps
@@ -200,20 +200,28 @@ def _torus(chip: Device, devices: int) -> Topology:
 
 
 def from_file(path: str | Path, devices: int | None = None) -> Topology:
-    """A topology file (docs/hardware.md). Its product must equal `devices` when both are given."""
-    path = Path(path)
+    """A topology file (docs/hardware.md), or one that ships by name. Its product must equal `devices` when both are given.
+
+    The outermost level may leave its size open: `devices` gives it.
+    """
+    path = TOPOLOGIES / f"{path}.toml" if str(path) in topology_names() and not Path(path).exists() else Path(path)
     try:
         data = tomllib.loads(path.read_text())
     except OSError as e:
-        raise PlanError("P013", f"cannot read topology file {str(path)!r}: {e.strerror}") from e
+        help = [f"shipped: {', '.join(topology_names())}"] if not path.exists() else []
+        raise PlanError("P013", f"cannot read topology file {str(path)!r}: {e.strerror}", help=help) from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise PlanError("P013", f"{path} is not TOML: {e}") from e
-    unknown = [k for k in data if k not in ("device", "level")]
+    unknown = [k for k in data if k not in ("device", "level", "summary", "date")]
     if unknown:
         raise PlanError("P013", f"{path}: key {unknown[0]!r} is not known here", help=["a topology has `device = NAME` and [[level]] tables, innermost first"])
     tables = data.get("level")
     if not isinstance(data.get("device"), str) or not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
         raise PlanError("P013", f"{path}: a topology needs `device = NAME` and at least one [[level]]")
+    if not {"size", "shape"} & tables[-1].keys():
+        tables[-1]["size"] = _open_size(path, tables[:-1], devices)
+        if tables[-1]["size"] == 1 and len(tables) > 1:
+            tables.pop()
     levels = tuple(level for i, table in enumerate(tables) for level in _levels(table, path, i))
     topology = Topology(device(data["device"]), levels)
     if devices is not None and topology.devices != devices:
@@ -222,7 +230,18 @@ def from_file(path: str | Path, devices: int | None = None) -> Topology:
     return topology
 
 
-_LEVEL_KEYS = ("name", "size", "shape", "wrap", "kind", "bandwidth", "latency", "efficiency", "all_reduce_bandwidth", "all_reduce_latency")
+def _open_size(path: Path, inner: list[dict[str, Any]], devices: int | None) -> int:
+    """The size of an outermost level that leaves it open."""
+    below = prod(level.size for i, table in enumerate(inner) for level in _levels(table, path, i))
+    if devices is None:
+        raise PlanError("P014", f"{path} leaves the size of its outermost level open", help=[f"--devices N, a multiple of {below}"])
+    if devices < 1 or devices % below:
+        near = " or ".join(str(n) for n in (devices // below * below, (devices // below + 1) * below) if n > 0)
+        raise PlanError("P014", f"--devices {devices} but {path} joins groups of {below}", help=[f"--devices {near}"])
+    return devices // below
+
+
+_LEVEL_KEYS = ("name", "size", "shape", "wrap", "kind", "bandwidth", "latency", "efficiency", "all_reduce_bandwidth", "all_reduce_latency", "source")
 
 
 def _levels(table: Mapping[str, Any], path: Path, index: int) -> tuple[Level, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
+from dataclasses import fields
 from math import prod
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodels import device_names, load_device
+from costmodels import device_names, load_device, topology_names
 from costmodels.collectives import Span, collective_lines, collective_time_s
+from costmodels.describe import describe_topology, overview
+from costmodels.device import TOPOLOGIES
 from planner.errors import PlanError
 from planner.slices import part_of_host, slice_shapes, wraps
 from planner.topology import Level, Mesh, MeshAxis, Topology, divisors, for_devices, from_file, from_json, meshes, pinned_mesh, two_axes
@@ -333,6 +337,33 @@ def test_files_of_another_form_are_explained(tmp_path: Path, content: bytes) -> 
     path.write_bytes(content)
     with pytest.raises(PlanError, match="P013"):
         from_file(path)
+
+
+@pytest.mark.parametrize("name", topology_names())
+def test_machines_that_ship(name: str) -> None:
+    data = tomllib.loads((TOPOLOGIES / f"{name}.toml").read_text())
+    assert data["summary"] and re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", data["date"]) and all(len(level["source"]) > 5 for level in data["level"])
+    node = load_device(data["device"]).node_size
+    topology = from_file(name, 4 * node)
+    assert [x.size for x in topology.levels] == [node, 4] and topology.device.name == data["device"]
+    usual = for_devices(data["device"], 4 * node)
+    inside = [f.name for f in fields(Level) if f.name != "name"]
+    assert [getattr(topology.levels[0], f) for f in inside] == [getattr(usual.levels[0], f) for f in inside], "a node is what the device file says"
+    assert topology.levels[1].bandwidth_bytes_per_s <= usual.levels[1].bandwidth_bytes_per_s
+    assert describe_topology(name).startswith(f"{name}: ") and name in overview()
+
+
+def test_an_outermost_size_left_open_follows_from_the_devices(tmp_path: Path) -> None:
+    path = _write(tmp_path, GOOD.replace("size = 4\n", ""))
+    assert [x.size for x in from_file(path, 24).levels] == [8, 3]
+    assert [x.name for x in from_file(path, 8).levels] == ["nvlink"], "one node has no network"
+    with pytest.raises(PlanError, match=r"P014.*leaves the size of its outermost level open") as e:
+        from_file(path)
+    assert e.value.help == ("--devices N, a multiple of 8",)
+    for devices, near in ((12, "--devices 8 or 16"), (4, "--devices 8"), (0, "--devices 8")):
+        with pytest.raises(PlanError, match=r"P014.*joins groups of 8") as e:
+            from_file(path, devices)
+        assert e.value.help == (near,)
 
 
 def test_missing_files_and_unknown_hardware(tmp_path: Path) -> None:
