@@ -97,7 +97,7 @@ class Pins:
         rule = base.rules[i]
         if "split" in table:
             split = Split.of({str(f): tuple(a) for f, a in table["split"].items()})
-            return (split,) if legal(rule, split, mesh, Limits(waste=0.5)) else ()
+            return (split,) if split.used <= set(mesh) and legal(rule, split, mesh, Limits(waste=0.5)) else ()
         if "layout" in table:
             want = tuple(tuple(a) for a in table["layout"])
             return tuple(s for s in candidates(rule, mesh) if rule.result(0, s, tuple(mesh)).dims == want)

@@ -1,0 +1,88 @@
+"""Pins: how they read, that they hold, and what is said of those that cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.errors import PlanError
+from planner.pins import from_table, parse_pins
+
+GPT = "zoo:gpt2-small,layers=2"
+
+
+def test_short_form() -> None:
+    pins = parse_pins("tp=8,dp=2,micro=4,zero=3,recompute=selective")
+    assert pins.mesh == {"model": (8,), "data": (2,)}
+    assert pins.techniques == {"microbatches": 4, "zero_stage": 3, "recompute": "block-keep"}
+
+
+@pytest.mark.parametrize(("text", "code"), [("tp", "P020"), ("tp=x", "P020"), ("zero=7", "P021"), ("recompute=most", "P021"), ("micro=0", "P021"), ("a=b=c", "P020"),
+                                            ("no/such/file.toml", "P020")])  # fmt: skip
+def test_unreadable_pins(text: str, code: str) -> None:
+    with pytest.raises(PlanError) as e:
+        parse_pins(text)
+    assert e.value.code == code
+
+
+def test_file(tmp_path: Path) -> None:
+    file = tmp_path / "pins.toml"
+    file.write_text('[mesh]\nmodel = { size = 2 }\n[techniques]\nzero_stage = 1\n[forbid]\nfactors = ["s"]\n["*.mlp.*"]\nsplit = { n = ["model"] }\n')
+    pins = parse_pins(file)
+    assert pins.mesh == {"model": (2,)} and pins.forbidden_factors == {"s"} and list(pins.nodes) == ["*.mlp.*"]
+    file.write_text("[mesh\n")
+    with pytest.raises(PlanError) as e:
+        parse_pins(file)
+    assert e.value.code == "P020"
+
+
+def test_mesh_choices() -> None:
+    pins = from_table({"mesh": {"model": [2, 4]}})
+    assert pins.mesh_choices(8) == [{"data": 4, "model": 2}, {"data": 2, "model": 4}]
+    with pytest.raises(PlanError):
+        pins.mesh_choices(7)
+
+
+def node(text: str) -> str:
+    """Id of the first node of the model that contains the text."""
+    s = planner.plan(GPT, devices=4, batch=8, baselines=False)
+    return next(i for i, row in s.nodes.items() if text in i and row["op"] == "MatMul")
+
+
+def test_a_pinned_split_holds() -> None:
+    name = node("mlp")
+    split = {"n": ["model"]}
+    s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"model": 2}, name: {"split": split}}), baselines=False)
+    assert s.nodes[name]["split"] == split
+    assert {a["name"]: a["size"] for a in s.mesh} == {"data": 2, "model": 2}
+
+
+def test_a_split_needs_only_one_mesh_that_can_follow_it() -> None:
+    name = node("mlp")
+    s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({name: {"split": {"n": ["model"]}}}), baselines=False)
+    assert s.nodes[name]["split"] == {"n": ["model"]}
+
+
+def test_contradicting_pins_are_both_named() -> None:
+    name = node("mlp")
+    pins = from_table({"mesh": {"model": 2}, name: {"split": {"n": ["model"]}}, name[:-1] + "*": {"split": {"k": ["model"]}}})
+    with pytest.raises(PlanError) as e:
+        planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=pins)
+    assert e.value.code == "P024" and name in str(e.value) and name[:-1] + "*" in str(e.value)
+
+
+@pytest.mark.parametrize(("table", "code"), [
+    ({"no.such.node": {"split": {"n": ["model"]}}}, "P023"), ({"mesh": {"model": 3}}, "P022"), ({"techniques": {"microbatches": 3}}, "P035"),
+])  # fmt: skip
+def test_impossible_pins(table: dict, code: str) -> None:
+    with pytest.raises(PlanError) as e:
+        planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table(table))
+    assert e.value.code == code
+
+
+def test_a_factor_that_does_not_exist() -> None:
+    with pytest.raises(PlanError) as e:
+        planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({node("mlp"): {"split": {"zz": ["model"]}}}))
+    assert e.value.code == "P025"
