@@ -17,7 +17,7 @@ from planner import account
 from planner.base import Base
 from planner.emit.runs import Run, find_run
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
-from planner.kernels import kernel_times, savers
+from planner.kernels import backward_products, kernel_times, savers
 from planner.layout import local_shape
 from planner.price import Pricer
 
@@ -99,7 +99,7 @@ def _ideal_flops(base: Base) -> float:
     for i, node in enumerate(base.graph.nodes):
         passes = 1
         if base.training and any(o in base.grad for o in node.outputs):
-            passes += sum(1 for n in node.inputs if n in base.grad)
+            passes += backward_products(base, i)
         total += base.rules[i].flops * passes
     return total
 
@@ -118,7 +118,10 @@ def memory(base: Base, flow: Flow, pricer: Pricer, folded: bool) -> Breakdown:
         own, full, cut = parts[key]
         parameters += own * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
         if name in flow.grad:
-            gradients += (cut if w.zero >= 2 else full) * recipe.gradient_bytes
+            # The program takes all gradients, then scatters each: below level 3 the whole gradient exists, and microbatches add an accumulator.
+            level = w.zero if w.dim >= 0 else 0
+            held = (cut if level >= 2 else full) if flow.plan.microbatches > 1 and level < 3 else 0
+            gradients += ((cut if level == 3 else full) + held) * recipe.gradient_bytes
             state += cut * recipe.state_bytes
             if w.zero == 3 and w.dim >= 0:
                 for i, _ in graph.consumers[name]:
@@ -179,7 +182,7 @@ def temporaries(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, f
         layer: dict[int, float] = {}
         for i, size in gathered.items():
             layer[block_of(flow.plan, i)] = layer.get(block_of(flow.plan, i), 0.0) + size
-        largest += 2 * max(layer.values())
+        largest += 3 * max(layer.values())  # two layers' gathered weights, and the gradient of one before it is scattered
     return largest
 
 

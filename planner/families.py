@@ -33,6 +33,27 @@ def batch_only(base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...
     return out
 
 
+def as_named(base: Base, mesh: Mesh, names: frozenset[str], pinned: Allowed) -> Allowed:
+    """What pinned axes are called: "model" cuts anything but the batch, "data" cuts the batch and nothing else. `pinned`: classes with pins of their own."""
+    sizes, factors = dict(mesh.shape), batch_factors(base)
+    out = dict(pinned)
+    for i in base.times:
+        if i in pinned:
+            continue
+        batch = factors[i]
+
+        def cuts(split: Split, axis: str) -> str:
+            return next((f for f, axes in split.pairs if axis in axes), "")
+
+        kept = [s for s in candidates(base.rules[i], sizes) if not ("model" in names and batch and cuts(s, "model") == batch)]
+        if "data" in names and sizes.get("data", 1) > 1:
+            kept = [s for s in kept if cuts(s, "data") in (batch, PENDING, "")]
+            if batch:
+                kept = [s for s in kept if cuts(s, "data") == batch] or kept
+        out[i] = tuple(kept)
+    return out
+
+
 def megatron_only(base: Base, mesh: Mesh) -> Allowed:
     """Batch over "data"; over "model" anything but the batch (heads, columns, rows, vocabulary), nothing left pending."""
     sizes = dict(mesh.shape)

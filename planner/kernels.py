@@ -50,11 +50,18 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
     forward = pricer.kernel_s(flops, moved, dtype)
     backward = 0.0
     if base.training and any(o in base.grad for o in live):
-        products = sum(1 for n in node.inputs if n in base.grad)
-        backward = products * forward if flops else 2 * forward
-        if node.op == "Attention":  # two products forward, four backward, and a long sequence's scores once more
-            backward = (2.5 if in_query_blocks(rule.local(split, mesh).get("s", 1)) else 2.0) * forward
+        backward = backward_products(base, i) * forward if flops else 2 * forward
+        if node.op == "Attention" and in_query_blocks(rule.local(split, mesh).get("s", 1)):
+            backward += 0.5 * forward  # a long sequence's scores are made again
     return forward, backward
+
+
+def backward_products(base: Base, i: int) -> int:
+    """Products of the backward pass, each as large as the forward one: one per operand with a gradient; attention's and LSTM's two
+    forward products have two each, whatever else they read."""
+    node = base.graph.nodes[i]
+    trained = sum(1 for n in node.inputs if n in base.grad)
+    return min(trained, 2) if node.op in ("Attention", "LSTM") else trained
 
 
 def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from planner.conversions import Atlas
 from planner.errors import PlanError
 from planner.evaluate import Cost, price_plan
 from planner.explore import RECOMPUTE, Explorer
-from planner.families import Allowed, no_split, restrict
+from planner.families import Allowed, as_named, no_split, restrict
 from planner.families import batch_only as batch_only
 from planner.families import megatron_only as megatron_only
 from planner.flow import Plan
@@ -182,7 +182,12 @@ class Search:
         return tuple(m for m in every if len(m.axes) < 3)
 
     def _allowed(self) -> Family | None:
-        return (lambda b, m: batch_only(b, m.shape)) if self.request.mode == "data-parallel" else None
+        """What the mode and the names of pinned axes leave; None leaves everything the pins do."""
+        if self.request.mode == "data-parallel":
+            return lambda b, m: batch_only(b, m.shape)
+        pins = self.request.pins
+        names = frozenset(pins.mesh) & {"data", "model"}
+        return (lambda b, m: as_named(b, m, names, pins.allowed(b, dict(m.shape)))) if names else None
 
     def _levels(self) -> tuple[int, ...]:
         pinned = self.request.pins.techniques.get("zero_stage")

@@ -224,7 +224,7 @@ class _Builder:
         for zero in ZERO_LEVELS:
             level, n = (zero, cut) if cut > 1 and zero else (0, 1)
             rest = tuple(a for a in need.fan if not level or a not in plan.axes)
-            state = local * (recipe.parameter_bytes / (n if level == 3 else 1) + recipe.gradient_bytes / (n if level >= 2 else 1) + recipe.state_bytes / n)
+            state = local * (recipe.parameter_bytes / (n if level == 3 else 1) + recipe.gradient_bytes / (n if level == 3 else 1) + recipe.state_bytes / n)
             full = local * recipe.reduction_bytes
             scatter = shown * price.collective_s("reduce-scatter", plan.axes, full) if level else 0.0
             collect = price.collective_s("all-gather", plan.axes, local * recipe.parameter_bytes) if level else 0.0

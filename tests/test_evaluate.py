@@ -55,7 +55,7 @@ def test_memory_of_optimizer_levels_is_that_of_the_recipe(llama):
     base, costs = llama
     n = base.graph.parameters
     for zero, cost in enumerate(costs):
-        own = (2 * n / (8 if zero == 3 else 1), 2 * n / (8 if zero >= 2 else 1), 12 * n / (8 if zero else 1))
+        own = (2 * n / (8 if zero == 3 else 1), 2 * n / (8 if zero == 3 else 1), 12 * n / (8 if zero else 1))
         assert (cost.memory.parameters, cost.memory.gradients, cost.memory.optimizer) == own
 
 
