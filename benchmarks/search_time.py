@@ -1,0 +1,141 @@
+"""Time and peak memory of whole planning processes, and how search grows with layers.
+
+    python -m benchmarks.search_time [--quick] [--save FILE]
+
+Whole process: a fresh interpreter runs `planner.plan` (imports, reading, search, the strategy) on one model, device count and solver; wall seconds, CPU
+seconds and peak resident memory (getrusage). Llama-2 7B is the exported graph beside the repository where there is one, else the zoo's.
+Growth: CPU-seconds of the search alone on GPT of 12 to 384 layers, with equal blocks sharing decisions (folded) and without, least squares of
+log(seconds) on log(layers), each the best of a few runs. GPT: hidden 4096, 32 heads, sequence 1024, vocabulary 51200, untied, batch 64 (at least the devices).
+
+Marks (exit status 1 when one is missed): Llama-2 7B on 64 devices in 5 s with any solver; GPT of 96 layers on 1024 devices in 5 s with dp or recursive;
+search of recursive growing no faster than layers^1.1, folded and unfolded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared/data/models/torch_llama2_7b_static_dynamo.onnx"
+SOLVERS = ("dp", "recursive", "ilp")
+WHOLE_S, GROWTH = 5.0, 1.1
+PROGRAM = """
+import json, resource, sys
+import planner
+s = planner.plan(sys.argv[1], devices=int(sys.argv[2]), batch=int(sys.argv[3]) or None, solver=sys.argv[4])
+u = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps({"cpu_s": u.ru_utime + u.ru_stime, "peak_kib": u.ru_maxrss, "step_s": s.cost.step_time_s, "search_s": s.provenance["search_s"]}))
+"""
+
+
+def gpt(layers: int) -> str:
+    """The zoo's spec of the benchmark's GPT."""
+    return f"zoo:gpt,layers={layers},hidden=4096,heads=32,seq=1024,vocab=51200,tied=false"
+
+
+def whole(source: str, devices: int, batch: int, solver: str) -> dict[str, float]:
+    """One planning process: wall_s, cpu_s, peak_kib, step_s, search_s. batch 0: the model's own."""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", PROGRAM, source, str(devices), str(batch), solver], cwd=ROOT, capture_output=True, text=True)
+    wall = time.monotonic() - began
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise SystemExit(f"planning {source} for {devices} devices with {solver} failed: {last}")
+    return {"wall_s": wall, **json.loads(done.stdout)}
+
+
+def searched(layers: int, solver: str, fold: bool, runs: int) -> float:
+    """CPU-seconds of the search alone, the least of some runs."""
+    from planner.api import make_request
+    from planner.model import Model, Workload
+    from planner.search import Search
+
+    least = np.inf
+    for _ in range(runs):
+        request = make_request(devices=8, hardware=None, topology=None, solver=solver, fold=fold, baselines=False, pins="micro=1,recompute=none,zero=3",
+                               memory_limit_bytes=2**50)  # fmt: skip
+        model = Model.open(gpt(layers), Workload(batch=64), 8)
+        model.graph(1)
+        began = time.process_time()
+        Search(model, request).run()
+        least = min(least, time.process_time() - began)
+    return float(least)
+
+
+def exponent(layers: Sequence[int], seconds: Sequence[float]) -> float:
+    """Slope of log(seconds) over log(layers) by least squares."""
+    return float(np.polyfit(np.log(layers), np.log(seconds), 1)[0])
+
+
+def processes(quick: bool, say) -> list[tuple[str, bool]]:
+    """Print the table of whole processes; (mark, kept) pairs."""
+    llama = str(SHARED) if SHARED.exists() else "zoo:llama2-7b"
+    models = [("llama2-7b" + ("" if SHARED.exists() else " (zoo)"), llama, 0)]
+    models += [(f"gpt {n}", gpt(n), 64) for n in ((12, 96) if quick else (2, 12, 24, 48, 96))]
+    models += [] if quick else [("resnet50", "zoo:resnet50", 256)]
+    slowest: dict[tuple[str, int, str], float] = {}
+    say(f"{'model':16s} {'devices':>7s} {'solver':>10s} {'wall s':>7s} {'CPU s':>7s} {'search s':>8s} {'peak MiB':>8s} {'step ms':>10s}")
+    for name, source, batch in models:
+        for devices in (64, 1024) if quick else (8, 64, 1024):
+            for solver in SOLVERS:
+                if name == "gpt 96" and devices == 8:
+                    continue  # 19 billion parameters do not fit eight devices of 80 GB with a full optimizer state
+                r = whole(source, devices, max(batch, devices) if batch else 0, solver)
+                slowest[name, devices, solver] = r["wall_s"]
+                say(f"{name:16s} {devices:7d} {solver:>10s} {r['wall_s']:7.2f} {r['cpu_s']:7.2f} {r['search_s']:8.2f} {r['peak_kib'] / 1024:8.0f} {r['step_s'] * 1e3:10.2f}")
+    first = models[0][0]
+    marks = [(f"{first} on 64 devices, {s}: {slowest[first, 64, s]:.2f} s <= {WHOLE_S:g} s", slowest[first, 64, s] <= WHOLE_S) for s in SOLVERS]
+    best = min(("dp", "recursive"), key=lambda s: slowest["gpt 96", 1024, s])
+    return [*marks, (f"gpt 96 on 1024 devices, {best}: {slowest['gpt 96', 1024, best]:.2f} s <= {WHOLE_S:g} s", slowest["gpt 96", 1024, best] <= WHOLE_S)]
+
+
+def growth(quick: bool, say) -> list[tuple[str, bool]]:
+    """Print CPU-seconds of the search by layers; (mark, kept) pairs for recursive."""
+    layers = (12, 48, 96) if quick else (12, 24, 48, 96, 192, 384)
+    marks = []
+    say("\nsearch alone, 8 devices, CPU-seconds by layers  " + " ".join(f"{n:>7d}" for n in layers) + "   grows like")
+    for solver in ("recursive", "dp"):
+        for fold in (True, False):
+            seconds = [searched(n, solver, fold, 3 if n < 100 else 1) for n in layers]
+            slope = exponent(layers, seconds)
+            label = f"{solver} {'folded' if fold else 'unfolded'}"
+            say(f"{label:47s} " + " ".join(f"{s:7.2f}" for s in seconds) + f"   layers^{slope:.2f}")
+            if solver == "recursive":
+                marks.append((f"{label}: layers^{slope:.2f} <= layers^{GROWTH}", slope <= GROWTH))
+    return marks
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, and say which marks are kept."""
+    parser = argparse.ArgumentParser(description="Time and memory of planning.")
+    parser.add_argument("--quick", action="store_true", help="fewer models, device counts and layers")
+    parser.add_argument("--save", metavar="FILE", help="write what is printed to a file too")
+    options = parser.parse_args(argv)
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+
+    say(f"python {platform.python_version()}, {platform.machine()}{', quick' if options.quick else ''}")
+    marks = processes(options.quick, say) + growth(options.quick, say)
+    say("")
+    for text, kept in marks:
+        say(f"{'kept  ' if kept else 'MISSED'} {text}")
+    if options.save:
+        Path(options.save).parent.mkdir(parents=True, exist_ok=True)
+        Path(options.save).write_text("\n".join(lines) + "\n")
+    return 0 if all(kept for _, kept in marks) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
