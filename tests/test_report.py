@@ -9,6 +9,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -118,9 +119,9 @@ def test_printed_flops_are_mfu_times_peak_times_devices_times_step(spec: str, de
     base = Base.of(open_model(spec, devices, workload=workload, batch=8).graph(1), training=workload == "train")
     counted = 0.0
     for node, rule in zip(base.graph.nodes, base.rules, strict=True):
-        live = any(o in base.grad for o in node.outputs)
-        counted += rule.flops * (1 + (sum(n in base.grad for n in node.inputs) if live else 0))
-    assert exact == pytest.approx(counted, rel=0.02)  # attention computes its scores again in the backward pass
+        hot = sum(n in base.grad for n in node.inputs) if any(o in base.grad for o in node.outputs) else 0
+        counted += rule.flops * (1 + (2 if hot and node.op == "Attention" else hot))  # two products forward, four backward
+    assert exact == pytest.approx(counted, rel=0.05)  # long attention makes its scores again
     assert float(re.search(r"([\d,]+) (?:tokens|samples)/s/device", text)[1].replace(",", "")) == pytest.approx(  # type: ignore[index]
         s.costs["tokens_per_step"] / s.costs["step_time_s"] / devices, rel=1e-3, abs=1)
 
@@ -148,7 +149,7 @@ def test_names_find_nodes(gpt: Strategy) -> None:
     assert find_nodes(gpt, gpt.nodes[node]["outputs"][0]) == [node]
     assert node in find_nodes(gpt, "transformer.h.0.mlp.c_fc.weight")
     assert node in find_nodes(gpt, "h.3.mlp.c_fc")  # a later repeat is decided by the first
-    with pytest.raises(PlanError, match="P052.*\n.*did you mean"):
+    with pytest.raises(PlanError, match=r"P052.*\n.*did you mean"):
         find_nodes(gpt, "/transformer/h.0/mlp/c_fd/MatMu")
 
 
@@ -183,7 +184,7 @@ def test_trace_is_as_long_as_the_step(pins: str) -> None:
     events = [e for e in json.loads(trace(priced(s, spec)))["traceEvents"] if e["ph"] == "X"]
     assert sum(e["dur"] for e in events) == pytest.approx(1e6 * s.costs["step_time_s"], rel=1e-3)
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events)
-    assert all(a[1] <= b[0] + 0.01 for a, b in zip(spans, spans[1:], strict=False))  # nothing overlaps
+    assert all(a[1] <= b[0] + 0.01 for a, b in pairwise(spans))  # nothing overlaps
 
 
 def test_diff_names_only_the_layer_that_was_added() -> None:
