@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from planner.graph import Graph
-from planner.reader import read
+from planner.reader import read, read_model
 from planner.reader.infer import CANONICAL
 from tests.canonical_onnx import difference, feeds_for, run, to_onnx
 from tests.reader_models import SHARED
@@ -90,6 +90,23 @@ def test_rebatched_equals_four_runs(name: str) -> None:
     for k, found in enumerate(run(to_onnx(after), feeds)):
         axis = next(a for a in range(found.ndim) if found.shape[a] != parts[0][k].shape[a])
         assert difference(found, np.concatenate([p[k] for p in parts], axis)) < 1e-4
+
+
+@pytest.mark.parametrize("exported", [1, 2])
+@pytest.mark.parametrize("name", [f for f in WITH_WEIGHTS if "batch" in symbols(MODELS / f) and "unet" not in f])
+def test_fixed_batches_become_others(name: str, exported: int) -> None:
+    """A dynamic export with its batch fixed, read at four: as the dynamic one at four."""
+    fixed = onnx.load(MODELS / name)
+    for value in fixed.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == "batch":
+                dim.dim_value = exported
+    known = symbols(MODELS / name)
+    graph = read_model(fixed, batch=4, dims={k: v for k, v in DIMS.items() if k in known})
+    assert graph.dims["batch"] == 4 and sorted(n.op for n in graph.nodes) == sorted(n.op for n in opened(name, 4).nodes)
+    feeds = feeds_for(graph)
+    for a, b in zip(run(to_onnx(graph), feeds), run(str(MODELS / name), feeds), strict=True):
+        assert difference(a, b) < 1e-4
 
 
 # attention count, causal, heads of keys and values, fused norms

@@ -72,7 +72,7 @@ def test_single_samples_meet_many() -> None:
     made = model(text, cls=rand(1, 1, 8), position=rand(1, 4, 8))
     graph = rebatched(made, {"x": rand(5, 3, 8)}, 5)
     assert ops(graph) == ["Expand", "Concat", "Add"]
-    assert graph.nodes[0].id.startswith(graph.nodes[1].id)
+    assert graph.nodes[0].members == ("Concat.0",)
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,75 @@ def test_external_constants_are_lengthened_when_loaded(tmp_path: Any) -> None:
     np.array([3, 9]).tofile(tmp_path / "ids.bin")
     with pytest.raises(PlanError, match="P146"):
         load(graph, tmp_path)
+
+
+# exports of one sample: the batch is a 1 among other ones
+
+SINGLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "reshape_targets": ("{ a = Reshape(x, flat) b = MatMul(a, w) c = Reshape(b, heads) d = Transpose <perm = [0,2,1,3]> (c) e = Reshape(d, m)"
+                        " f = Transpose <perm = [0,2,1]> (e) g = Reshape(f, n) y = Reshape(g, back) }",
+                        {"flat": np.array([-1, 8]), "w": rand(8, 8), "heads": np.array([1, 3, 2, 4]), "m": np.array([1, 6, -1]),
+                         "n": np.array([1, 2, 2, 6]), "back": np.array([1, -1])}),
+    "moved_by_squeezes": ("{ a = ReduceMean <keepdims = 1, axes = [1]> (x) b = Squeeze(a, one) c = Unsqueeze(b, zero) d = Unsqueeze(c, two)"
+                          " e = Squeeze(d, zero) y = Add(e, e) }",
+                          {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2])}),
+    "index_grids": ("{ s = ReduceMean <keepdims = 0, axes = [2]> (x) y = GatherND(s, grid) }",
+                    {"grid": np.stack([np.zeros(3, int), np.arange(3)], -1).reshape(1, 1, 3, 2)}),
+    "flattened_gather": ("{ s = ReduceMean <keepdims = 0, axes = [2]> (x) f = Flatten <axis = 2> (s) y = Gather(f, i) }",
+                         {"i": np.arange(3).reshape(1, 1, 3)}),
+    "tokens_and_positions": ("{ c = Concat <axis = 1> (cls, x) y = Add(c, position) }", {"cls": rand(1, 1, 8), "position": rand(1, 4, 8)}),
+    "shapes_kept_in_the_graph": ("{ s = Shape(x) b = Gather(s, z0) t = Unsqueeze(b, zero) u = Concat <axis = 0> (t, m) y = Reshape(x, u) }",
+                                 {"z0": np.int64(0), "zero": np.array([0]), "m": np.array([-1])}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [2, 3, 5])
+@pytest.mark.parametrize("name", sorted(SINGLES))
+def test_single_samples_followed(name: str, batch: int) -> None:
+    text, arrays = SINGLES[name]
+    opset = 12 if "axes" in text and "(x, ax)" not in text else 13
+    if opset == 12 and "Squeeze" in text:
+        text = "{ a = ReduceMean <keepdims = 1, axes = [1]> (x) b = Squeeze <axes = [1]> (a) c = Unsqueeze <axes = [0]> (b) d = Unsqueeze <axes = [2]> (c)"
+        text, arrays = text + " e = Squeeze <axes = [0]> (d) y = Add(e, e) }", {}
+    rebatched(model(f"(float[1,3,8] x) => (float[a,b,c] y) {text}", opset, **arrays), {"x": rand(batch, 3, 8)}, batch)
+
+
+def test_time_major_nets_and_their_states() -> None:
+    """A recurrent net over one sample: x goes in as [time, 1, width], the state as [layers, 1, hidden]."""
+    text = (
+        "(float[1,3] x, float[2,1,4] state) => (float[1,4] y, float[1,1,4] h) { u = Unsqueeze(x, zero) s = Slice(state, one, two, zero)"
+        " o, h = GRU <hidden_size = 4> (u, w, r, , , s) y = Squeeze(o, both) }"
+    )
+    arrays = {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "both": np.array([0, 1]), "w": rand(1, 12, 3), "r": rand(1, 12, 4)}
+    made = model(text, 14, **arrays)
+    graph = read_model(made, batch=3)
+    assert [graph.tensors[i].shape for i in (*graph.inputs, *graph.outputs)] == [(3, 3), (2, 3, 4), (3, 4), (1, 3, 4)]
+    assert any("'state' carries the batch in dim 1" in n for n in graph.notes)
+    x, state = rand(3, 3), rand(2, 3, 4)
+    found = run(to_onnx(graph), {"x": x, "state": state})
+    parts = [run(made, {"x": x[j : j + 1], "state": state[:, j : j + 1]}) for j in range(3)]
+    assert difference(found[0], np.concatenate([p[0] for p in parts])) < 1e-5
+    assert difference(found[1], np.concatenate([p[1] for p in parts], 1)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("text", "arrays"),
+    [
+        ("{ s = Slice(x, zero, one, zero) y = Relu(s) }", {"zero": np.array([0]), "one": np.array([1])}),  # the first sample, or all of one?
+        ("{ t = Transpose <perm = [1,2,0]> (x) y = MatMul(t, w) }", {"w": rand(1, 4)}),
+        ("{ y = Concat <axis = 0> (x, more) }", {"more": rand(1, 3, 8)}),
+    ],
+)
+def test_single_samples_refused(text: str, arrays: dict[str, Any]) -> None:
+    made = model(f"(float[1,3,8] x) => (float[a,b,c] y) {text}", 13, **arrays)
+    assert read_model(made).nodes
+    with pytest.raises(PlanError) as caught:
+        read_model(made, batch=4)
+    assert caught.value.code == "P146" and "exported batch of 1" in str(caught.value)
+
+
+def test_faults_of_the_file_are_told_before_faults_of_the_batch() -> None:
+    made = model("(float[1,3,8] x) => (float[a,b,c] y) { y = MatMul(x, w) }", w=rand(5, 5))
+    with pytest.raises(PlanError) as caught:
+        read_model(made, batch=4)
+    assert caught.value.code == "P115"

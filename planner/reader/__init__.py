@@ -84,7 +84,7 @@ def _read(model: Any, folder: Path | None, name: str, **options: Any) -> Graph:
         try:
             rebatch(draft, bound)
         except PlanError:
-            if bound.static:
+            if bound.exported is not None:
                 raise
             return _read(model, folder, name, **options, direct=True)
     return finish(draft)

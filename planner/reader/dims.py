@@ -15,6 +15,7 @@ from typing import Any
 
 from planner.errors import PlanError, did_you_mean
 from planner.reader.draft import MOST_ELEMENTS
+from planner.reader.guide import stand_in
 from planner.reader.infer import Type
 from planner.reader.tensors import input_type
 
@@ -26,7 +27,8 @@ class Bound:
     """Inputs with static shapes, and what was decided about the batch.
 
     lowered: the batch the inputs have, None when the model has none that can be traced. batch: the batch asked for.
-    traced: inputs whose dim 0 is the lowered batch. static: the lowered batch is the one in the file, not a stand-in.
+    traced: inputs whose dim 0 is the lowered batch. exported: the batch in the file, None when it is a symbol.
+    guided: the lowered batch stands in for a single exported sample (see `planner.reader.guide`).
     symbols: values of the symbolic dims as lowered; dims: as asked for.
     """
 
@@ -34,7 +36,8 @@ class Bound:
     batch: int
     lowered: int | None = None
     traced: tuple[str, ...] = ()
-    static: bool = False
+    exported: int | None = None
+    guided: bool = False
     symbols: dict[str, int] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -49,11 +52,13 @@ def bind(
     tokens_per_step: int | None,
     devices: int,
     direct: bool = False,
+    carriers: Mapping[str, int] | None = None,
 ) -> Bound:
     """Static input types from the graph's inputs and the user's options. Raises PlanError listing every dim still unbound.
 
     A symbolic batch of 1 is read as 2 and traced back (unless `direct`): dims of 1 look like no dims at all, and the graph of one
-    sample should have the operators that the graph of many has.
+    sample should have the operators that the graph of many has. `carriers` are inputs of a guided lowering that hold the batch in
+    another dim than the first.
     """
     declared = _declared(graph, shapes)
     known = {str(k): _positive(v, f"--dim {k}") for k, v in dims.items()}
@@ -105,7 +110,13 @@ def bind(
             traced = tuple(name for name, (shape, _) in declared.items() if shape and shape[0] == symbol)
     inputs = {name: (_static(name, shape, known), dtype) for name, (shape, dtype) in declared.items()}
     asked = {**known, **({symbol: batch} if symbol is not None else {}), "batch": batch}
-    return Bound(inputs, batch, lowered, traced, symbol is None, dict(known), asked, notes)
+    guided = exported == 1 and batch != 1
+    if guided:
+        lowered = stand_in(graph)
+        for name, axis in [*((name, 0) for name in traced), *(carriers or {}).items()]:
+            shape, dtype = inputs[name]
+            inputs[name] = ((*shape[:axis], lowered, *shape[axis + 1 :]), dtype)
+    return Bound(inputs, batch, lowered, traced, exported, guided, dict(known), asked, notes)
 
 
 def _declared(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[tuple[int | str, ...], str]]:
@@ -140,7 +151,7 @@ def _declared(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tu
 
 def _dim(name: str, axis: int, dim: Any) -> int | str:
     kind = dim.WhichOneof("value")
-    if kind == "dim_param" and dim.dim_param:
+    if kind == "dim_param" and dim.dim_param.strip() not in ("", "?", "*", "-1", "None"):  # what some exporters write for unknown
         text = dim.dim_param
         return int(text) if text.isdecimal() and int(text) > 0 else text
     if kind == "dim_value" and dim.dim_value > 0:
@@ -185,9 +196,7 @@ def _static_batch(declared: Mapping[str, tuple[tuple[int | str, ...], str]]) -> 
     return first, tuple(name for name, n in ranked if n == first)
 
 
-def _from_tokens(
-    declared: Mapping[str, tuple[tuple[int | str, ...], str]], known: Mapping[str, int], symbol: str | None, tokens: int, batch: int | None
-) -> int:
+def _from_tokens(declared: Mapping[str, tuple[tuple[int | str, ...], str]], known: Mapping[str, int], symbol: str | None, tokens: int, batch: int | None) -> int:
     """The batch that makes `tokens` tokens a step; the sequence is dim 1 of the first two-dimensional integer input."""
     tokens_of = [(n, shape) for n, (shape, dtype) in declared.items() if dtype.startswith(("int", "uint")) and len(shape) == 2]
     if not tokens_of:

@@ -18,6 +18,7 @@ from planner.graph import DTYPE_BYTES, WeightRef
 from planner.reader.call import Call, Frame, Unsupported
 from planner.reader.check import order_nodes
 from planner.reader.draft import FOLD_ELEMENTS, Draft, proto_array
+from planner.reader.guide import Guide
 from planner.reader.infer import ShapeError, Type
 from planner.reader.scopes import node_scope
 from planner.reader.tensors import check_tensor
@@ -37,6 +38,7 @@ class Lowering:
         self.bad: dict[str, str] = {}
         self.ids: set[str] = set()
         self.ordinals: dict[str, int] = {}
+        self.guide: Guide | None = None
 
     # names and leaves
 
@@ -128,6 +130,8 @@ class Lowering:
         start = len(self.draft.ops)
         try:
             self._lower(call)
+            if self.guide is not None:
+                self.guide.step(start)
         except Unsupported as reason:
             self.problems.append(f"{_kind(node)} (node {id_!r}): {reason}")
             del self.draft.ops[start:]

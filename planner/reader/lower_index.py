@@ -52,7 +52,11 @@ def _gather(call: Call) -> None:
     shape = call.shape()
     axis = call.axis(call.attr("axis", 0), len(shape))
     x, indices = call.arg(0), call.arg(1)
+    guide = call.lowering.guide
     index = _known_index(call, 1, shape[axis])
+    single = shape
+    if guide is not None and index is not None and guide.speaks_of_one(index, guide.single(x)[axis]):
+        single = guide.single(x)
     if index is None or (call.draft.is_leaf(x) and x not in call.draft.values):
         call.result("Gather", [x, indices], {"axis": axis})
         return
@@ -60,7 +64,9 @@ def _gather(call: Call) -> None:
     out = (*shape[:axis], *index.shape, *shape[axis + 1 :])
     if bool((np.diff(flat) == 1).all()):  # neighbours: a slice, or the whole dim
         first = int(flat[0])
-        if len(flat) < shape[axis]:
+        if len(flat) == single[axis] < shape[axis] and guide is not None:
+            out = guide.with_batch(x, (*single[:axis], *index.shape, *single[axis + 1 :]))
+        elif len(flat) < shape[axis]:
             cut: dict[str, Any] = {"axes": (axis,), "starts": (first,), "ends": (first + len(flat),), "steps": (1,)}
             x = call.emit("Slice", [x], cut, out=call.name(0) if len(index.shape) == 1 else "")
         call.bind(call.emit("Reshape", [x], shape=out, out=call.name(0)))
@@ -75,15 +81,19 @@ def _gather_nd(call: Call) -> None:
     batch = int(call.attr("batch_dims", 0))
     depth = index_shape[-1] if index_shape else 0
     if batch == 0 and 0 < depth <= len(data):
-        out = (*index_shape[:-1], *data[depth:])
+        guide = call.lowering.guide
         index = call.draft.value(call.arg(1), LOOK_ELEMENTS)
-        if index is not None and index.size == math.prod(data[:depth]) * depth and index.size:
-            wrapped = np.where(index < 0, index + np.asarray(data[:depth]), index).reshape(-1, depth)
+        single = data
+        if guide is not None and index is not None and guide.speaks_of_one(index, max(guide.single(call.arg(0)), default=1)):
+            single = guide.single(call.arg(0))
+        out = (*index_shape[:-1], *single[depth:])
+        if index is not None and index.size == math.prod(single[:depth]) * depth and index.size:
+            wrapped = np.where(index < 0, index + np.asarray(single[:depth]), index).reshape(-1, depth)
             flat = np.zeros(len(wrapped), np.int64)
             for k in range(depth):
-                flat = flat * data[k] + wrapped[:, k]
+                flat = flat * single[k] + wrapped[:, k]
             if bool((flat == np.arange(len(flat))).all()):  # every element in order: exporters index by full grids
-                call.result("Reshape", [call.arg(0)], shape=out)
+                call.result("Reshape", [call.arg(0)], shape=guide.with_batch(call.arg(0), out) if guide is not None and single != data else out)
                 return
         if depth == 1:
             index_name = call.emit("Reshape", [call.arg(1)], shape=index_shape[:-1])

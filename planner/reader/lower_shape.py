@@ -31,7 +31,12 @@ def reshape_target(shape: tuple[int, ...], wanted: list[int], allow_zero: bool) 
 
 def _reshape(call: Call) -> None:
     wanted = call.ints(1, "the target shape") if call.has(1) else list(call.attr("shape", []))
-    call.result("Reshape", [call.arg(0)], shape=reshape_target(call.shape(), wanted, bool(call.attr("allowzero", 0))))
+    allow_zero, guide = bool(call.attr("allowzero", 0)), call.lowering.guide
+    if guide is None or any(n > 0 and n % guide.batch == 0 for n in wanted):
+        target = reshape_target(call.shape(), wanted, allow_zero)
+    else:  # a target for one sample
+        target = guide.with_batch(call.arg(0), reshape_target(guide.single(call.arg(0)), wanted, allow_zero))
+    call.result("Reshape", [call.arg(0)], shape=target)
 
 
 def _flatten(call: Call) -> None:
@@ -77,6 +82,8 @@ def _expand(call: Call) -> None:
 def _concat(call: Call) -> None:
     axis = call.axis(call.attr("axis", 1), len(call.shape()))
     kept = [x for x in call.inputs if call.draft.shape(x)[axis]] or call.inputs[:1]  # empty caches add nothing
+    if call.lowering.guide is not None:
+        kept = call.lowering.guide.agreeing(kept, axis)
     call.result("Concat", kept, {"axis": axis})
 
 

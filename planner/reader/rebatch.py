@@ -17,7 +17,7 @@ from planner.reader.dims import Bound
 from planner.reader.draft import FOLD_ELEMENTS, Draft, Op, ref_array
 from planner.reader.infer import ShapeError, infer
 from planner.reader.tidy import drop_dead
-from planner.reader.trace import Demand, Dims, Marks, Tracer, size
+from planner.reader.trace import Demand, Dims, Marks, Tracer, behind, size
 from planner.reader.transforms import transformed
 
 _ROUNDS = 12
@@ -27,22 +27,28 @@ def rebatch(draft: Draft, bound: Bound) -> None:
     """Rewrites the draft from the exported batch to the wanted one. Raises PlanError when the batch cannot be followed."""
     old, new = bound.lowered, bound.batch
     assert old is not None
+    exported = bound.exported or old
     drop_dead(draft)
     leaves: dict[str, Dims] = {}
     made: dict[int, Dims] = {}
     for _ in range(_ROUNDS):
-        tracer = Tracer(draft, old, {name: leaves[name] for name in leaves}, made, bound.traced)
+        tracer = Tracer(draft, old, {name: leaves[name] for name in leaves}, made, bound.traced, exported=exported)
         tracer.run()
         if not tracer.demands:
             break
         for demand in tracer.demands:
             _satisfy(tracer, demand, leaves, made)
     else:
-        raise _error("the batch does not settle", old, [])
-    grown = [_grow(draft, name, dims, old, new) for name, dims in sorted(leaves.items())]
+        raise _error("the batch does not settle", exported, [])
+    for name in draft.inputs:
+        if name in leaves and bound.exported is not None:
+            axes = [k for k, factors in enumerate(leaves[name]) if 0 in factors]
+            draft.notes.append(f"input {name!r} carries the batch in dim {axes[0]}: it meets the batch later")
+    grown = [_grow(draft, name, dims, old, new) for name, dims in sorted(leaves.items()) if name not in draft.inputs]
     _write(draft, tracer.marks, tracer.expands, old, new)
-    if bound.static:
-        draft.notes.append(f"rebatched from the exported {old} to {new}" + (f"; lengthened {', '.join(grown[:6])}" if grown else ""))
+    _verify(draft, exported)
+    if bound.exported is not None:
+        draft.notes.append(f"rebatched from the exported {exported} to {new}" + (f"; lengthened {', '.join(grown[:6])}" if grown else ""))
 
 
 def _error(what: str, old: int, detail: list[str]) -> PlanError:
@@ -68,69 +74,19 @@ def _satisfy(tracer: Tracer, demand: Demand, leaves: dict[str, Dims], made: dict
         if 0 in tracer.dims(name)[axis]:
             continue
         if shape[axis] != size(factors, old):
-            raise _error(f"tensor {name!r} of shape {list(shape)} does not carry it", old, [demand.why])
+            raise _error(f"tensor {name!r} of shape {list(shape)} does not carry it", tracer.exported, [demand.why])
         op = draft.maker.get(name)
         if op is None:
-            if name in draft.inputs:
-                raise _error(f"input {name!r} does not have the batch in dim {axis}", old, [demand.why])
             dims = leaves.get(name, tuple((n,) for n in shape))
             leaves[name] = (*dims[:axis], factors, *dims[axis + 1 :])
             continue
-        below = _behind(draft, op, name, axis, factors, old)
+        below = behind(draft, op, name, axis, factors, old)
         if below is None:
-            raise _error(f"node {op.id!r} ({op.op}) hides it", old, [demand.why])
+            raise _error(f"node {op.id!r} ({op.op}) hides it", tracer.exported, [demand.why])
         if not below:
             dims = made.get(id(op), tuple((n,) for n in shape))
             made[id(op)] = (*dims[:axis], factors, *dims[axis + 1 :])
         stack.extend(below)
-
-
-def _behind(draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...], old: int) -> list[tuple[str, int, tuple[int, ...]]] | None:
-    """Where dim `axis` of an operation's result comes from; [] when the operation itself makes it, None when unknown."""
-    from planner.reader.tidy import _ALONE, BROADCASTING
-
-    rank = len(draft.shape(name))
-    n = draft.shape(name)[axis]
-    if op.op in BROADCASTING:
-        below = []
-        for i in op.inputs:
-            at = axis - (rank - len(draft.shape(i)))
-            if at >= 0 and draft.shape(i)[at] == n and n != 1:
-                below.append((i, at, factors))
-        return below or None
-    if op.op in _ALONE or op.op in ("CumSum", "Trilu"):
-        return [(op.inputs[0], axis, factors)]
-    if op.op == "Transpose":
-        return [(op.inputs[0], op.attrs["perm"][axis], factors)]
-    if op.op == "Concat" and op.attrs["axis"] != axis:
-        return [(i, axis, factors) for i in op.inputs]
-    if op.op in ("Slice", "Split", "Pad") and draft.shape(op.inputs[0])[axis] == n:
-        return [(op.inputs[0], axis, factors)]
-    if op.op == "Expand":
-        at = axis - (rank - len(draft.shape(op.inputs[0])))
-        return [(op.inputs[0], at, factors)] if at >= 0 and draft.shape(op.inputs[0])[at] == n and n != 1 else []
-    if op.op == "ConstantOfShape":
-        return []
-    if op.op == "Reshape":
-        source, target = draft.shape(op.inputs[0]), draft.shape(name)
-        before = math.prod(target[:axis])
-        for k, m in enumerate(source):
-            if m == n and math.prod(source[:k]) == before:
-                return [(op.inputs[0], k, factors)]
-        return None
-    if op.op == "Gather":
-        data, indices, g = draft.shape(op.inputs[0]), draft.shape(op.inputs[1]), int(op.attrs["axis"])
-        if axis < g:
-            return [(op.inputs[0], axis, factors)]
-        if axis < g + len(indices):
-            return [(op.inputs[1], axis - g, factors)]
-        return [(op.inputs[0], axis - len(indices) + 1, factors)] if data else None
-    if op.op == "GatherND" and axis < len(draft.shape(op.inputs[1])) - 1:
-        below = [(op.inputs[1], axis, factors)]
-        if factors == (0,) and draft.shape(op.inputs[0])[0] == old:
-            below.append((op.inputs[0], 0, factors))  # an index that counts along the batch needs as many rows
-        return below
-    return None
 
 
 def _grow(draft: Draft, name: str, dims: Dims, old: int, new: int) -> str:
@@ -188,10 +144,9 @@ def _write(draft: Draft, marks: dict[str, Marks], expands: list[tuple[Op, int, i
         op.inputs[slot] = made
         added.setdefault(id(op), []).append(expand)
     draft.ops = [each for op in draft.ops for each in (*added.get(id(op), ()), op)]
-    _verify(draft, old)
 
 
-def _verify(draft: Draft, old: int) -> None:
+def _verify(draft: Draft, exported: int) -> None:
     """Every operation must still fit its operands. Raises PlanError naming the node."""
     for op in draft.ops:
         shapes = [draft.shape(o) for o in op.outputs if o]
@@ -201,7 +156,7 @@ def _verify(draft: Draft, old: int) -> None:
         except KeyError:
             continue
         except ShapeError as error:
-            raise _error(f"node {op.id!r} ({op.op}) no longer fits: {error}", old, []) from None
+            raise _error(f"node {op.id!r} ({op.op}) no longer fits: {error}", exported, []) from None
         wrong = [f"{list(a)} expected, {list(b)} found" for (a, _), b in zip(found, shapes, strict=False) if a != b]
         if wrong and all(op.outputs[: len(found)]):
-            raise _error(f"node {op.id!r} ({op.op}) gets another shape", old, wrong)
+            raise _error(f"node {op.id!r} ({op.op}) gets another shape", exported, wrong)

@@ -14,6 +14,7 @@ from planner.reader.call import Frame
 from planner.reader.check import check_functions, check_graph
 from planner.reader.dims import Bound, bind
 from planner.reader.draft import FOLD_ELEMENTS, Draft, proto_array
+from planner.reader.guide import CarriesBatch, Guide, refused
 from planner.reader.infer import Type
 from planner.reader.lower import Lowering
 from planner.reader.tensors import check_tensor, input_type
@@ -30,12 +31,14 @@ def start(
     tokens_per_step: int | None,
     devices: int,
     direct: bool = False,
+    carriers: Mapping[str, int] | None = None,
 ) -> tuple[Draft, Bound]:
     """The canonical draft of a model at its lowered batch (see `planner.reader.dims.bind`). Raises PlanError."""
     graph = model.graph
     functions = check_functions(model)
     nodes = check_graph(graph)
-    bound = bind(graph, batch=batch, dims=dims or {}, shapes=shapes or {}, tokens_per_step=tokens_per_step, devices=devices, direct=direct)
+    options: dict[str, Any] = {"batch": batch, "tokens_per_step": tokens_per_step, "devices": devices}
+    bound = bind(graph, dims=dims or {}, shapes=shapes or {}, direct=direct, carriers=carriers, **options)
     draft = Draft(name=name, dims=bound.dims, notes=list(bound.notes))
     lowering = Lowering(draft, functions, _declared(graph, bound))
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
@@ -46,6 +49,8 @@ def start(
         draft.types[input_] = type_
         draft.inputs.append(input_)
         frame.env[input_] = input_
+    if bound.guided:
+        lowering.guide = Guide(draft, bound.lowered or 1)
     for tensor in graph.initializer:
         lowering.add_initializer(frame, tensor, tensor.name, folder)
     for sparse in graph.sparse_initializer:
@@ -53,8 +58,18 @@ def start(
     for output in graph.output:
         if output.type.WhichOneof("value") not in ("tensor_type", None):
             raise PlanError("P143", f"output {output.name!r} has {input_type(output)[0]} type; only tensors can be planned")
-    lowering.run(nodes, frame)
-    lowering.report()
+    try:
+        lowering.run(nodes, frame)
+        lowering.report()
+    except CarriesBatch as found:
+        known = {**(carriers or {}), found.name: found.axis}
+        return start(model, folder, name, dims=dims, shapes=shapes, carriers=known, **options)
+    except PlanError as error:
+        if not bound.guided:
+            raise
+        others = {k: v for k, v in (dims or {}).items() if k != "batch"}
+        start(model, folder, name, batch=1, dims=others, shapes=shapes, tokens_per_step=None, devices=1)  # a fault of the file itself?
+        raise refused(error) from None
     draft.forget()
     _name_outputs(draft, [o.name for o in graph.output], frame)
     return draft, bound

@@ -12,9 +12,7 @@ from planner.reader.infer import ARITHMETIC, COMPARE, LOGIC, broadcast, words
 from planner.reader.views import Step, shortest
 
 BROADCASTING = ARITHMETIC | COMPARE | LOGIC | {"Where"}
-_ALONE = words(
-    "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu IsNaN Not Floor Ceil Round Sign Elu LeakyRelu HardSigmoid Gelu Clip Cast"
-)
+ALONE = words("Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu IsNaN Not Floor Ceil Round Sign Elu LeakyRelu HardSigmoid Gelu Clip Cast")
 
 
 def tidy(draft: Draft) -> None:
@@ -104,7 +102,7 @@ def sink_expands(draft: Draft) -> None:
         return
     scribe = Scribe(draft)
     for op in scribe.old:
-        if op.op not in BROADCASTING and op.op not in _ALONE:
+        if op.op not in BROADCASTING and op.op not in ALONE:
             scribe.keep(op)
             continue
         sources = []

@@ -125,10 +125,7 @@ def _concat(t: Tracer, op: Op) -> list[Dims]:
     for slot, i in enumerate(op.inputs):
         for k, factors in enumerate(t.dims(i)):
             if k != axis and 0 in out[k] and 0 not in factors:
-                if t.draft.shape(i)[k] == 1 and out[k] == (0,):
-                    t.expands.append((op, slot, k))
-                else:
-                    t.demand(op, i, k, out[k])
+                t.join(op, slot, k, out[k])
     out[axis] = whole
     return [tuple(out)]
 
@@ -234,10 +231,7 @@ def _recurrent(t: Tracer, op: Op) -> list[Dims]:
     steps, batch, _ = t.dims(op.inputs[0])
     for slot in (5, 6):
         if slot < len(op.inputs) and op.inputs[slot] and 0 in batch and 0 not in t.dims(op.inputs[slot])[1]:
-            if t.draft.shape(op.inputs[slot])[1] == 1 and batch == (0,):
-                t.expands.append((op, slot, 1))
-            else:
-                t.demand(op, op.inputs[slot], 1, batch)
+            t.join(op, slot, 1, batch)
     if len(op.inputs) > 4 and op.inputs[4] and 0 in batch and 0 not in t.dims(op.inputs[4])[0]:
         t.demand(op, op.inputs[4], 0, batch)
     directions, hidden = (t.draft.shape(op.inputs[1])[0],), (int(op.attrs["hidden_size"]),)
@@ -261,10 +255,7 @@ def _need_batch(t: Tracer, op: Op) -> None:
     want = next(t.dims(i)[0] for i in op.inputs[:3] if 0 in t.dims(i)[0])
     for slot, i in enumerate(op.inputs[:3]):
         if 0 not in t.dims(i)[0]:
-            if t.draft.shape(i)[0] == 1 and want == (0,):
-                t.expands.append((op, slot, 0))
-            else:
-                t.demand(op, i, 0, want)
+            t.join(op, slot, 0, want)
 
 
 def _rotary(t: Tracer, op: Op) -> list[Dims]:
