@@ -41,7 +41,7 @@ def follow(graph: Graph, mesh: Mesh, inputs: Mapping[str, Layout], fixed: Fixed)
             for dim, axes in zip(rule.operands[slot], known[name].dims if name in known else (), strict=False):
                 for axis in axes:
                     trial = {f: list(a) for f, a in choice.items()}
-                    if axis in used or not dim or told and axis not in _batch_axes(inputs):
+                    if axis in used or not dim or (told and axis not in _batch_axes(inputs)):
                         continue
                     trial.setdefault(dim[0], []).append(axis)
                     if legal(rule, Split.of(trial), sizes, Limits()):

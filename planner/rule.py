@@ -167,7 +167,7 @@ class Limits:
     forbidden: frozenset[str] = field(default_factory=frozenset)
 
 
-def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = Limits()) -> tuple[Split, ...]:  # noqa: B008
+def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = Limits()) -> tuple[Split, ...]:
     """All legal splits of the rule over the mesh, the empty one first; axes of one factor keep mesh order.
 
     An axis of size 1 is never assigned. Legal: not a whole factor; padding within limits; minor factors of a compound dim
@@ -189,7 +189,7 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = Limits()) -
     return tuple(found)
 
 
-def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Limits()) -> bool:  # noqa: B008
+def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Limits()) -> bool:
     """Whether a split may be used: see `candidates`. An axis serves one factor."""
     if sum(len(axes) for _, axes in split.pairs) > len(split.used):
         return False

@@ -10,7 +10,6 @@ from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.pointwise import letters
 from planner.rule import Rule, parse
 
-
 QUERY_BLOCK = 1024
 """Queries per block of the emitted kernel (planner/emit/parts/kernels.py; a test holds the two together)."""
 
