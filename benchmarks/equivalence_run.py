@@ -217,7 +217,7 @@ def run_case(case: Case, workload: str, names: tuple[str, ...], backends: tuple[
             continue
         micro = plan.microbatches
         twins[micro] = twins.get(micro) or Twin(model.graph(micro), workload, values)
-        batch = {k: v.reshape(micro, -1, *v.shape[1:]) for k, v in feeds.items()} if micro > 1 else feeds
+        batch = {k: pieces(v, micro) for k, v in feeds.items()} if micro > 1 else feeds
         for backend in backends:
             row = Row(case.name, workload, name, backend, what)
             started = time.monotonic()
@@ -237,6 +237,11 @@ def _measure(row: Row, graph: Graph, plan: Plan, values: Mapping[str, np.ndarray
     row.error, row.worst = found.outputs, found.worst
     row.gradients = found.gradients if row.workload == "train" else None
     row.runtime = max(distance(o, r) for o, r in zip(outs, wanted, strict=True)) if wanted is not None else None
+
+
+def pieces(value: np.ndarray, micro: int) -> np.ndarray:
+    """A batch by microbatch; a scalar (a seed) differs in each."""
+    return value.reshape(micro, -1, *value.shape[1:]) if value.ndim else value + np.arange(micro, dtype=value.dtype)
 
 
 def first_line(e: Exception) -> str:

@@ -98,13 +98,15 @@ class Model:
                 raise PlanError("P035", f"batch {self.batch} does not divide into {microbatches} microbatches")
             plain = self.plain if microbatches == 1 else choose_trainable(self.read(self.batch // microbatches), self.workload)
             if self.workload.kind == "train":
+                from planner.modes import training
                 from planner.training import add_loss
 
-                plain = add_loss(plain, self.workload.loss, self.workload.logits, self.workload.shift_labels)
+                plain = add_loss(training(plain, microbatches), self.workload.loss, self.workload.logits, self.workload.shift_labels)
             else:
+                from planner.modes import evaluation
                 from planner.training import prune
 
-                plain = prune(plain)
+                plain = prune(evaluation(plain))
             self._graphs[microbatches] = hoist(plain)
         return self._graphs[microbatches]
 

@@ -219,8 +219,8 @@ class Search:
             try:
                 self._bases[microbatches] = Base.of(self.model.graph(microbatches), training=self.training, fold=self.request.fold)
             except PlanError as e:
-                # Static reshapes of a batch mixed with other dims cannot be read at a fraction of it.
-                if e.code != "P146" or microbatches == 1:
+                # Static reshapes of a batch mixed with other dims cannot be read at a fraction of it; a live BatchNormalization must not be.
+                if e.code not in ("P037", "P146") or microbatches == 1:
                     raise
                 self._bases[microbatches] = None
         return self._bases[microbatches]

@@ -28,6 +28,7 @@ def pointwise() -> list[Case]:
     cases += [
         Case("mul-constant", "Mul", ((8, 12), np.float32(3.0)), ((8, 12),), {}, constants=(1,)),
         Case("pow", "Pow", (positive, np.float32(3.0)), ((8, 12),), {}, constants=(1,)),
+        Case("dropout", "Dropout", ((8, 12), np.int32(5)), ((8, 12), ()), {"ratio": 0.25, "training_mode": 1}, ("float32", "int32")),
         Case("where", "Where", (flags(8, 1), (8, 12), (12,)), ((8, 12),), {}),
         Case("cast", "Cast", (ints(9, 8, 12),), ((8, 12),), {"to": "float32"}),
         Case("clip", "Clip", ((8, 12),), ((8, 12),), {"min": -0.5, "max": 0.5}),

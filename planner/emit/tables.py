@@ -119,6 +119,8 @@ def index_limit(graph: Graph, name: str) -> int:
             node = graph.nodes[i]
             if node.op in ("Gather", "GatherElements", "CrossEntropyLoss") and slot == 1:
                 limits.append(graph.tensors[node.inputs[0]].shape[int(node.attrs["axis"])])  # type: ignore[arg-type]
+            elif node.op == "Dropout" and slot == 1:
+                limits.append(2**31 - 1)  # a seed may be anything
             elif node.op == "OneHot":
                 limits.append(int(node.attrs["depth"]))  # type: ignore[arg-type]
             elif node.op in ("Cast", "Reshape", "Slice", "Transpose", "Expand", "Identity", "Squeeze", "Concat"):

@@ -1,6 +1,6 @@
 """The operator table. A new operator = one line (its rule), a kernel text, and one line in the oracle's list (tests/test_oracle.py)."""
 
-from planner.ops import attention, index, linear, loss, norm, pointwise, pool, reduce, shape
+from planner.ops import attention, index, linear, loss, norm, pointwise, pool, random, reduce, shape
 from planner.ops.base import OPERATORS, Call, NoRule, Operator
 
-__all__ = ["OPERATORS", "Call", "NoRule", "Operator", "attention", "index", "linear", "loss", "norm", "pointwise", "pool", "reduce", "shape"]
+__all__ = ["OPERATORS", "Call", "NoRule", "Operator", "attention", "index", "linear", "loss", "norm", "pointwise", "pool", "random", "reduce", "shape"]

@@ -138,3 +138,21 @@ def lstm(x, w, r, b, h0, c0, direction):
         outs.append((y[::-1] if backwards else y, h, c))
     ys, hs, cs = zip(*outs, strict=True)
     return jnp.stack(ys, 1), jnp.stack(hs), jnp.stack(cs)
+
+
+def dropout(x, seed, ratio, starts, strides):
+    """x with a fraction `ratio` of its elements dropped and the rest scaled up; and the next seed.
+
+    An element is dropped by a hash of the seed and of its global index (first local element at `starts`), so that pieces agree with the whole.
+    """
+
+    def mixed(h):
+        h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
+        h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
+        return h ^ (h >> 16)
+
+    index = jnp.uint32(0)
+    for d, (start, stride) in enumerate(zip(starts, strides, strict=True)):
+        index = index + (jnp.uint32(start) + lax.broadcasted_iota(jnp.uint32, x.shape, d)) * jnp.uint32(stride)
+    chance = mixed(mixed(index) + jnp.uint32(seed) * jnp.uint32(0x9E3779B9)) >> 8
+    return jnp.where(chance >= jnp.uint32(ratio * 2**24), x / (1 - ratio), 0), seed + 1
