@@ -338,9 +338,10 @@ def in_terminal(*argv: str, env: dict[str, str] | None = None, interrupt_at: byt
     """Run in a pseudo-terminal; optionally press Ctrl-C once when the output holds some bytes. (exit code, everything shown)."""
     import pty
 
-    pid, handle = pty.fork()
-    if pid == 0:
-        os.execvpe(sys.executable, [sys.executable, "-m", "planner.cli", *argv], {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **(env or {})})
+    handle, slave = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "planner.cli", *argv], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+                               env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **(env or {})})  # fmt: skip
+    os.close(slave)
     shown, deadline, pressed = b"", time.monotonic() + 120, False
     while time.monotonic() < deadline:
         try:
@@ -352,10 +353,10 @@ def in_terminal(*argv: str, env: dict[str, str] | None = None, interrupt_at: byt
         shown += chunk
         if interrupt_at and not pressed and interrupt_at in shown:
             pressed = True
-            os.kill(pid, signal.SIGINT)
-    _, status = os.waitpid(pid, 0)
+            process.send_signal(signal.SIGINT)
+    code = process.wait(timeout=60)
     os.close(handle)
-    return os.waitstatus_to_exitcode(status), shown.decode(errors="replace")
+    return code, shown.decode(errors="replace")
 
 
 def test_a_terminal_gets_colour_and_no_color_is_honoured() -> None:
