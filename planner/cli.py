@@ -128,12 +128,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: PlanError) -> int:
+    from planner.commands import console
+
     text = str(error)
-    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+    if console.colour(sys.stderr):
         head, sep, rest = text.partition(":")
         text = f"\x1b[31;1m{head}\x1b[0m{sep}{rest}"
-    encoding = sys.stderr.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
+    console.say(text)
     return error.exit_code
 
 

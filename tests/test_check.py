@@ -54,6 +54,26 @@ def test_a_changed_cost_model_is_told_from_a_changed_model(strategy: Strategy) -
     assert not report.ok and any("cost model changed" in c for c in report.causes) and not any("the model changed" in c for c in report.causes)
 
 
+def test_changed_links_are_told_from_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    import planner.reprice as reprice
+
+    made = Strategy.load(saved(planner.plan(SPEC, devices=16, batch=16, mode="data-parallel", baselines=False)))
+    now, moved = reprice.machine_now(made)
+    assert moved == "" and now.devices == 16
+    slower = reprice.Topology(now.device, (now.levels[0], replace(now.levels[1], bandwidth_bytes_per_s=1e9)))
+    monkeypatch.setattr(reprice, "for_devices", lambda name, n: slower)
+    report = check(made, SPEC)
+    assert not report.ok and any("machine's description changed" in c for c in report.causes)
+
+
+def saved(s: Strategy) -> Path:
+    import tempfile
+
+    path = Path(tempfile.mkdtemp()) / "s.json"
+    s.save(path)
+    return path
+
+
 def test_a_stale_plan_is_cured_by_planning_again(strategy: Strategy) -> None:
     """The recorded decisions are worse than before, the best plan is not: planning again cures it."""
     whole = {n: {**row, "split": {}} for n, row in strategy.nodes.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 NARROWEST, WIDEST, USUAL = 60, 140, 100
+_CONTROL = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 _PLAIN = str.maketrans({"·": "-", "×": "x", "…": "."})
 
 
@@ -38,14 +40,21 @@ def say(text: str) -> None:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """Characters that a stream cannot show are replaced, never an error."""
-    encoding = stream.encoding or "utf-8"
+    """Whole lines that the stream can show."""
+    text = printable(text, stream.encoding or "utf-8")
+    stream.write(text if text.endswith("\n") else text + "\n")
+    stream.flush()
+
+
+def printable(text: str, encoding: str = "utf-8") -> str:
+    """Text without what an encoding cannot show, and without control characters (names come from models and may try to steer a terminal):
+    only line breaks, tabs and our own emphasis are left."""
+    text = _CONTROL.sub("?", text)
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
         text = text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
-    stream.write(text if text.endswith("\n") else text + "\n")
-    stream.flush()
+    return text
 
 
 class Live:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,8 @@ if TYPE_CHECKING:
     from planner.strategy import Strategy
 
 NUMBER = (int, float)
-# What commands rely on. A type (or several): a value of it. {"*": x}: a mapping to x; other mappings: these keys. [x]: a list of x.
+PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
+# What commands rely on. A type (or several): a value of it. {"*": x}: a mapping to x; other mappings: these keys, "key?" where it may be absent. [x]: a list.
 _SPLIT: Any = {"*": [str]}
 _SUMMARY: Any = {
     "step_time_s": NUMBER, "step_time_range_s": [NUMBER], "tokens_per_s_per_device": NUMBER, "tokens_per_step": int, "compute_time_s": NUMBER,
@@ -27,12 +30,15 @@ SHAPE: Any = {
                                                             "kind": str, "efficiency": NUMBER, "all_reduce_bytes_per_s": NUMBER}]},
     "workload": {"kind": str, "batch": int, "dims": {"*": int}, "precision": str, "runtime": str},
     "mesh": [{"name": str, "size": int, "levels": [str]}],
-    "nodes": {"*": {"op": str, "split": _SPLIT, "outputs": [str]}},
+    "nodes": {"*": {"op": str, "split": _SPLIT, "outputs": [str], "recompute": bool, "members?": [str], "times?": int, "time_s?": NUMBER, "unsupported?": str,
+                    "runner_up?": {"split": _SPLIT, "extra_s": NUMBER}}},
     "blocks": [{"first": int, "period": int, "repeats": int, "body": [str]}],
-    "tensors": {"*": {"layout": [[str]], "partial": [str], "shape": [int]}},
+    "tensors": {"*": {"layout": [[str]], "partial": [str], "shape": [int], "label?": str, "zero?": {"level": int, "dim": int, "axes": [str]}}},
     "techniques": {"microbatches": int, "zero_stage": int, "zero_group": [str], "recompute": str},
     "cost": _SUMMARY,
-    "solver": {"name": str, "status": str},
+    "solver": {"name": str, "status": str, "stopped?": str, "plans_tried?": int},
+    "assumptions?": [str],
+    "provenance?": {"source?": str, "search_s?": NUMBER, "cost_model?": str},
     "baselines": {"*": {**_SUMMARY, "mesh": {"*": int}, "zero_stage": int, "recompute": str, "microbatches": int}},
 }  # fmt: skip
 
@@ -45,10 +51,15 @@ def load(path: str | Path) -> Strategy:
         strategy = Strategy.load(path)
     except (RecursionError, ValueError, TypeError) as e:  # nesting or a top-level shape that no strategy has
         raise PlanError("P057", f"{path} is not a usable strategy: {type(e).__name__}") from e
-    wrong = mismatch(strategy.to_dict(), SHAPE, "")
+    wrong = mismatch(_content(strategy), SHAPE, "") or impossible(strategy)
     if wrong:
         raise PlanError("P057", f"{path} is not a usable strategy: {wrong}", help=["plan again, or undo the last edit of the file"])
     return strategy
+
+
+def _content(strategy: Strategy) -> dict[str, Any]:
+    """The file's keys as they were read: rounding them (`to_dict`) would fail on what is to be found here."""
+    return {("cost" if f.name == "costs" else f.name): getattr(strategy, f.name) for f in fields(strategy) if f.name != "graph"}
 
 
 def mismatch(value: Any, shape: Any, where: str) -> str:
@@ -57,8 +68,11 @@ def mismatch(value: Any, shape: Any, where: str) -> str:
         if not isinstance(value, Mapping):
             return f"{where or 'the file'} is no table"
         pairs = [(k, shape["*"]) for k in value] if "*" in shape else list(shape.items())
-        for key, inner in pairs:
+        for wanted, inner in pairs:
+            key = wanted.removesuffix("?") if "*" not in shape else wanted
             at = f"{where}.{key}" if where else key
+            if key not in value and key != wanted:
+                continue
             found = mismatch(value[key], inner, at) if key in value else f"{at} is missing"
             if found:
                 return found
@@ -67,8 +81,34 @@ def mismatch(value: Any, shape: Any, where: str) -> str:
         if not isinstance(value, list | tuple):
             return f"{where} is no list"
         return next((m for i, v in enumerate(value) if (m := mismatch(v, shape[0], f"{where}[{i}]"))), "")
-    good = isinstance(value, shape) and not isinstance(value, bool)
-    return "" if good else f"{where} is {type(value).__name__} {str(value)[:40]!r}"
+    if not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
+        return f"{where} is {type(value).__name__} {str(value)[:40]!r}"
+    return "" if not isinstance(value, float) or math.isfinite(value) else f"{where} is {value}"
+
+
+def impossible(s: Strategy) -> str:
+    """The first value of the right type that no strategy can have, in words; "" when there is none."""
+    counts = {"topology.devices": s.topology["devices"], "workload.batch": s.workload["batch"], "techniques.microbatches": s.techniques["microbatches"],
+              **{f"mesh axis {a['name']}": a["size"] for a in s.mesh}, **{f"level {x['name']}": x["size"] for x in s.topology["levels"]},
+              **{f"times of node {n}": row.get("times", 1) for n, row in s.nodes.items()},
+              **{f"{k} of a block": b[k] for b in s.blocks for k in ("period", "repeats")}}  # fmt: skip
+    low = next((k for k, n in counts.items() if n < 1), "")
+    if low:
+        return f"{low} is {counts[low]}"
+    if s.techniques["zero_stage"] not in (0, 1, 2, 3):
+        return f"techniques.zero_stage is {s.techniques['zero_stage']}"
+    for where, table in (("cost", s.costs), *((f"baselines.{k}", row) for k, row in s.baselines.items())):
+        for key in ("step_time_range_s", "memory_range_bytes"):
+            if len(table[key]) != 2:
+                return f"{where}.{key} has {len(table[key])} ends"
+        if not set(PARTS) <= set(table["memory_breakdown_bytes"]):
+            return f"{where}.memory_breakdown_bytes lacks a part"
+    for name, row in s.tensors.items():
+        if len(row["layout"]) != len(row["shape"]) or any(n < 0 for n in row["shape"]):
+            return f"tensor {name}: layout {row['layout']} of shape {row['shape']}"
+        if "zero" in row and not 0 <= row["zero"]["dim"] < len(row["shape"]):
+            return f"tensor {name}: zero.dim is {row['zero']['dim']}"
+    return ""
 
 
 def stem(source: str) -> str:

@@ -80,7 +80,7 @@ def short_labels(labels: Sequence[str]) -> dict[str, str]:
 
     A short form that two labels would share is not used.
     """
-    filler = {"*", "layers", "layer", "block", "blocks", "h", "model", "self_attn", "self", "encoder", "decoder", "transformer", "weight", "module"}
+    filler = {"*", "layers", "layer", "block", "blocks", "h", "model", "self_attn", "self", "encoder", "decoder", "transformer", "weight", "module", "m"}
 
     def form(label: str) -> str:
         parts = [p for p in re.split(r"[./]", label) if p]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from planner.strategy import Strategy
 
 SHOWN_WEIGHTS = 6
+LONGEST = 30
+"""Columns of a parameter's name."""
 DISTINCT = 0.995
 BAR = 40
 RECOMPUTE = {"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}
@@ -100,7 +102,7 @@ def techniques(strategy: Strategy) -> list[str]:
 def solver_words(strategy: Strategy) -> str:
     """`dp, proven optimal on this model (gap 0.0 %), 0.9 s`."""
     s = strategy.solver
-    gap = "no bound proven" if s.get("gap") is None else f"gap {100 * s['gap']:.1f} %"
+    gap = "no bound proven" if s.get("gap") is None else "gap under 0.1 %" if 1e-6 < s["gap"] < 5e-4 else f"gap {100 * s['gap']:.1f} %"
     status = "proven optimal on this cost model" if s["status"] == "optimal" else "best found"
     if s.get("stopped"):
         status = {"time": "stopped by --time-limit", "interrupt": "interrupted"}.get(s["stopped"], f"stopped: {s['stopped']}") + ", best so far"
@@ -165,7 +167,7 @@ def _layouts(strategy: Strategy, width: int, style: Style) -> list[str]:
     groups = [g for g in weight_groups(strategy) if len(g.shape) > 1] or weight_groups(strategy)
     names = extent_names(strategy)
     labels = short_labels([g.label for g in groups])
-    items = [f"{short(labels[g.label], width - 30)} {spell_weight(g, names)}" for g in groups[:SHOWN_WEIGHTS]]
+    items = [f"{short(labels[g.label], LONGEST)} {spell_weight(g, names)}" for g in groups[:SHOWN_WEIGHTS]]
     if len(groups) > SHOWN_WEIGHTS:
         items.append(f"and {len(groups) - SHOWN_WEIGHTS} more")
     x = residual(strategy, names)

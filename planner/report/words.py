@@ -15,6 +15,7 @@ from costmodels.units import show_bytes, show_time
 __all__ = ["Style", "bar", "count", "flops", "hang", "labelled", "pack", "percent", "short", "show_bytes", "show_time", "signed_time", "table", "visible"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_QUANTITY = re.compile(r"(\d) (%|[KMGT]?i?B\b|[mu]?s\b|[EPTGM]?FLOP\b)")
 _LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 _FLOPS = ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
 LABEL = 8
@@ -105,7 +106,7 @@ def pack(items: Iterable[str], width: int, indent: int = LABEL, gap: str = "   "
         elif visible(item) <= room or item != _ANSI.sub("", item):
             lines.append(item)
         else:
-            lines += textwrap.wrap(item, room, break_long_words=False, break_on_hyphens=False)
+            lines += _wrapped(item, room)
     return lines
 
 
@@ -117,7 +118,14 @@ def labelled(label: str, items: Iterable[str], width: int, style: Style, gap: st
 
 def hang(label: str, text: str, width: int) -> list[str]:
     """Prose wrapped to `width` columns, continued under the end of its label."""
-    return textwrap.wrap(label + text, width, subsequent_indent=" " * len(label), break_on_hyphens=False, break_long_words=False)
+    return _wrapped(label + text, width, " " * len(label))
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Lines broken at spaces, but never between a number and its unit."""
+    joined = _QUANTITY.sub("\\1\u00a0\\2", text)
+    lines = textwrap.wrap(joined, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), gap: str = "   ") -> list[str]:
