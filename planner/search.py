@@ -36,8 +36,8 @@ from planner.space import Base, Space, build_space
 from planner.topology import Mesh, Topology, meshes, pinned_mesh
 
 TIE = 1e-3
-WORK = {"dp": 500_000, "auto": 500_000}
-"""Work units of one solve: about a tenth of a second where the memory limit binds hard; the bound is kept either way."""
+WORK = {"dp": 2_000_000, "auto": 2_000_000}
+"""Work units of one solve: about a third of a second where the memory limit binds hard; the bound is kept either way."""
 RELAXED_WORK = 200_000
 """Of a bound: the memory prices are worth a few eliminations, closing the last of the gap is not."""
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
