@@ -46,6 +46,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any], str]] = {
     "instance_norm": ("(float[2,3,4] x) => (float[2,3,4] y) { y = InstanceNormalization(x, s, b) }", 20,
                       {"s": rand(3), "b": rand(3, seed=1)}, "InstanceNormalization"),
     "layer_norm_no_bias": ("(float[2,3,4] x) => (float[2,3,4] y) { y = LayerNormalization <axis = 1> (x, s) }", 20, {"s": rand(3, 4)}, "LayerNormalization"),
+    "layer_norm_broadcast": ("(float[2,3,4] x) => (float[2,3,4] y) { a = LayerNormalization(x, s, b) y = RMSNormalization <axis = 1> (a, s) }", 23,
+                             {"s": rand(1, 1, 4), "b": rand(1)}, None),
     "softmax_old": ("(float[2,3,4] x) => (float[2,3,4] y) { y = Softmax <axis = 1> (x) }", 11, {}, "Reshape Softmax Reshape"),
     "softmax_last": ("(float[2,3,4] x) => (float[2,3,4] y) { y = LogSoftmax <axis = 2> (x) }", 11, {}, "LogSoftmax"),
     "sum_of_three": ("(float[2,3] x) => (float[2,3] y) { y = Sum(x, x, b) }", 20, {"b": rand(3)}, "Add Add"),

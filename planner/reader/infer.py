@@ -60,6 +60,8 @@ def infer(op: str, attrs: Mapping[str, Any], types: Types, shape: Any = None) ->
     needed = _OPERANDS.get(op, 2 if op in _TWO else 1)
     if len(types) < needed or any(t is None for t in types[:needed]):
         raise ShapeError(f"{op} needs {needed} operand(s)")
+    if op in _VECTORS:
+        _check_vectors(op, attrs, types)
     if op in SAME:
         return [_x(types)]
     if op in ARITHMETIC or op in LOGIC or op in COMPARE:
@@ -71,6 +73,21 @@ def infer(op: str, attrs: Mapping[str, Any], types: Types, shape: Any = None) ->
     if rule is None:
         raise KeyError(op)
     return rule(attrs, types, shape)
+
+
+_VECTORS = words("LayerNormalization RMSNormalization InstanceNormalization GroupNormalization BatchNormalization")
+
+
+def _check_vectors(op: str, attrs: Mapping[str, Any], types: Types) -> None:
+    """Scales and biases of norms: the normalised dims, or one entry per channel."""
+    x = _x(types)[0]
+    last = op in ("LayerNormalization", "RMSNormalization")
+    if not last and len(x) < 2:
+        raise ShapeError(f"{op} needs a channel dim: {list(x)}")
+    expected = x[attrs["axis"] :] if last else (x[1],)
+    for t in types[1:]:
+        if t is not None and t[0] != expected:
+            raise ShapeError(f"{op} of {list(x)} with a scale, bias or statistic of {list(t[0])}; {list(expected)} expected")
 
 
 def _two(types: Types) -> tuple[Type, Type]:
@@ -320,6 +337,12 @@ def _recurrent(gates: int) -> Callable[..., list[Type]]:
         if len(x) != 3 or w[1] != gates * hidden or w[2] != x[2]:
             raise ShapeError(f"input {list(x)} and weights {list(w)} do not fit {gates} gates of {hidden}")
         state: Type = ((dirs, x[1], hidden), dtype)
+        wanted = {2: (dirs, gates * hidden, hidden), 3: (dirs, 2 * gates * hidden), 4: (x[1],), 5: state[0], 6: state[0]}
+        for slot, expected in wanted.items():
+            t = types[slot] if slot < len(types) else None
+            single = (dirs, 1, hidden) if slot > 4 else expected  # a state of one sample may still be repeated
+            if t is not None and t[0] not in (expected, single):
+                raise ShapeError(f"operand {slot} is {list(t[0])}; {list(expected)} expected")
         return [((x[0], dirs, x[1], hidden), dtype), state] + ([state] if gates == 4 else [])
 
     return rule

@@ -102,7 +102,16 @@ def _layer_norm(call: Call) -> None:
     axis = call.axis(call.attr("axis", -1), len(call.shape()))
     attrs: dict[str, Any] = {"axis": axis, "epsilon": float(call.attr("epsilon", 1e-5))}
     simple = call.op in ("RMSNormalization", "SimplifiedLayerNormalization")
-    call.result("RMSNormalization" if simple else "LayerNormalization", [i for i in call.inputs[: 2 if simple else 3] if i], attrs)
+    operands = [_spread(call, i, call.shape()[axis:]) for i in call.inputs[1 : 2 if simple else 3] if i]
+    call.result("RMSNormalization" if simple else "LayerNormalization", [call.arg(0), *operands], attrs)
+
+
+def _spread(call: Call, name: str, normal: tuple[int, ...]) -> str:
+    """A scale or bias in the shape of the normalised dims; the operators broadcast smaller ones."""
+    shape = call.draft.shape(name)
+    while len(shape) > len(normal) and shape[0] == 1:
+        shape = shape[1:]
+    return call.emit("Expand", [call.emit("Reshape", [name], shape=shape)], shape=normal)
 
 
 def _instance_norm(call: Call) -> None:

@@ -97,6 +97,8 @@ def _split(call: Call) -> None:
         sizes = list(call.attr("split"))
     else:
         parts = call.attr("num_outputs", outputs)
+        if parts != outputs:
+            raise ShapeError(f"{parts} parts for {outputs} outputs")
         size = -(-shape[axis] // parts)
         sizes = [min(size, shape[axis] - k * size) for k in range(parts)]
     if len(sizes) != outputs or min(sizes) < 0:

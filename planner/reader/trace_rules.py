@@ -252,7 +252,10 @@ def _attention(t: Tracer, op: Op) -> list[Dims]:
 
 
 def _need_batch(t: Tracer, op: Op) -> None:
-    want = next(t.dims(i)[0] for i in op.inputs[:3] if 0 in t.dims(i)[0])
+    firsts = [t.dims(i)[0] for i in op.inputs if i and len(t.dims(i)) == 4]
+    want = next((first for first in firsts if 0 in first), None)
+    if want is None:
+        raise t.fail(op, "has the batch in a dim that is not the first")
     for slot, i in enumerate(op.inputs[:3]):
         if 0 not in t.dims(i)[0]:
             t.join(op, slot, 0, want)
