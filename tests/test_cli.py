@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,25 @@ def test_compare_sweep_ops_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     assert "MatMul" in out and "all 52 nodes have a rule" in out
     assert main(["hardware"]) == 0 and "h100-sxm" in capsys.readouterr().out
     assert main(["hardware", "h100-sxm"]) == 0 and "memory.capacity" in capsys.readouterr().out
+
+
+def test_verify_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from planner.verify import worker
+
+    assert main(["zoo:mlp-tiny", "--devices", "2", "--precision", "fp32", "--quiet", "-o", "s.json"]) == 0
+    assert main(["verify", "s.json", "--no-run"]) == 0
+    out = capsys.readouterr().out
+    assert "argument bytes" in out and "exact" in out and "not run" in out
+    real = worker.verify
+
+    def off_by_one(*args: object, **more: object) -> object:
+        report = real(*args, **more)  # type: ignore[arg-type]
+        first = next(f for f in report.figures if f.judged)
+        return replace(report, figures=tuple(replace(f, compiled=f.compiled + 1) if f is first else f for f in report.figures))
+
+    monkeypatch.setattr(worker, "verify", off_by_one)
+    assert main(["verify", "s.json", "--no-run"]) == 1
+    assert "NOT VERIFIED" in capsys.readouterr().out
 
 
 def test_solve_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,18 @@ def names_in(text: str) -> set[str]:
     return {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
 
 
+@cache
+def _free_names(text: str) -> frozenset[str]:
+    """Names that a function or constant takes from outside: mentioned, but neither assigned nor an argument."""
+    own: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            own.add(node.id)
+        elif isinstance(node, ast.arg):
+            own.add(node.arg)
+    return frozenset(names_in(text) - own)
+
+
 def parts_for(wanted: Iterable[str], files: Sequence[str]) -> list[str]:
     """Sources of the wanted functions and constants and of those they mention, in file order; unknown names are ignored."""
     known: dict[str, str] = {}
@@ -76,7 +88,7 @@ def parts_for(wanted: Iterable[str], files: Sequence[str]) -> list[str]:
         name = name if name in known else owner.get(name, name)
         if name in known and name not in taken:
             taken.add(name)
-            queue.extend(sorted(names_in(known[name])))
+            queue.extend(sorted(_free_names(known[name])))
     return [text for name, text in known.items() if name in taken]
 
 

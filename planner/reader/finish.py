@@ -33,6 +33,9 @@ def finish(draft: Draft) -> Graph:
         raise PlanError("P114", "every output of the model is constant: there is nothing to plan")
     draft.notes.extend(lost_ties(draft, uses))
     weights, constants = _roles(draft, trainable)
+    idle = [w for w in weights if _named(w) and w not in trainable and draft.is_float(w) and not w.endswith(("running_mean", "running_var"))]
+    if idle:
+        draft.notes.append(f"not trained, because they are added or joined rather than multiplied: {', '.join(map(repr, idle[:6]))}")
     _name_ids(draft.ops)
     tensors = _tensors(draft, weights, constants)
     labels = _labels(draft, list(weights), uses)
@@ -44,11 +47,16 @@ def finish(draft: Draft) -> Graph:
     )  # fmt: skip
 
 
+def _named(name: str) -> bool:
+    """True for a module path such as 'vit.embeddings.cls_token': whoever wants to train it must find it among the weights."""
+    return "." in name and "::" not in name and "/" not in name
+
+
 def _fold_rest(draft: Draft, trainable: set[str]) -> None:
     """Float tables that turned out to be no parameters: small operations on them alone are done now (Expand is left lazy)."""
     known: set[str] = set(draft.values) - trainable
     for name, ref in draft.refs.items():
-        if ref.kind == "inline" and name not in trainable and math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
+        if ref.kind == "inline" and name not in trainable and not _named(name) and math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
             known.add(name)
     kept: list[Op] = []
     for op in draft.ops:
@@ -78,7 +86,7 @@ def _roles(draft: Draft, trainable: set[str]) -> tuple[dict[str, WeightRef], dic
         ref = draft.refs.get(name)
         if ref is None:
             constants[name] = draft.values[name]
-        elif name in trainable or state or ref.kind != "inline":
+        elif name in trainable or state or ref.kind != "inline" or _named(name):
             weights[name] = ref
         elif math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
             array = ref_array(ref, name)
@@ -149,7 +157,7 @@ def _labels(draft: Draft, weights: list[str], uses: list[Use]) -> dict[str, str]
     taken: set[str] = set()
     for name in weights:
         label = name
-        if "." not in name or "::" in name or "/" in name:
+        if not _named(name):
             op, slot, kind = first.get(name, (OUTPUT, 0, "buffer"))
             what = _SLOTS.get(op.op, {}).get(slot) or {"scale": "weight"}.get(kind, kind)
             if op.scope:

@@ -7,14 +7,17 @@ Exact are payloads (`planner.account.collectives`), dot FLOPs and argument bytes
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from planner import account
 from planner.emit.program import Program, Training, Workload, emit, emitted_runs
-from planner.flow import Plan, derive
+from planner.emit.replay import parts
+from planner.flow import Plan, cut_layout, derive
 from planner.graph import Graph
+from planner.layout import local_shape
 from planner.verify.hlo import dot_flops, traffic
 from planner.verify.numerics import load_program
 
@@ -60,6 +63,38 @@ def truth(graph: Graph, plan: Plan, *, workload: Workload = "train", unroll: boo
     stats = compiled.memory_analysis()
     return Truth(predicted, found, account.dot_flops(flow, runs), dot_flops(text), account.argument_bytes(flow, optimizer), stats.argument_size_in_bytes,
                  stats.temp_size_in_bytes)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a level-3 program may hold at once beside its arguments, in bytes of one device."""
+
+    layer: int
+    """The largest set of full weights that one function gathers."""
+    gradients: int
+    activations: int
+
+    @property
+    def two_layers(self) -> int:
+        """Two layers of full weights, the gradients' pieces and every activation."""
+        return 2 * self.layer + self.gradients + self.activations
+
+
+def room(graph: Graph, plan: Plan) -> Room:
+    """The room of a training plan in float32. Gradients' pieces count twice with microbatches: the sum, and the next."""
+    flow = derive(graph, plan, training=True)
+    runs, _ = emitted_runs(flow)
+    mesh = dict(plan.mesh)
+
+    def full(names: Iterable[str]) -> int:
+        return sum(4 * prod(local_shape(graph.tensors[n].shape, flow.weights[n].layout, mesh)) for n in dict.fromkeys(names))
+
+    blocks = [full(names[0] for names in run.weights) for run in runs]
+    loose = [full(n for i in part for n in graph.nodes[i].inputs if n in flow.weights) for part in parts(flow, runs)]
+    pieces = sum(4 * prod(local_shape(graph.tensors[n].shape, cut_layout(w), mesh)) for n, w in flow.weights.items() if n in flow.grad)
+    made = [o for node in graph.nodes for o in node.outputs if o]
+    activations = sum(4 * prod(local_shape(graph.tensors[o].shape, flow.source[o], mesh)) for o in made)
+    return Room(max(blocks + loose, default=0), pieces * (2 if plan.microbatches > 1 else 1), activations)
 
 
 def compile_step(program: Program, workload: Workload) -> Any:
