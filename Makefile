@@ -23,6 +23,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
+	$(BIN)/python -m benchmarks.baselines
 	$(BIN)/python -m pytest
 
 slow: $(STAMP)
