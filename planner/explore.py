@@ -71,6 +71,8 @@ class Explorer:
         self.open: list[Leaf] = []
         self._first: list[Space | None] = []
         self._worth = math.inf
+        self._cut = 0.0
+        """Bounds hold from here on only: 0 until every leaf is known, and while one is worked on its bound."""
         self._uncut_up_to: dict[int, float] = {}  # mesh -> microbatches up to which no split of the batch becomes too fine
         self.unit_s = 1 / PICO
         """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range of exact floats."""
@@ -96,13 +98,13 @@ class Explorer:
         """The best plan of the family below `worth` (seconds, or bytes), or None."""
         for index, mesh in enumerate(self.meshes):
             if self.search.out_of_time():
-                self.closed.append(0.0)
-                break
+                return self.best
             self._first.append(self.search.space(mesh, 1, self.allowed, self.pinned))
             self._expand(index)
         self._worth, idle = worth, 0
         while self.open and idle < PATIENCE:
             leaf = heapq.heappop(self.open)
+            self._cut = leaf.bound
             if leaf.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
                 heapq.heappush(self.open, leaf)
                 break
@@ -118,11 +120,12 @@ class Explorer:
                     continue
             if raised is not None:
                 heapq.heappush(self.open, leaf)
+        self._cut = math.inf
         return self.best
 
     def bound(self) -> float:
         """No plan of the family is below this (seconds, or bytes)."""
-        return min([*self.closed, *(leaf.bound for leaf in self.open)], default=math.inf)
+        return min([self._cut, *self.closed, *(leaf.bound for leaf in self.open)])
 
     def smallest(self) -> Candidate | None:
         """The plan that needs about the least memory (a baseline: at a microbatch met already): what is shown when nothing fits."""
@@ -200,12 +203,14 @@ class Explorer:
         worth = self._to_beat
         problem = assemble(space, leaf.techniques, None, unit_s=self.unit_s)
         solved = search.solve(problem)
-        if solved is None:
+        if solved.status == "infeasible":
             return
         if solved.bound is not None:
             leaf.bound = max(leaf.bound, search.proven(problem, solved, self.unit_s))
             self._known.append((leaf.mesh, leaf.level, leaf.recompute, leaf.micro, leaf.bound))
         self.closed.append(leaf.bound)
+        if not solved.choice:
+            return
         verdict = evaluate(problem, solved.choice)
         if verdict.cost * self.unit_s >= worth:
             return
@@ -213,8 +218,7 @@ class Explorer:
         for turn in range(ROUNDS + 1):
             if turn or verdict.peak_usage > limit:
                 bounded = assemble(space, leaf.techniques, room, unit_s=self.unit_s)
-                solved = search.solve(bounded) if room > 0 else None
-                if solved is None:
+                if room <= 0 or not (solved := search.solve(bounded)).choice:
                     return
                 if room == limit and solved.bound is not None:
                     self.closed[-1] = max(self.closed[-1], search.proven(bounded, solved, self.unit_s))
@@ -239,5 +243,5 @@ class Explorer:
             return False
         if self.search.value(candidate) < self.search.value(self.best):
             self.best = candidate
-            self.search.report(candidate)
+            self.search.report(candidate, self.pinned)
         return True

@@ -10,7 +10,7 @@ Ties (within a thousandth): less memory first, then the simpler mesh.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -121,26 +121,26 @@ class Search:
         self._best: Candidate | None = None
         self._bound = 0.0
         self._refused: PlanError | None = None
+        self._free = request.mode == "auto" and request.pins.empty
+        """Whether any plan will do, a baseline's too."""
 
     def run(self) -> Found:
         """Search everything the request allows."""
         request = self.request
         main = Explorer(self, "plan", self._meshes(), self._allowed(), self._levels())
         baselines: dict[str, Candidate] = {}
-        free = request.mode == "auto" and request.pins.empty
         try:
             # Baselines first: small searches, and what they reach is what the large one has to beat.
             if request.baselines:
                 self._baselines(baselines)
-            reached = [c for c in baselines.values() if free and c.cost.memory.total <= request.limit_bytes]
-            main.run(min((self.value(c) for c in reached), default=np.inf))
+            main.run(min((self.value(c) for c in self._eligible(baselines)), default=np.inf))
             if main.empty and self._refused is not None:
                 raise self._refused
         except KeyboardInterrupt:
             self.stopped = "interrupt"
         best, smallest = main.best, None
-        for c in baselines.values():
-            if free and c.cost.memory.total <= request.limit_bytes and (best is None or c.key(request) < best.key(request)):
+        for c in self._eligible(baselines):
+            if best is None or c.key(request) < best.key(request):
                 best = c
         if best is None and not self.stopped:
             sizes = [c for c in (main.smallest(), *main.priced, *baselines.values()) if c is not None]
@@ -164,9 +164,13 @@ class Search:
             return np.inf
         return c.cost.memory.total if self.request.objective == "memory" else c.cost.step_time_s
 
-    def report(self, candidate: Candidate) -> None:
-        """Tell the caller about a better plan."""
-        if self.progress and (self._best is None or self.value(candidate) < self.value(self._best)):
+    def _eligible(self, baselines: Mapping[str, Candidate]) -> list[Candidate]:
+        """Baselines that may be the answer."""
+        return [c for c in baselines.values() if self._free and c.cost.memory.total <= self.request.limit_bytes]
+
+    def report(self, candidate: Candidate, pinned: bool) -> None:
+        """Tell the caller about a better plan that may be the answer. pinned: it respects the user's pins and mode."""
+        if self.progress and (pinned or self._free) and (self._best is None or self.value(candidate) < self.value(self._best)):
             self._best = candidate
             self.progress("search", candidate.cost.step_time_s, self._bound or None)
 
@@ -260,23 +264,28 @@ class Search:
 
     # --- solving and pricing ------------------------------------------------------------------------------------------------------------------
 
-    def solve(self, problem: Problem) -> Solution | None:
-        """A choice by the requested solver, None where there is none."""
-        from planner.solvers import solve
-
+    def solve(self, problem: Problem) -> Solution:
+        """The requested solver's answer; its choice may be empty."""
         left = None
         if self.request.time_limit_s is not None:
             left = max(0.05, self.request.time_limit_s - (time.monotonic() - self.started))
         name = self.request.solver if self.request.solver != "auto" else "dp"
-        solution = solve(problem, name, Budget(time_limit_s=left, work=WORK.get(name), seed=self.request.seed))
-        return None if solution.status in ("infeasible", "none") or not solution.choice else solution
+        return self._ask(problem, name, Budget(time_limit_s=left, work=WORK.get(name), seed=self.request.seed))
 
     def relaxed(self, problem: Problem, unit_s: float = 1 / PICO) -> tuple[tuple[int, ...], float] | None:
         """A choice (maybe none) and a proven lower bound (seconds) of a relaxed problem, by elimination whatever the solver; None where it is impossible."""
+        solution = self._ask(problem, "dp", Budget(work=RELAXED_WORK, seed=self.request.seed))
+        return None if solution.status == "infeasible" else (solution.choice, self.proven(problem, solution, unit_s))
+
+    @staticmethod
+    def _ask(problem: Problem, name: str, budget: Budget) -> Solution:
+        """A solver's answer; one that was interrupted hands the interruption on."""
         from planner.solvers import solve
 
-        solution = solve(problem, "dp", Budget(work=RELAXED_WORK, seed=self.request.seed))
-        return None if solution.status == "infeasible" else (solution.choice, self.proven(problem, solution, unit_s))
+        solution = solve(problem, name, budget)
+        if solution.stopped == "interrupt":
+            raise KeyboardInterrupt
+        return solution
 
     @staticmethod
     def proven(problem: Problem, solution: Solution, unit_s: float = 1 / PICO) -> float:
@@ -300,10 +309,10 @@ class Search:
         by_size = replace(problem, cost=tuple(u + np.where(c >= FORBIDDEN, c, 0) for c, u in zip(problem.cost, problem.live_usage, strict=True)),
                           tables=tuple(np.where(t >= FORBIDDEN, t, 0) for t in problem.tables))  # fmt: skip
         solved = self.solve(by_size)
-        if solved is None:
+        if not solved.choice:
             return None
         fastest = self.solve(replace(problem, usage_limit=evaluate(problem, solved.choice).peak_usage))
-        return self.price(space, mesh, techniques, fastest or replace(solved, bound=None), label)
+        return self.price(space, mesh, techniques, fastest if fastest.choice else replace(solved, bound=None), label)
 
     def price(self, space: Space, mesh: Mesh, techniques: Techniques, solved: Solution, label: str, unit_s: float = 1 / PICO) -> Candidate:
         """Price a solution as a whole plan. unit_s: of the solution's bound."""
@@ -336,7 +345,12 @@ class Search:
             families.append(("megatron", inner, megatron_only, levels))
         for label, on, allowed, at in families:
             explorer = Explorer(self, label, on, allowed, at, pinned=False)
-            best = explorer.run() or explorer.smallest()
+            try:
+                best = explorer.run() or explorer.smallest()
+            except KeyboardInterrupt:
+                if explorer.best is not None:  # it may have been reported
+                    found[label] = explorer.best
+                raise
             if best is not None:
                 found[label] = best
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,46 @@ def test_same_bytes_whatever_the_hash_seed() -> None:
     outs = {subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed}).stdout
             for seed in ("1", "77")}  # fmt: skip
     assert len(outs) == 1
+
+
+@pytest.mark.parametrize(("options", "pins"), [({}, {}), ({"pins": "tp=2", "mode": "semi-auto"}, {"model": 2}), ({"mode": "data-parallel"}, {"data": 8})])
+def test_an_interrupt_after_a_report_returns_what_was_reported(options: dict[str, Any], pins: dict[str, int]) -> None:
+    def interrupted(at: int) -> tuple[Found, list[float]]:
+        """A search that is interrupted while it reports its plan number `at`, and the step times reported."""
+        told: list[float] = []
+
+        def progress(stage: str, best_s: float | None, bound_s: float | None) -> None:
+            assert best_s is not None
+            told.append(best_s)
+            if len(told) == at:
+                raise KeyboardInterrupt
+
+        request = make_request(devices=8, hardware=None, topology=None, **options)
+        return Search(Model.open(GPT, Workload("train", batch=64), 8), request, progress).run(), told
+
+    whole, reported = interrupted(0)
+    assert whole.best is not None and reported
+    for at in range(1, len(reported) + 1):
+        found, told = interrupted(at)
+        assert (found.stopped, len(told)) == ("interrupt", at)
+        assert found.best is not None and found.best.cost.step_time_s <= told[-1] * 1.002
+        assert {a: n for a, n in found.best.plan.mesh if a in pins} == pins
+        assert found.bound_s <= whole.best.cost.step_time_s * (1 + 1e-9)
+
+
+def test_an_interrupt_inside_a_solver_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    import planner.solvers
+
+    real, calls = planner.solvers.solve, []
+
+    def solve(problem: Any, name: str, budget: Any) -> Any:
+        calls.append(name)
+        done = real(problem, name, budget)
+        return replace(done, stopped="interrupt") if len(calls) == 12 else done
+
+    monkeypatch.setattr(planner.solvers, "solve", solve)
+    assert search(GPT, 8, 64).stopped == "interrupt"
+    assert len(calls) == 12
 
 
 def test_time_limit_returns_the_best_so_far_or_says_so() -> None:

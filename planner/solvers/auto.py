@@ -86,7 +86,7 @@ def _merge(problem: Problem, a: Solution, b: Solution) -> Solution:
     optimal = bound is not None and cost - bound <= 1e-6 * max(1.0, abs(cost))
     status: Literal["optimal", "feasible"] = "optimal" if optimal else "feasible"
     bound = None if bound is None else min(bound, float(cost))
-    return Solution(best.choice, status, bound, "auto", a.work + b.work, "" if optimal else b.stopped)
+    return Solution(best.choice, status, bound, "auto", a.work + b.work, b.stopped if not optimal or b.stopped == "interrupt" else "")
 
 
 def _eliminated(problem: Problem, model: Model, budget: Budget, start: tuple[int, ...] | None) -> Solution:
@@ -210,4 +210,4 @@ def _answer(problem: Problem, best: Incumbent, stopped: Stop, work: int) -> Solu
         return Solution((), "none", bound, "auto", work, stopped)
     cost = evaluate(problem, best.x).cost
     optimal = bound is not None and cost - bound <= 1e-6 * max(1.0, abs(cost))
-    return Solution(tuple(best.x.tolist()), "optimal" if optimal else "feasible", bound, "auto", work, "" if optimal else stopped)
+    return Solution(tuple(best.x.tolist()), "optimal" if optimal else "feasible", bound, "auto", work, stopped if not optimal or stopped == "interrupt" else "")

@@ -118,4 +118,4 @@ def claim(problem: Problem, found: Outcome, clock: Clock, name: str) -> Solution
     assert verdict.feasible, "a solver's choice must fit"
     optimal = verdict.cost - found.bound <= 1e-6 * max(1.0, abs(verdict.cost))
     bound = min(found.bound, float(verdict.cost)) if np.isfinite(found.bound) else None
-    return Solution(tuple(found.choice.tolist()), "optimal" if optimal else "feasible", bound, name, work, "" if optimal else clock.stopped)
+    return Solution(tuple(found.choice.tolist()), "optimal" if optimal else "feasible", bound, name, work, clock.stopped if not optimal or clock.stopped == "interrupt" else "")
