@@ -3,7 +3,8 @@
     python -m benchmarks.equivalence --models DIR --devices 8
 
 One process per model. Prints the dims used, a row per (model, workload, strategy, back end) and a summary; exits with 1 when a row fails: an error
-of outputs, loss or any gradient above 1e-4 against the unsharded float32 program, above 1e-3 against onnxruntime, or a mesh axis without work.
+of outputs, loss, any gradient or any updated parameter above 1e-4 against the unsharded float32 program, of inference above 1e-3 against
+onnxruntime, a mesh axis without work, or a row that never came.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from planner.verify.worker import environment
 SOLVERS = ("dp", "recursive", "ilp")
 MODEL_S = 3000
 """Limit of one model's process."""
-HEAD = f"{'model':44} {'workload':8} {'strategy':15} {'back end':9} {'mesh (* pinned), techniques':51} {'error':>8} {'gradient':>8} {'runtime':>8}  result"
+HEAD = f"{'model':44} {'workload':8} {'strategy':15} {'back end':9} {'mesh (* pinned), techniques':51} {'error':>8} {'gradient':>8} {'update':>8} {'runtime':>8}  result"
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     failed = [r for r in rows if not r.ok]
     models = {r.model for r in rows}
     passing = models - {r.model for r in failed}
-    worst = max((max(r.error or 0.0, r.gradients or 0.0) for r in rows if r.ok), default=0.0)
+    worst = max((max(r.error or 0.0, r.gradients or 0.0, r.update or 0.0) for r in rows if r.ok), default=0.0)
     runtime = max((r.runtime for r in rows if r.ok and r.runtime is not None), default=0.0)
     print(f"\n{len(passing)} of {len(models)} models pass; {len(rows) - len(failed)} of {len(rows)} rows; largest error of a passing row {worst:.1e} "
           f"(bound 1e-4), against onnxruntime {runtime:.1e} (bound 1e-3)")  # fmt: skip
@@ -93,7 +94,24 @@ def run_model(source: str, args: argparse.Namespace) -> list[Row]:
     if code:
         rows.append(Row(Path(source).name, "-", "-", "-", "", failure=f"the process ended with code {code}: {''.join(tail)[:200]}"))
         print(table_line(rows[-1]), flush=True)
+    elif absent := missing_rows(rows, args.quick):
+        rows.append(Row(Path(source).name, "-", "-", "-", "", failure=f"rows that never came: {', '.join(absent)}"))
+        print(table_line(rows[-1]), flush=True)
     return rows
+
+
+def asked(workload: str, quick: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(strategies, back ends) of every model."""
+    if quick:
+        return ("dp", "tensor-parallel"), ("shard_map",)
+    return ("data-parallel", "tensor-parallel", *SOLVERS, *(("sharded-state",) if workload == "train" else ())), ("shard_map", "jit")
+
+
+def missing_rows(rows: list[Row], quick: bool) -> list[str]:
+    """Rows that were asked for and did not come: a benchmark must not pass by leaving something out."""
+    there = {(r.workload, r.strategy, r.backend) for r in rows}
+    wanted = [(w, s, b) for w in ("infer", "train") for s in asked(w, quick)[0] for b in asked(w, quick)[1]]
+    return [" ".join(key) for key in wanted if key not in there]
 
 
 def table_line(r: Row) -> str:
@@ -101,22 +119,17 @@ def table_line(r: Row) -> str:
     number = lambda e: "-" if e is None else f"{e:.1e}"  # noqa: E731
     result = "ok" if r.ok else f"FAILED {r.failure or r.worst}"
     return (f"{r.model[:44]:44} {r.workload:8} {r.strategy:15} {r.backend:9} {r.plan[:51]:51} {number(r.error):>8} {number(r.gradients):>8} "
-            f"{number(r.runtime):>8}  {result}")  # fmt: skip
+            f"{number(r.update):>8} {number(r.runtime):>8}  {result}")  # fmt: skip
 
 
 def child(args: argparse.Namespace) -> int:
     """Rows of one model, a JSON object a line."""
-    names: tuple[str, ...] = ("data-parallel", "tensor-parallel", *SOLVERS, "sharded-state")
-    backends: tuple[str, ...] = ("shard_map", "jit")
-    if args.quick:
-        names, backends = ("dp", "tensor-parallel"), ("shard_map",)
     name = Path(args.one).name
     try:
         with tempfile.TemporaryDirectory() as folder:
             case = Case(name, with_weights(args.one, Path(folder)), args.batch, args.devices, free_dims(args.one), args.shrink)
             for workload in ("infer", "train"):
-                chosen = tuple(n for n in names if workload == "train" or n != "sharded-state")
-                for row in run_case(case, workload, chosen, backends):
+                for row in run_case(case, workload, *asked(workload, args.quick)):
                     if isinstance(row, Row):
                         finite = {k: (1e30 if isinstance(v, float) and math.isinf(v) else v) for k, v in asdict(row).items()}
                         print(json.dumps(finite), flush=True)

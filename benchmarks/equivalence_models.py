@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.errors import PlanError
 from planner.graph import FLOATS, Graph, Tensor
 from planner.model import Model, Workload
 
@@ -43,11 +44,27 @@ class Case:
     def model(self, kind: str) -> Model:
         """The model for a workload, shrunk when it is large."""
         model = Model.open(self.source, Workload(kind=kind, batch=self.batch, dims=self.dims), self.devices)
-        if self.shrink and model.plain.parameters > LARGE:
-            from planner.verify.shrink import shrink
+        if not self.shrink or model.plain.parameters <= LARGE:
+            return model
+        return Shrunk(model.name, model.workload, model.devices, model.folder, model.proto)
 
-            model._plain = in_float32(shrink(model.plain, LARGE, keep=self.devices, folder=model.folder))
-        return model
+
+class Shrunk(Model):
+    """A model whose graphs, at every batch, are the shrunk ones, in float32."""
+
+    def read(self, batch: int | None) -> Graph:
+        """The shrunk graph. Raises PlanError where another batch would be shrunk to other weights than the global batch."""
+        from planner.verify.shrink import shrink
+
+        graph = in_float32(shrink(super().read(batch), LARGE, keep=self.devices, folder=self.folder))
+        if self._plain is not None and weight_shapes(graph) != weight_shapes(self._plain):
+            raise PlanError("P035", f"shrunk at batch {batch}, the model has other weights than at batch {self.batch}")
+        return graph
+
+
+def weight_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """label -> shape of every weight."""
+    return {graph.labels[n]: graph.tensors[n].shape for n in graph.weights}
 
 
 def free_dims(source: str) -> dict[str, int]:
@@ -75,25 +92,30 @@ def with_weights(source: str, folder: Path) -> str:
     missing = [t for t in outside if not (Path(source).parent / _entry(t)["location"]).exists()]
     if not missing or sum(math.prod(t.dims) for t in proto.graph.initializer) > LARGE:
         return source
-    scales = near_one(proto)
+    ones = near_one(source)
     for tensor in missing:
         entry = _entry(tensor)
-        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        rng = np.random.default_rng(int(entry.get("offset", 0)))
-        value = rng.normal(0, 0.02, tuple(tensor.dims)) + (tensor.name in scales) if np.issubdtype(kind, np.floating) else np.zeros(tuple(tensor.dims))
+        kind, offset = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), int(entry.get("offset", 0))
+        mean = 1.0 if (entry["location"], offset) in ones else 0.0
+        rng = np.random.default_rng(offset)
+        value = rng.normal(mean, 0.02, tuple(tensor.dims)) if np.issubdtype(kind, np.floating) else np.zeros(tuple(tensor.dims))
         path = folder / Path(entry["location"]).name
         path.touch()
         with path.open("r+b") as f:
-            f.seek(int(entry.get("offset", 0)))
+            f.seek(offset)
             f.write(np.ascontiguousarray(value.astype(kind)).tobytes())
     copy = folder / Path(source).name
     shutil.copyfile(source, copy)
     return str(copy)
 
 
-def near_one(proto: Any) -> set[str]:
-    """Initializers that scale a normalisation."""
-    return {n.input[1] for n in proto.graph.node if n.op_type.endswith("Normalization") and len(n.input) > 1}
+def near_one(source: str) -> set[tuple[str, int]]:
+    """(file, offset) of stored weights that scale a normalisation or are its variance, as the reader finds them: exporters spell a group or
+    root-mean-square normalisation as several operators, of which none says what its operand is."""
+    from planner.emit.tables import initial_mean
+
+    graph = Model.open(source, Workload(kind="infer", dims=free_dims(source))).plain
+    return {(ref.location, ref.offset) for name, ref in graph.weights.items() if ref.kind == "external" and initial_mean(graph, name) == 1.0}
 
 
 def _entry(tensor: Any) -> dict[str, str]:
@@ -110,19 +132,21 @@ def in_float32(graph: Graph) -> Graph:
 
 
 def feeds_for(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
-    """Seeded inputs of the whole batch: integers below their tables, floats normal, whatever looks nothing up (masks, times) all ones."""
+    """Seeded inputs of the whole batch: integers below their tables (below 8 when they look nothing up: times, positions), floats normal,
+    masks [batch, sequence] of ragged rows (the first is whole, the others lose up to half of their end)."""
     from planner.emit.tables import index_limit
 
     rng, out = np.random.default_rng(seed), {}
     for name in graph.inputs:
         t = graph.tensors[name]
-        high = index_limit(graph, name)
-        if t.is_float:
+        if "mask" in name.lower() and len(t.shape) == 2:
+            rows, columns = t.shape
+            lengths = np.where(np.arange(rows) == 0, columns, rng.integers((columns + 1) // 2, columns + 1, rows))
+            out[name] = (np.arange(columns) < lengths[:, None]).astype(t.dtype)
+        elif t.is_float:
             out[name] = rng.normal(size=t.shape).astype(np.float32)
-        elif high:
-            out[name] = rng.integers(0, high, t.shape).astype(t.dtype)
         else:
-            out[name] = np.ones(t.shape, t.dtype)
+            out[name] = rng.integers(0, index_limit(graph, name) or 8, t.shape).astype(t.dtype)
     return out
 
 

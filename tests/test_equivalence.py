@@ -65,11 +65,51 @@ def test_a_wrong_collective_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_row_passes_only_with_every_error_in_bounds() -> None:
-    good = Row("m", "train", "dp", "jit", "data=8", 1e-7, 1e-6)
-    assert good.ok and "ok" in equivalence.table_line(good)
-    for field, value in (("error", 2e-4), ("gradients", 2e-4), ("runtime", 2e-3), ("failure", "it broke"), ("error", None), ("gradients", float("nan"))):
-        bad = Row(**{**good.__dict__, field: value})
-        assert not bad.ok and "FAILED" in equivalence.table_line(bad)
+    trained = Row("m", "train", "dp", "jit", "data=8", 1e-7, gradients=1e-6, update=1e-6)
+    inferred = Row("m", "infer", "dp", "jit", "data=8", 1e-7, runtime=1e-6)
+    nan = float("nan")
+    wrong = (("error", 2e-4), ("error", None), ("gradients", 2e-4), ("gradients", nan), ("gradients", None), ("update", 2e-4), ("update", None), ("failure", "it broke"))
+    for good, bad in ((trained, wrong), (inferred, (("runtime", 2e-3), ("runtime", None), ("error", nan)))):
+        assert good.ok and "ok" in equivalence.table_line(good)
+        for field, value in bad:
+            row = Row(**{**good.__dict__, field: value})
+            assert not row.ok and "FAILED" in equivalence.table_line(row)
+
+
+def test_rows_left_out_are_noticed() -> None:
+    rows = [Row("m", w, s, b, "") for w in ("infer", "train") for s in equivalence.asked(w, False)[0] for b in equivalence.asked(w, False)[1]]
+    assert len(rows) == 22 and not equivalence.missing_rows(rows, False)
+    assert equivalence.missing_rows(rows[1:], False) == ["infer data-parallel shard_map"]
+
+
+def test_gradients_that_are_missing_or_of_another_shape_fail() -> None:
+    from planner.verify.numerics import _error, _worst
+
+    right = {"a": np.ones((2, 3)), "b": np.full(3, 1e-6)}
+    assert _worst(right, right) == (0.0, "a")
+    assert _worst({"a": right["a"]}, right) == (np.inf, "b") and _worst(right, {"a": right["a"]}) == (np.inf, "b")
+    assert _worst({**right, "a": np.ones((1, 3))}, right) == (np.inf, "a")
+    assert _worst({**right, "b": np.full(3, 2e-6)}, right)[0] == pytest.approx(1e-3)  # against a thousandth of the largest
+    assert _worst({**right, "b": np.full(3, np.nan)}, right) == (np.inf, "b")
+    assert _error(np.ones((1,)), np.ones((5,)), 0.0) == np.inf
+
+
+def test_an_update_that_skips_a_reduction_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step's own part (gathering updated pieces), which gradients alone do not run."""
+    from planner.verify import numerics
+
+    right = numerics.load_program
+
+    def wrong(program, name="emitted", compute="float32"):  # every device updates by half
+        from dataclasses import replace
+
+        assert "w = w - LEARNING_RATE * (" in program.text or name == "unsharded"
+        changed = program.text.replace("w = w - LEARNING_RATE * (", "w = w - 0.5 * LEARNING_RATE * (") if name == "emitted" else program.text
+        return right(replace(program, text=changed), name, compute)
+
+    monkeypatch.setattr(numerics, "load_program", wrong)
+    found = rows(zoo("mlp-tiny"), "train", names=("tensor-parallel",))
+    assert len(found) == 1 and not found[0].ok and found[0].gradients < 1e-4 and found[0].update == pytest.approx(0.5, rel=0.01)
 
 
 def test_an_axis_without_work_is_idle() -> None:
@@ -97,9 +137,11 @@ def test_missing_weights_are_written_once_for_both_readers(tmp_path: Path) -> No
     assert copy != str(source) and Path(copy).exists()
     proto = onnx.load(copy)
     values = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
-    floats = [v for v in values.values() if v.dtype == np.float32 and v.size > 100]
-    assert floats and all(v.std() > 0.01 for v in floats)
-    assert any(abs(float(v.mean()) - 1) < 0.1 for v in floats)  # norm scales
+    norms = {k for k in values if k.endswith("LayerNorm.weight")}
+    floats = {k: v for k, v in values.items() if v.dtype == np.float32 and v.size > 32}
+    assert norms and norms <= set(floats) and all(v.std() > 0.01 for v in floats.values())
+    assert {k for k, v in floats.items() if abs(float(v.mean()) - 1) < 0.1} == norms
+    assert all(abs(float(v.mean())) < 0.1 for k, v in floats.items() if k not in norms)
     assert with_weights(copy, folder) == copy
 
 

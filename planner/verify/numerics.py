@@ -1,8 +1,13 @@
-"""Runs an emitted program and its unsharded twin on the same values and compares outputs, loss and every gradient, in float32.
+"""Runs an emitted program and its unsharded twin on the same values and compares outputs, loss, every gradient and the update, in float32.
 
 Needs jax and as many (virtual) devices as the plan's mesh.
 Error of a tensor g against r: max|g - r| / max(max|r|, 1e-3 * max over all gradients of max|r|); for outputs max|o - r| / max|r|.
+A gradient the program does not have, has beside the twin's, or has in another shape is an infinite error.
 With microbatches the twin runs them one after another and takes the mean.
+
+Update: one step of the program's own optimizer from zero moments, against AdamW's formula on the gradients just compared. With a moment's usual
+epsilon the first update is the sign of a gradient, which is noise where gradients are: epsilon is set to the largest gradient, and the learning rate
+high enough that rounding of p + update hides nothing. Error of an update as that of a gradient.
 """
 
 from __future__ import annotations
@@ -21,17 +26,28 @@ from planner.flow import Plan
 from planner.graph import Graph
 
 Values = Mapping[str, np.ndarray]
+FLOOR = 1e-3
+"""Of the largest gradient: what smaller ones are measured against."""
+BLIND = 1e-4 * FLOOR
+STEP_RATE = 1e3
+"""Learning rate of the step that is checked: parameters are noise beside their update."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Largest errors found and where (a label or an output)."""
+    """Largest errors found and where (a label or an output). update: of the parameters after one step, None when none was made.
+
+    compared: gradients compared. blind: labels of those whose reference is so small (below BLIND of the largest gradient) that zeros would pass.
+    """
 
     outputs: float
     gradients: float
     worst: str
     loss: float
     reference_loss: float
+    update: float | None = None
+    compared: int = 0
+    blind: tuple[str, ...] = ()
 
 
 def load_program(program: Program, name: str = "emitted", compute: str = "float32") -> types.ModuleType:
@@ -65,10 +81,11 @@ def seeded_batch(module: types.ModuleType, given: Values, seed: int = 0) -> dict
 
 
 def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Values, batch: Values | None = None,
-            unroll: bool = False, twin: Twin | None = None) -> tuple[Comparison, list[np.ndarray]]:  # fmt: skip
+            unroll: bool = False, twin: Twin | None = None, step: bool = False) -> tuple[Comparison, list[np.ndarray]]:  # fmt: skip
     """Compare one program with the unsharded one (`twin`: one made before from the same graph, workload and values, to compile it once).
 
     values: label -> array of every weight. batch: input -> array (with microbatches, their count is the first dim); what is missing is seeded.
+    step: also make one optimizer step (it compiles the program's step beside its gradients).
     Returns the errors and the program's outputs (inference), unpadded.
     """
     program = emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training())  # type: ignore[arg-type]
@@ -81,8 +98,14 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Va
     if workload == "train":
         loss, grads = module.make_gradients(mesh)(params, frozen, data)
         want_loss, want = plain.gradients(feeds, plan.microbatches)
-        worst, where = _worst_gradient(program, grads, want)
-        return Comparison(_error(np.asarray(loss), want_loss, 0.0), worst, where, float(loss), float(want_loss)), []
+        worst, where = _worst(_by_label(program, grads, want), want)
+        top = max((float(np.abs(g).max()) for g in want.values() if g.size), default=0.0)
+        blind = tuple(label for label, g in want.items() if g.size and float(np.abs(g).max()) <= BLIND * top)
+        update = None
+        if step:
+            update, after = step_error(module, program, (params, frozen, data), grads, want, top)
+            where = after if update > worst else where
+        return Comparison(_error(np.asarray(loss), want_loss, 0.0), worst, where, float(loss), float(want_loss), update, len(want), blind), []
     outs = [np.asarray(o) for o in module.make_inference(mesh)(params, frozen, data)]
     wanted = plain.outputs(feeds)
     errors = [_error(o, r, 0.0) for o, r in zip(outs, wanted, strict=True)]
@@ -90,6 +113,29 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Va
     where = graph.outputs[errors.index(worst)] if errors else ""
     cropped = [o[tuple(slice(0, n) for n in r.shape)] for o, r in zip(outs, wanted, strict=True)]
     return Comparison(worst, 0.0, where, 0.0, 0.0), cropped
+
+
+def step_error(module: types.ModuleType, program: Program, given: tuple[Any, Any, Any], grads: Mapping[str, Any], want: Values, top: float) -> tuple[float, str]:
+    """(error of the update, where) of one step of the program's optimizer; see the module docstring. Parameters and state are used up."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding
+
+    params, frozen, data = given
+    old, gradient = _by_label(program, params, want), _by_label(program, grads, want)
+    mesh = module.make_mesh()
+    settings = {"LEARNING_RATE": STEP_RATE, "EPSILON": max(top, 1e-30)}
+    module.__dict__.update(settings)  # read when the step is traced, just below
+    cuts = {key: NamedSharding(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
+    whole = {key: np.asarray(p)[tuple(slice(0, n) for n in module.PARAMS[key][0])] for key, p in params.items()}
+    state = jax.jit(module.start_state, out_shardings=cuts)(module.place(whole, module.specs_of(module.GRADIENTS), mesh))
+    new, _, _ = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))
+    found, wanted = {}, {}
+    for label, p in _by_label(program, new, want).items():
+        before, g = old[label].astype(np.float64), gradient[label].astype(np.float64)
+        found[label] = (before - p) / STEP_RATE
+        wanted[label] = g / (np.abs(g) + settings["EPSILON"]) + module.WEIGHT_DECAY * before
+    return _worst(found, wanted)
 
 
 class Twin:
@@ -101,6 +147,11 @@ class Twin:
         self.labels = {key: names[0] for key, names in program.labels.items()}
         self._compiled: Any = None
         self.params, self.frozen = ({k: values[self.labels[k]] for k in getattr(self.module, table)} for table in ("PARAMS", "FROZEN"))
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """Labels of the parameters that get a gradient."""
+        return frozenset(self.labels[k] for k in self.module.PARAMS)
 
     def gradients(self, feeds: Values, microbatches: int = 1) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """(mean loss, label -> gradient)."""
@@ -131,20 +182,33 @@ def _place(module: types.ModuleType, program: Program, table: str, values: Value
     return module.place(whole, module.specs_of(rows), mesh)
 
 
-def _worst_gradient(program: Program, grads: Mapping[str, Any], want: Values) -> tuple[float, str]:
+def _by_label(program: Program, found: Mapping[str, Any], want: Values) -> dict[str, np.ndarray]:
+    """label -> array of a program's parameters or gradients: repeats apart, padding left out where `want` says how large an array is."""
+    out = {}
+    for key, value in found.items():
+        names, whole = program.labels[key], np.asarray(value)
+        stacked = len(names) > 1 or whole.ndim > want.get(names[0], whole).ndim
+        for label, array in zip(names, whole if stacked else [whole], strict=True):
+            shape = want.get(label, array).shape
+            out[label] = array[tuple(slice(0, n) for n in shape)] if array.ndim == len(shape) else array
+    return out
+
+
+def _worst(found: Values, want: Values) -> tuple[float, str]:
+    """The largest error of gradients (or updates) and its label."""
+    for label in (*want, *found):
+        if label not in found or label not in want or found[label].shape != want[label].shape:
+            return float("inf"), label
     top = max((float(np.abs(g).max()) for g in want.values() if g.size), default=0.0)
-    worst, where = 0.0, ""
-    for key, g in grads.items():
-        names, whole = program.labels[key], np.asarray(g)
-        for j, label in enumerate(names):
-            error = _error(whole[j] if whole.ndim > want[label].ndim else whole, want[label], 1e-3 * top)
-            if not error <= worst:
-                worst, where = error, label
-    return worst, where
+    errors = {label: _error(found[label], want[label], FLOOR * top) for label in want}
+    where = max(errors, key=lambda label: errors[label], default="")
+    return errors.get(where, 0.0), where
 
 
 def _error(got: Any, want: np.ndarray, floor: float) -> float:
     got = np.asarray(got)[tuple(slice(0, n) for n in want.shape)] if want.ndim else np.asarray(got)
+    if got.shape != want.shape:
+        return float("inf")  # a shape that broadcasts is a wrong shape
     if not want.size:
         return 0.0
     got, want = got.astype(np.float64), want.astype(np.float64)
