@@ -18,8 +18,10 @@ from planner.emit.runs import Run, find_run, inner_flow, outer_flow
 from planner.emit.source import comment, literal
 from planner.emit.tables import block_table, collect_parameters
 from planner.emit.writer import Function, Program, Training, Workload, Writer
+from planner.errors import PlanError
 from planner.flow import Flow, Plan, derive
 from planner.graph import Graph
+from planner.ops import OPERATORS
 
 __all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_runs"]
 
@@ -35,6 +37,7 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     keeps a float32 master copy beside the optimizer's moments; `--float32` switches a program back). weights_file: name of the .safetensors
     beside the program; model_folder: where external data files lie, seen from the program. Raises PlanError when pinned layouts cannot be joined.
     """
+    check_kernels(graph)
     flow = derive(graph, plan, training=workload == "train")
     runs, reasons = emitted_runs(flow)
     w = Writer(flow, backend, unroll, training, runs, reasons=reasons)
@@ -47,6 +50,15 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     text = assemble(w, workload, header, weights_file, compute, model_folder)
     labels = {p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in w.parameters.values()}
     return Program(text, w.arrays, labels, tuple(w.reasons))
+
+
+def check_kernels(graph: Graph) -> None:
+    """Refuse, all at once, the operators that cannot be written. They can be planned: their shapes are known."""
+    bad = {n.op: n.id for n in reversed(graph.nodes) if n.op not in OPERATORS}
+    if bad:
+        raise PlanError("P066", f"no program can be written: {len(bad)} operator(s) have no kernel",
+                        detail=[f"{op}: node {where!r}"[:160] for op, where in sorted(bad.items())],
+                        help=["the plan stands; docs/adding-an-operator.md shows how an operator is added"])  # fmt: skip
 
 
 def emitted_runs(flow: Flow) -> tuple[list[Run], list[str]]:

@@ -6,8 +6,9 @@ the text the oracle runs, and the text the ONNX backend runs. It sees local shap
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.graph import AttrValue, Graph, Node
 from planner.layout import Axes, group, padded
@@ -16,6 +17,27 @@ from planner.rule import Rule, Split
 
 class NoRule(Exception):
     """This instance of the operator has no rule: it is planned replicated, and reported."""
+
+
+class Special(float):
+    """An infinity or NaN: its repr, unlike that of a float, is an expression."""
+
+    def __repr__(self) -> str:
+        return f'float("{float(self)}")'
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+
+def spelled(value: AttrValue) -> AttrValue:
+    """An attribute whose repr is Python source."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return Special(value)
+    if isinstance(value, tuple):
+        return tuple(Special(v) if isinstance(v, float) and not math.isfinite(v) else v for v in value)  # type: ignore[return-value]
+    return value
 
 
 @dataclass(frozen=True)
@@ -38,6 +60,9 @@ class Call:
     dtypes: tuple[str, ...] = ()
     out_dtypes: tuple[str, ...] = ()
     helpers: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "node", replace(self.node, attrs={k: spelled(v) for k, v in self.node.attrs.items()}))
 
     def attr(self, name: str, default: AttrValue | None = None) -> AttrValue:
         """Attribute value; KeyError when it is missing and has no default."""
