@@ -3,7 +3,8 @@
     data-parallel      the batch over all devices
     dp, recursive, ilp what each solver chose freely; when that leaves a mesh axis without work or equals a strategy before it, what it chose
                        under pinned meshes and techniques, tried in a fixed order
-    tensor-parallel    mesh data=2, model=the rest, by hand: every product whose rule allows it is cut over "model" along something else than the batch
+    tensor-parallel    mesh data=2, model=the rest, by hand: every product whose rule allows it is cut over "model", along a dim of its weight where
+                       it has one (see `tensor_parallel`)
     sharded-state      (training) a pinned mesh with optimizer sharding level 3, recompute and two microbatches
 
 An axis works when some product or recurrence (an operator with FLOPs) is cut over it. Planned for a made-up device (eager.toml) whose links are
@@ -27,7 +28,7 @@ from planner.flow import Plan, rule_of
 from planner.graph import Graph
 from planner.model import Model
 from planner.pins import Pins
-from planner.rule import PENDING, Limits, Split, candidates, legal
+from planner.rule import PENDING, Limits, Rule, Split, candidates, legal
 from planner.strategy import Strategy
 
 HARDWARE = Path(__file__).with_name("eager.toml")
@@ -45,7 +46,8 @@ class HandPins(Pins):
 
 
 def tensor_parallel(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
-    """Per class of nodes: the batch over "data", and over "model" any other factor; where a product can be cut over "model", it must be."""
+    """Per class of nodes: the batch over "data", and over "model" any other factor. A product of a weight is cut along a dim of the weight, any
+    other product along what its rule allows; only where neither can be (a recurrence), both axes share the batch."""
     from planner.batch import batch_factors
 
     factors, out = batch_factors(base), {}
@@ -60,11 +62,24 @@ def tensor_parallel(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split
             if not any(f in (batch, PENDING) for f, _ in s.pairs) and legal(rule, both, mesh, Limits()):
                 kept.append(both)
         working = [s for s in kept if "model" in s.used]
-        if rule.flops and not working and batch:  # nothing but the batch can be cut (a recurrence): both axes share it
+        dims = weight_factors(base.graph, i, rule)
+        working = [s for s in working if any("model" in s.axes(f) for f in dims)] or working
+        if rule.flops and not working and batch:
             shared = Split.of({batch: ["data", "model"]})
             working = [shared] if legal(rule, shared, mesh, Limits()) else []
         out[i] = tuple(working if rule.flops and working else kept) or (Split.of(fixed),)
     return out
+
+
+def weight_factors(graph: Graph, index: int, rule: Rule) -> set[str]:
+    """The factors of a node's operands that are weights, or views of weights."""
+
+    def from_weights(name: str) -> bool:
+        if name not in graph.producer:
+            return name in graph.weights
+        return all(n in graph.constants or from_weights(n) for n in graph.nodes[graph.producer[name]].inputs if n)
+
+    return {f for slot, n in enumerate(graph.nodes[index].inputs) if n and from_weights(n) for dim in rule.operands[slot] for f in dim}
 
 
 @dataclass(frozen=True)
@@ -267,7 +282,7 @@ def trained(model: Model, graph: Graph, compared: frozenset[str]) -> Iterator[st
     if compared != expected:
         raise RuntimeError(f"gradients of {listed(sorted(compared ^ expected))} would not be compared")
     plain = model.plain
-    frozen = [plain.labels[n] for n in plain.weights if plain.labels[n] not in expected]
+    frozen = [plain.labels[n] for n in plain.weights if plain.labels[n] not in expected and plain.tensors[n].is_float]
     yield f"  gradients of {len(expected)} parameters compared; {f'{len(frozen)} not trained: {listed(frozen)}' if frozen else 'every parameter is trained'}"
 
 

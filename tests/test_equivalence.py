@@ -123,6 +123,17 @@ def test_an_axis_without_work_is_idle() -> None:
     assert idle_axes(graph, Plan(plan.mesh, without)) == ("model",)
 
 
+def test_hand_pinned_tensor_parallelism_cuts_weights() -> None:
+    """Not the sequence: with links nearly free a solver would rather cut rows than weights."""
+    case = zoo("gpt-tiny")
+    model = case.model("infer")
+    graph = model.graph(1)
+    plan = choose(case, model, attempts("tensor-parallel", 8, False, 8)[0]).plan_for(graph)
+    products = [n for n in graph.nodes if n.op == "MatMul" and any(x in graph.weights for x in n.inputs)]
+    assert len(products) > 4
+    assert all("model" in (*plan.splits[n.id].axes("n"), *plan.splits[n.id].axes("k")) for n in products)
+
+
 def test_missing_weights_are_written_once_for_both_readers(tmp_path: Path) -> None:
     """A zoo model refers to an absent weights.bin: the copy has it, seeded, and onnxruntime agrees with the emitted program on its values."""
     import onnx
