@@ -10,7 +10,7 @@ from planner.blocks import classes, find_runs
 from planner.flow import gradient_tensors, rule_of
 from planner.graph import Graph
 from planner.kernels import find_savers
-from planner.rule import Rule
+from planner.rule import PENDING, Rule, Split
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,13 @@ class Base:
         grad = gradient_tensors(graph) if training else frozenset()
         return cls(graph, training, tuple(known[i][0] for i in range(len(known))), tuple(known[i][1] for i in range(len(known))), grad, runs, shared, times)
 
+    def reachable(self, i: int, splits: tuple[Split, ...]) -> tuple[Split, ...]:
+        """Without splits that want a weight, an input or a constant as pending terms: only operators make those."""
+        graph = self.graph
+        if all(graph.nodes[i].inputs[slot] in graph.producer for slot in self.rules[i].linear):
+            return splits
+        return tuple(s for s in splits if not s.axes(PENDING))
+
     @cached_property
     def savers(self) -> dict[tuple[int, int], str]:
         """See planner.kernels.savers."""
@@ -84,6 +91,13 @@ class Base:
         from planner.batch import batch_factors
 
         return batch_factors(self)
+
+    @cached_property
+    def roles(self) -> Mapping[int, Mapping[str, str]]:
+        """See planner.naming.purposes."""
+        from planner.naming import purposes
+
+        return purposes(self)
 
     @cached_property
     def own(self) -> frozenset[str]:

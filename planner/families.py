@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from planner.base import Base
 from planner.batch import batch_factors
+from planner.naming import role_named
 from planner.rule import PENDING, Limits, Split, candidates, legal
 from planner.space import Link, Space, Variable
 from planner.topology import Mesh
@@ -33,23 +34,25 @@ def batch_only(base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...
     return out
 
 
-def as_named(base: Base, mesh: Mesh, names: frozenset[str], pinned: Allowed) -> Allowed:
-    """What pinned axes are called: "model" cuts anything but the batch, "data" cuts the batch and nothing else. `pinned`: classes with pins of their own."""
-    sizes, factors = dict(mesh.shape), batch_factors(base)
+def as_named(base: Base, mesh: Mesh, names: Collection[str], pinned: Allowed, limits: Limits) -> Allowed:
+    """Splits under which the named axes do what they are called: see planner.naming. `pinned`: classes with pins of their own.
+
+    "data" and "sequence" cut that, wherever it can be cut, and nothing else; "expert" nothing else where there are experts; "model" anything but the batch.
+    """
+    sizes, roles = dict(mesh.shape), base.roles
+    claims = {a: role_named(a) for a in sizes if a in names and sizes[a] > 1 and role_named(a)}
     out = dict(pinned)
     for i in base.times:
         if i in pinned:
             continue
-        batch = factors[i]
-
-        def cuts(split: Split, axis: str) -> str:
-            return next((f for f, axes in split.pairs if axis in axes), "")
-
-        kept = [s for s in candidates(base.rules[i], sizes) if not ("model" in names and batch and cuts(s, "model") == batch)]
-        if "data" in names and sizes.get("data", 1) > 1:
-            kept = [s for s in kept if cuts(s, "data") in (batch, PENDING, "")]
-            if batch:
-                kept = [s for s in kept if cuts(s, "data") == batch] or kept
+        kept = list(base.reachable(i, candidates(base.rules[i], sizes, limits)))
+        for axis, claim in claims.items():
+            done = [next((roles[i].get(f, "") for f, axes in s.pairs if axis in axes), "") for s in kept]  # "" where it is idle, or only pending
+            if claim == "model":
+                kept = [s for s, role in zip(kept, done, strict=True) if role != "data"]
+            elif claim != "expert" or "expert" in roles[i].values():
+                full = [s for s, role in zip(kept, done, strict=True) if role == claim]
+                kept = full if full and claim != "expert" else [s for s, role in zip(kept, done, strict=True) if role in (claim, "")]
         out[i] = tuple(kept)
     return out
 

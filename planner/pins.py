@@ -45,6 +45,12 @@ class Pins:
         """Whether nothing is pinned."""
         return not (self.mesh or self.techniques or self.forbidden_factors or self.nodes)
 
+    @property
+    def axes(self) -> frozenset[str]:
+        """Mesh axes the user named; of a pinned mesh all, with the one that takes what is left."""
+        named = {a for table in self.nodes.values() for axes in (*table.get("split", {}).values(), *table.get("layout", ())) for a in axes}
+        return frozenset(named | self.mesh.keys() | ({"data", "model"} if self.mesh else set()))
+
     def mesh_choices(self, devices: int) -> list[dict[str, int]]:
         """Every mesh the pins allow; an axis "data" (or "model") without a size takes what is left."""
         names = list(self.mesh)
@@ -100,8 +106,8 @@ class Pins:
             return (split,) if split.used <= set(mesh) and legal(rule, split, mesh, Limits(waste=0.5)) else ()
         if "layout" in table:
             want = tuple(tuple(a) for a in table["layout"])
-            return tuple(s for s in candidates(rule, mesh) if rule.result(0, s, tuple(mesh)).dims == want)
-        return candidates(rule, mesh)
+            return tuple(s for s in base.reachable(i, candidates(rule, mesh)) if rule.result(0, s, tuple(mesh)).dims == want)
+        return base.reachable(i, candidates(rule, mesh))
 
 
 def _matches(glob: str, node: Any, labels: Mapping[str, str]) -> bool:

@@ -28,6 +28,7 @@ from planner.families import batch_only as batch_only
 from planner.families import megatron_only as megatron_only
 from planner.flow import Plan
 from planner.model import Model
+from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space
 from planner.pins import Pins
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
@@ -146,10 +147,21 @@ class Search:
             sizes = [c for c in (main.smallest(), *main.priced, *baselines.values()) if c is not None]
             smallest = min(sizes, key=lambda c: c.cost.memory.total, default=None)
         space, choice, problem = self._details[id(best)][1:] if best else (None, (), None)
+        if best is not None and space is not None:
+            best, space = self._named(best, space)
         base = self.base(best.plan.microbatches if best else 1)
         assert base is not None
         bound = main.bound() if request.objective == "step" and np.isfinite(main.bound()) else 0.0
         return Found(best, baselines, base, space, choice, problem, bound, len(self._details), self.stopped, smallest)
+
+    def _named(self, best: Candidate, space: Space) -> tuple[Candidate, Space]:
+        """A plan and its space with axes called by what they do; names the user gave stay."""
+        names = axis_names(space.base, best.plan, self.request.pins.axes)
+        if all(a == b for a, b in names.items()):
+            return best, space
+        mesh = renamed_mesh(best.mesh, names)
+        named = replace(best, mesh=mesh, plan=renamed_plan(best.plan, names), cost=renamed_cost(best.cost, names))
+        return named, renamed_space(space, mesh, names)
 
     def out_of_time(self) -> bool:
         """Whether the time limit has passed (remembered as `stopped`)."""
@@ -183,15 +195,18 @@ class Search:
         every = meshes(request.topology)
         if request.mode == "data-parallel":
             return every[:1]
-        return tuple(m for m in every if len(m.axes) < 3)
+        # One axis of all devices is the same by either name.
+        return tuple(m for m in every if len(m.axes) == 2 or m.shape[0] == ("data", request.topology.devices))
 
     def _allowed(self) -> Family | None:
-        """What the mode and the names of pinned axes leave; None leaves everything the pins do."""
-        if self.request.mode == "data-parallel":
-            return lambda b, m: batch_only(b, m.shape)
+        """What the mode leaves; None leaves everything the pins do."""
+        return (lambda b, m: batch_only(b, m.shape)) if self.request.mode == "data-parallel" else None
+
+    def _pinned(self, base: Base, mesh: Mesh, limits: Limits) -> Allowed:
+        """What the pins and the names of pinned axes leave."""
         pins = self.request.pins
-        names = frozenset(pins.mesh) & {"data", "model"}
-        return (lambda b, m: as_named(b, m, names, pins.allowed(b, dict(m.shape)))) if names else None
+        held = pins.allowed(base, dict(mesh.shape))
+        return as_named(base, mesh, pins.axes, held, limits) if pins.axes else held
 
     def _levels(self) -> tuple[int, ...]:
         pinned = self.request.pins.techniques.get("zero_stage")
@@ -250,7 +265,7 @@ class Search:
             pricer = self._pricer(mesh)
             limits = Limits(forbidden=pins.forbidden_factors) if pinned else Limits()
             try:
-                fixed = pins.allowed(base, dict(mesh.shape)) if pinned else None
+                fixed = self._pinned(base, mesh, limits) if pinned else None
                 self._spaces[key] = build_space(base, pricer, limits=limits, allowed=fixed, zero_axes=tuple(pricer.sizes))
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.

@@ -24,7 +24,7 @@ from planner.emit.replay import reads
 from planner.flow import Plan, weight_plan
 from planner.kernels import inner_times, times_of
 from planner.layout import Axes, Layout, group, local_shape
-from planner.rule import PENDING, Limits, Rule, Split, candidates
+from planner.rule import Limits, Rule, Split, candidates
 
 if TYPE_CHECKING:
     from planner.price import Pricer
@@ -128,7 +128,7 @@ class _Builder:
     def _kind(self, i: int, allowed: tuple[Split, ...] | None) -> _Kind:
         """The splits of a node and all that is priced of it alone."""
         graph, base, rule, node = self.graph, self.base, self.base.rules[i], self.graph.nodes[i]
-        splits = allowed or self._reachable(i, self._candidates(rule))
+        splits = allowed or base.reachable(i, self._candidates(rule))
         needs = [self._read(rule, slot, splits, name in base.grad) if name else [] for slot, name in enumerate(node.inputs)]
         results = [self._read(rule, -1 - k, splits, True) for k in range(len([o for o in node.outputs if o]))]
         live = [o for o in node.outputs if o]
@@ -164,13 +164,6 @@ class _Builder:
             memo[key] = candidates(rule, self.sizes, self.limits)
         found: tuple[Split, ...] = memo[key]
         return found
-
-    def _reachable(self, i: int, splits: tuple[Split, ...]) -> tuple[Split, ...]:
-        """Without splits that want a weight, an input or a constant as pending terms: only operators make those."""
-        graph, rule = self.graph, self.base.rules[i]
-        if all(graph.nodes[i].inputs[slot] in graph.producer for slot in rule.linear):
-            return splits
-        return tuple(s for s in splits if not s.axes(PENDING))
 
     def _read(self, rule: Rule, slot: int, splits: tuple[Split, ...], grad: bool) -> list[int]:
         """Layouts of an operand (or, for slot -1 - k, of result k) under each split; without a gradient a fan is plain replication."""

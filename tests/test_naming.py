@@ -1,0 +1,93 @@
+"""Axes are called by what they do, in the plan, its price, its file and its program alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import planner
+from planner.api import make_request
+from planner.evaluate import price_plan
+from planner.model import Model, Workload
+from planner.naming import ROLES, axis_names, renamed_cost, renamed_mesh, renamed_plan, role_named
+from planner.price import Pricer
+from planner.rule import PENDING
+from planner.search import Found, Search
+
+CASES = [  # model, devices, batch: small batches leave axes for something else
+    ("zoo:gpt2-small,layers=3,seq=64", 8, 8), ("zoo:gpt2-small,layers=3", 8, 64), ("zoo:llama3-8b,layers=3", 64, 16), ("zoo:mixtral-8x7b,layers=2", 16, 16),
+    ("zoo:vit-b16,layers=2", 8, 4), ("zoo:resnet50", 16, 16),
+]  # fmt: skip
+
+
+def search(source: str, devices: int, batch: int, **options: Any) -> tuple[Found, Any]:
+    request = make_request(devices=devices, hardware=None, topology=None, **options)
+    return Search(Model.open(source, Workload("train", batch=batch), devices), request).run(), request
+
+
+@pytest.mark.parametrize(("source", "devices", "batch"), CASES)
+def test_an_axis_does_what_it_is_called_in_most_of_the_work(source: str, devices: int, batch: int) -> None:
+    found, request = search(source, devices, batch)
+    assert found.best is not None and found.space is not None
+    plan, base = found.best.plan, found.base
+    graph = base.graph
+    for axis, _ in plan.mesh:
+        done = dict.fromkeys(ROLES, 0.0)
+        for i, node in enumerate(graph.nodes):
+            weight = max(base.rules[i].flops, *(float(math.prod(graph.tensors[o].shape)) for o in node.outputs if o))
+            for f, axes in plan.splits[node.id].pairs:
+                if axis in axes and f != PENDING:
+                    done[base.roles[base.shared[i]][f]] += weight
+        if any(done.values()):
+            assert done[role_named(axis)] == max(done.values()), (axis, done)
+    assert len(set(plan.order)) == len(plan.order)
+    assert plan.mesh == found.best.mesh.shape == found.space.pricer.mesh.shape
+    # The price is that of the plan under its new names, axis for axis.
+    again, _, _ = price_plan(base, plan, Pricer(request.topology, found.best.mesh, request.runtime, request.recipe))
+    assert again.traffic == found.best.cost.traffic
+    assert again.step_time_s == pytest.approx(found.best.cost.step_time_s, rel=1e-12)
+    assert again.memory == found.best.cost.memory
+    # Naming again changes nothing.
+    assert axis_names(base, plan) == {a: a for a in plan.order}
+
+
+def test_renaming_there_and_back() -> None:
+    found, _ = search("zoo:gpt2-small,layers=2", 8, 64, pins="dp=4,tp=2", mode="semi-auto", baselines=False)
+    assert found.best is not None
+    there, back = {"data": "model", "model": "data"}, {"model": "data", "data": "model"}
+    best = found.best
+    assert renamed_plan(renamed_plan(best.plan, there), back) == best.plan
+    assert renamed_plan(best.plan, there) != best.plan
+    assert renamed_mesh(renamed_mesh(best.mesh, there), back) == best.mesh
+    assert renamed_cost(renamed_cost(best.cost, there), back) == best.cost
+
+
+def test_file_and_program_use_the_names() -> None:
+    source = "zoo:gpt2-small,layers=2,seq=64"
+    s = planner.plan(source, devices=8, batch=8, baselines=False)
+    names = [a["name"] for a in s.mesh]
+    assert names[0] == "model"  # nothing is gained by cutting a batch of one row a device
+    used = {a for row in s.nodes.values() for axes in row["split"].values() for a in axes}
+    used |= {a for row in s.tensors.values() for axes in row["layout"] for a in axes}
+    used |= {a for kinds in s.costs["communication_bytes_per_device"].values() for axes in kinds for a in axes.split("+")}
+    used |= {a for row in s.nodes.values() for axes in row.get("runner_up", {"split": {}})["split"].values() for a in axes}
+    assert used <= set(names) and set(s.techniques["zero_group"]) == set(names)
+    text = planner.emit(s, source)
+    assert "'data'" not in text and '"data"' not in text
+    assert all(f"'{n}'" in text or f'"{n}"' in text for n in names)
+
+
+@pytest.mark.parametrize(("pins", "forbidden"), [("model=2", {"model": {"data"}, "data": {"model", "sequence"}}), ("sequence=4", {"sequence": {"data", "model"}}),
+                                                 ("sequence=2,tp=2", {"data": {"model", "sequence"}, "sequence": {"data", "model"}, "model": {"data"}})])  # fmt: skip
+def test_pinned_axes_do_what_they_are_called(pins: str, forbidden: dict[str, set[str]]) -> None:
+    found, _ = search("zoo:gpt2-small,layers=2", 8, 64, pins=pins, mode="semi-auto", baselines=False)
+    assert found.best is not None
+    for i, node in enumerate(found.base.graph.nodes):
+        for f, axes in found.best.plan.splits[node.id].pairs:
+            for a in axes if f != PENDING else ():
+                assert found.base.roles[found.base.shared[i]][f] not in forbidden.get(a, set()), (node.id, f, a)
+    attention = next(n.id for n in found.base.graph.nodes if n.op == "Attention")
+    if "sequence" in dict(found.best.plan.mesh):
+        assert "sequence" in found.best.plan.splits[attention].axes("s")
