@@ -25,6 +25,8 @@ from planner.errors import PlanError
 from planner.verify.worker import environment
 
 SOLVERS = ("dp", "recursive", "ilp")
+QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+"""Machine code is not optimised: compiling takes most of the time. The compiler's passes over the program (partitioning among them) all run."""
 MODEL_S = 3000
 """Limit of one model's process."""
 HEAD = f"{'model':44} {'workload':8} {'strategy':15} {'back end':9} {'mesh (* pinned), techniques':51} {'error':>8} {'gradient':>8} {'update':>8} {'runtime':>8}  result"
@@ -75,7 +77,9 @@ def run_model(source: str, args: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryFile("w+") as log:
         root = Path(__file__).resolve().parents[1]
-        process = subprocess.Popen(command, env=environment(args.devices), stdout=subprocess.PIPE, stderr=log, text=True, cwd=root)
+        env = environment(args.devices)
+        env["XLA_FLAGS"] = f"{QUICK_COMPILE} {env['XLA_FLAGS']}"  # flags already set win
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=log, text=True, cwd=root)
         assert process.stdout is not None
         clock = threading.Timer(MODEL_S, process.kill)
         clock.start()

@@ -5,9 +5,9 @@ Error of a tensor g against r: max|g - r| / max(max|r|, 1e-3 * max over all grad
 A gradient the program does not have, has beside the twin's, or has in another shape is an infinite error.
 With microbatches the twin runs them one after another and takes the mean.
 
-Update: one step of the program's own optimizer from zero moments, against AdamW's formula on the gradients just compared. With a moment's usual
-epsilon the first update is the sign of a gradient, which is noise where gradients are: epsilon is set to the largest gradient, and the learning rate
-high enough that rounding of p + update hides nothing. Error of an update as that of a gradient.
+Step: the program's own optimizer makes one step from zero moments; its first moment is a tenth of the gradient, which is read from there, and its
+update is held against AdamW's formula. With the usual epsilon a first update is the sign of the gradient, noise where gradients are noise: epsilon
+is set to the largest gradient, and the learning rate high enough that rounding of p - update hides nothing. Error of an update as of a gradient.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Va
     """Compare one program with the unsharded one (`twin`: one made before from the same graph, workload and values, to compile it once).
 
     values: label -> array of every weight. batch: input -> array (with microbatches, their count is the first dim); what is missing is seeded.
-    step: also make one optimizer step (it compiles the program's step beside its gradients).
+    step: compile the whole training step and check what it does to the parameters, instead of gradients alone.
     Returns the errors and the program's outputs (inference), unpadded.
     """
     program = emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training())  # type: ignore[arg-type]
@@ -96,16 +96,19 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Va
     data = module.place(feeds, module.specs_of(module.INPUTS), mesh)
     plain = twin or Twin(graph, workload, values)
     if workload == "train":
-        loss, grads = module.make_gradients(mesh)(params, frozen, data)
         want_loss, want = plain.gradients(feeds, plan.microbatches)
-        worst, where = _worst(_by_label(program, grads, want), want)
         top = max((float(np.abs(g).max()) for g in want.values() if g.size), default=0.0)
-        blind = tuple(label for label, g in want.items() if g.size and float(np.abs(g).max()) <= BLIND * top)
         update = None
         if step:
-            update, after = step_error(module, program, (params, frozen, data), grads, want, top)
-            where = after if update > worst else where
-        return Comparison(_error(np.asarray(loss), want_loss, 0.0), worst, where, float(loss), float(want_loss), update, len(want), blind), []
+            loss, found, update = _step(module, program, (params, frozen, data), want, top)
+        else:
+            loss, grads = module.make_gradients(mesh)(params, frozen, data)
+            found = _by_label(program, grads, want)
+        worst, where = _worst(found, want)
+        blind = tuple(label for label, g in want.items() if g.size and float(np.abs(g).max()) <= BLIND * top)
+        if update is not None and update[0] > worst:
+            where = f"update of {update[1]}"
+        return Comparison(_error(np.asarray(loss), want_loss, 0.0), worst, where, float(loss), float(want_loss), update and update[0], len(want), blind), []
     outs = [np.asarray(o) for o in module.make_inference(mesh)(params, frozen, data)]
     wanted = plain.outputs(feeds)
     errors = [_error(o, r, 0.0) for o, r in zip(outs, wanted, strict=True)]
@@ -115,27 +118,26 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Va
     return Comparison(worst, 0.0, where, 0.0, 0.0), cropped
 
 
-def step_error(module: types.ModuleType, program: Program, given: tuple[Any, Any, Any], grads: Mapping[str, Any], want: Values, top: float) -> tuple[float, str]:
-    """(error of the update, where) of one step of the program's optimizer; see the module docstring. Parameters and state are used up."""
+def _step(module: types.ModuleType, program: Program, given: tuple[Any, Any, Any], want: Values, top: float) -> tuple[Any, dict[str, np.ndarray], tuple[float, str]]:
+    """(loss, gradients by label, (error of the update, its label)) of one step; see the module docstring. Parameters are used up."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding
 
     params, frozen, data = given
-    old, gradient = _by_label(program, params, want), _by_label(program, grads, want)
-    mesh = module.make_mesh()
-    settings = {"LEARNING_RATE": STEP_RATE, "EPSILON": max(top, 1e-30)}
-    module.__dict__.update(settings)  # read when the step is traced, just below
+    mesh, old, epsilon = module.make_mesh(), _by_label(program, params, want), max(top, 1e-30)
+    module.__dict__.update(LEARNING_RATE=STEP_RATE, EPSILON=epsilon)  # read when the step is traced, below
     cuts = {key: NamedSharding(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
     whole = {key: np.asarray(p)[tuple(slice(0, n) for n in module.PARAMS[key][0])] for key, p in params.items()}
     state = jax.jit(module.start_state, out_shardings=cuts)(module.place(whole, module.specs_of(module.GRADIENTS), mesh))
-    new, _, _ = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))
-    found, wanted = {}, {}
+    new, moments, loss = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))
+    found = _by_label(program, {key: np.asarray(m[0]) / (1 - module.BETA1) for key, m in moments.items()}, want)
+    moved, wanted = {}, {}
     for label, p in _by_label(program, new, want).items():
-        before, g = old[label].astype(np.float64), gradient[label].astype(np.float64)
-        found[label] = (before - p) / STEP_RATE
-        wanted[label] = g / (np.abs(g) + settings["EPSILON"]) + module.WEIGHT_DECAY * before
-    return _worst(found, wanted)
+        before, g = old[label].astype(np.float64), found[label].astype(np.float64)
+        moved[label] = (before - p) / STEP_RATE
+        wanted[label] = g / (np.abs(g) + epsilon) + module.WEIGHT_DECAY * before
+    return loss, found, _worst(moved, wanted)
 
 
 class Twin:
