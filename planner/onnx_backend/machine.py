@@ -1,0 +1,253 @@
+"""A model run node by node, for what a static graph cannot hold: sequences, optionals, strings, loops, sizes that depend on data.
+
+Each node is tried in this order: a function of the model; the kernel that a program would use (the node as a graph of its own); a
+handler; the body by which ONNX defines the operator.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from planner.errors import PlanError
+from planner.onnx_backend.model import Static
+from planner.onnx_backend.program import fits
+from planner.onnx_backend.table import Call, Refused, Value, handler_of
+from planner.ops import OPERATORS
+from planner.reader.tables import TABLE
+
+MAX_DEPTH = 64
+DYNAMIC = frozenset({"Constant", "If", "Loop", "Scan", "Identity"})
+"""Operators that are never worth a program of their own, or hold subgraphs."""
+
+
+@dataclass
+class Scope:
+    """Names of one list of nodes; `parent` sees what is around a subgraph. `attrs`: attributes of the function that is being run."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    parent: Scope | None = None
+    opsets: Mapping[str, int] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    depth: int = 0
+
+    def find(self, name: str) -> Value:
+        """The value of a name. Raises Refused."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.parent
+        raise Refused(f"tensor {name!r} is used but nothing makes it")
+
+    def inner(self, values: dict[str, Value]) -> Scope:
+        """The scope of a subgraph."""
+        return Scope(values, self, self.opsets, self.attrs, self.depth + 1)
+
+
+class Machine:
+    """Runs one model; `ways` counts how nodes were run ("kernel", "handler")."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
+        self.opsets = _opsets(model.opset_import)
+        self.programs: dict[Any, Static] = {}
+        self.ways: collections.Counter[str] = collections.Counter()
+
+    def __call__(self, values: Mapping[str, Value]) -> list[Value]:
+        """Outputs in the model's order. Raises PlanError P301 when a node cannot be run."""
+        scope = Scope(dict(values), opsets=self.opsets)
+        try:
+            return self.graph(self.model.graph, scope)
+        except Refused as reason:
+            raise PlanError("P301", f"the model cannot be run: {reason}") from reason
+
+    def graph(self, graph: Any, scope: Scope) -> list[Value]:
+        """Outputs of a (sub)graph whose inputs are in the scope."""
+        from onnx import numpy_helper
+
+        for tensor in graph.initializer:
+            scope.values.setdefault(tensor.name, numpy_helper.to_array(tensor))
+        for sparse in graph.sparse_initializer:
+            scope.values.setdefault(sparse.values.name, dense(sparse))
+        self.nodes(graph.node, scope)
+        return [scope.find(o.name) for o in graph.output]
+
+    def nodes(self, nodes: Sequence[Any], scope: Scope) -> None:
+        """Runs nodes in their order, which ONNX requires to be topological."""
+        if scope.depth > MAX_DEPTH:
+            raise Refused(f"subgraphs and functions are nested deeper than {MAX_DEPTH}")
+        for node in nodes:
+            for name, value in zip(node.output, self.node(node, scope), strict=False):
+                if name:
+                    scope.values[name] = value
+
+    def node(self, node: Any, scope: Scope) -> list[Value]:
+        """Outputs of one node."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        inputs = tuple(scope.find(n) if n else None for n in node.input)
+        attributes = _attributes(node, scope.attrs)
+        body = self.functions.get((node.domain, node.op_type, getattr(node, "overload", "")))
+        if body is not None:
+            return self.function(body, inputs, attributes, scope, None)
+        opset = scope.opsets.get(domain, 0) or (1 if domain else scope.opsets.get("", 1))
+        return self._known(node, domain, opset, inputs, attributes, scope)
+
+    def _known(self, node: Any, domain: str, opset: int, inputs: tuple[Value, ...], attributes: Mapping[str, Any], scope: Scope) -> list[Value]:
+        from planner.reader.call import attribute_value
+
+        reason = f"no way to run {node.op_type}"
+        if self._planned(node, domain, inputs):
+            try:
+                made = self._kernel(node, inputs, attributes, scope)
+                self.ways["kernel"] += 1
+                return made
+            except PlanError as error:
+                reason = f"{node.op_type}: {error.what}{''.join('; ' + d.strip() for d in error.detail[:1])}"
+        handler = handler_of(domain, node.op_type, opset)
+        if handler is not None:
+            values = {n: attribute_value(a) if a.type not in _RAW else a for n, a in attributes.items()}
+            made = handler(Call(node, inputs, values, opset, self, scope))
+            self.ways["handler"] += 1
+            return list(made) if isinstance(made, tuple) else [made]
+        function = schema_body(node, domain, opset, inputs, attributes)
+        if function is None:
+            raise Refused(reason)
+        return self.function(function, inputs, attributes, scope, opset)
+
+    @staticmethod
+    def _planned(node: Any, domain: str, inputs: Sequence[Value]) -> bool:
+        tensors = [v for v in inputs if v is not None]
+        known = (domain, node.op_type) in TABLE or (domain == "" and node.op_type in OPERATORS)
+        return known and node.op_type not in DYNAMIC and bool(tensors) and fits(tensors) and all(v.size for v in tensors)
+
+    def _kernel(self, node: Any, inputs: Sequence[Value], attributes: Mapping[str, Any], scope: Scope) -> list[Value]:
+        """The node as a model of its own. Raises PlanError."""
+        key = (node.SerializeToString(), tuple(a.SerializeToString() for a in attributes.values()), tuple(sorted(scope.opsets.items())),
+               tuple((v.dtype.name, v.ndim) if v is not None else None for v in inputs))  # fmt: skip
+        if key not in self.programs:
+            self.programs[key] = Static(_alone(node, inputs, attributes, scope.opsets))
+        values = {f"x{k}": v for k, v in enumerate(inputs) if v is not None}
+        made = iter(self.programs[key](values))
+        return [next(made) if o else None for o in node.output]
+
+    def function(self, body: Any, inputs: Sequence[Value], attributes: Mapping[str, Any], scope: Scope, opset: int | None) -> list[Value]:
+        """Outputs of a function body; `opset` is that of the operator it stands for, if any."""
+        given = (*inputs, *[None] * len(body.input))
+        attrs = {a.name: a for a in body.attribute_proto} | dict(attributes)
+        opsets = _opsets(body.opset_import) or dict(scope.opsets)
+        inner = Scope(dict(zip(body.input, given, strict=False)), None, opsets, attrs, scope.depth + 1)
+        self.nodes(body.node, inner)
+        return [inner.find(o) for o in body.output]
+
+    def subgraph(self, call: Call, graph: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Outputs of a node's subgraph on given inputs."""
+        return self.graph(graph, call.scope.inner(dict(zip((i.name for i in graph.input), inputs, strict=True))))
+
+
+_RAW = frozenset({11, 12, 13, 14})  # sparse tensors and types stay protos
+
+
+def _opsets(imports: Any) -> dict[str, int]:
+    return {("" if o.domain == "ai.onnx" else o.domain): o.version for o in imports}
+
+
+def _attributes(node: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
+    """name -> AttributeProto, references to the function's attributes resolved."""
+    found = {}
+    for a in node.attribute:
+        if not a.ref_attr_name:
+            found[a.name] = a
+        elif a.ref_attr_name in outer:
+            found[a.name] = outer[a.ref_attr_name]
+    return found
+
+
+def _alone(node: Any, inputs: Sequence[Value], attributes: Mapping[str, Any], opsets: Mapping[str, int]) -> Any:
+    """A model that holds one node; its inputs are x0, x1, ..."""
+    from onnx import NodeProto, helper
+
+    one = NodeProto()
+    one.CopyFrom(node)
+    del one.attribute[:], one.input[:]
+    for name, attribute in attributes.items():
+        one.attribute.add().CopyFrom(attribute)
+        one.attribute[-1].name = name
+    one.input.extend(f"x{k}" if v is not None else "" for k, v in enumerate(inputs))
+    infos = [value_info(f"x{k}", v) for k, v in enumerate(inputs) if v is not None]
+    outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
+    graph = helper.make_graph([one], "node", infos, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()])
+
+
+def schema_body(node: Any, domain: str, opset: int, inputs: Sequence[Value], attributes: dict[str, Any] | Mapping[str, Any]) -> Any:
+    """The FunctionProto by which ONNX defines an operator, defaults of its attributes added to `attribute_proto`; or None."""
+    from onnx import FunctionProto, NodeProto, defs
+
+    try:
+        schema = defs.get_schema(node.op_type, opset, domain)
+    except defs.SchemaError:
+        return None
+    body = FunctionProto()
+    if schema.has_context_dependent_function:
+        concrete = NodeProto()
+        concrete.CopyFrom(node)
+        del concrete.attribute[:]
+        for name, attribute in attributes.items():
+            concrete.attribute.add().CopyFrom(attribute)
+            concrete.attribute[-1].name = name
+        versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+        if versions:
+            types = [_type(v).SerializeToString() if v is not None else b"" for v in inputs]
+            body.ParseFromString(schema.get_context_dependent_function_with_opset_version(versions[-1], concrete.SerializeToString(), types))
+    if not body.node and schema.has_function:
+        versions = [v for v in schema.function_opset_versions if v <= opset]
+        if versions:
+            made = schema.get_function_with_opset_version(versions[-1])
+            body.ParseFromString(made if isinstance(made, bytes) else made.SerializeToString())
+    if not body.node:
+        return None
+    for name, attribute in schema.attributes.items():
+        default = attribute.default_value
+        if default is not None and default.name and not any(a.name == name for a in body.attribute_proto):
+            body.attribute_proto.add().CopyFrom(default)
+            body.attribute_proto[-1].name = name
+    return body
+
+
+def _type(value: Value) -> Any:
+    from onnx import helper
+
+    if isinstance(value, list):
+        return helper.make_sequence_type_proto(_type(value[0]) if value else helper.make_tensor_type_proto(1, None))
+    return helper.make_tensor_type_proto(element_code(value), value.shape)
+
+
+def value_info(name: str, value: np.ndarray) -> Any:
+    """ValueInfoProto of an array."""
+    from onnx import helper
+
+    return helper.make_tensor_value_info(name, element_code(value), value.shape)
+
+
+def element_code(value: np.ndarray) -> int:
+    """ONNX element type of an array; object and text arrays are strings."""
+    from onnx import TensorProto, helper
+
+    return int(TensorProto.STRING) if value.dtype.kind in "OUS" else int(helper.np_dtype_to_tensor_dtype(value.dtype))
+
+
+def dense(sparse: Any) -> np.ndarray:
+    """A SparseTensorProto as a dense array."""
+    from onnx import numpy_helper
+
+    values, indices, shape = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices), tuple(sparse.dims)
+    out = np.zeros(shape, values.dtype)
+    where = tuple(indices.T) if indices.ndim == 2 else np.unravel_index(indices, shape)
+    out[where] = values
+    return out

@@ -1,0 +1,152 @@
+"""Operators that make data from little or none, and changes of type that a Graph does not hold."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.onnx_backend.table import Call, Refused, Value, as_array, handles
+
+
+def element_type(code: int) -> np.dtype:
+    """numpy dtype of an ONNX element type; strings are objects."""
+    from onnx import TensorProto, helper
+
+    return np.dtype(object) if code == TensorProto.STRING else np.dtype(helper.tensor_dtype_to_np_dtype(code))
+
+
+@handles("Constant")
+def constant(call: Call) -> Value:
+    """The value of whichever attribute is given."""
+    from onnx import numpy_helper
+
+    from planner.onnx_backend.machine import dense
+
+    (name,) = call.attrs
+    value = call.attrs[name]
+    if name == "value":
+        return numpy_helper.to_array(value)
+    if name == "sparse_value":
+        return dense(value.sparse_tensor)
+    if name in ("value_string", "value_strings"):
+        return np.asarray(value, object)
+    return np.asarray(value, {"value_int": np.int64, "value_ints": np.int64}.get(name, np.float32))
+
+
+@handles("ConstantOfShape")
+def filled(call: Call) -> Value:
+    """One value, as often as a shape says."""
+    from onnx import numpy_helper
+
+    given = call.attr("value")
+    value = np.zeros(1, np.float32) if given is None else numpy_helper.to_array(given)
+    return np.full(tuple(as_array(call.get(0)).tolist()), value.reshape(-1)[0], value.dtype)
+
+
+@handles("Shape")
+def shape(call: Call) -> Value:
+    """Dims of a tensor, or some of them."""
+    dims = as_array(call.get(0)).shape
+    return np.asarray(dims[slice(call.attr("start", 0), call.attr("end"))], np.int64)
+
+
+@handles("Size")
+def size(call: Call) -> Value:
+    """Number of elements."""
+    return np.asarray(as_array(call.get(0)).size, np.int64)
+
+
+@handles("Range")
+def steps(call: Call) -> Value:
+    """start, start + delta, ... below the limit."""
+    start, limit, delta = (as_array(v).reshape(()) for v in call.inputs)
+    wide = np.float64 if start.dtype.kind not in "iu" else np.int64
+    count = max(0, int(np.ceil((limit.astype(wide) - start.astype(wide)) / delta.astype(wide))))
+    return (start.astype(wide) + np.arange(count, dtype=wide) * delta.astype(wide)).astype(start.dtype)
+
+
+@handles("EyeLike")
+def eye(call: Call) -> Value:
+    """Ones on a diagonal of a matrix as large as the operand."""
+    x = as_array(call.get(0))
+    return np.eye(*x.shape, call.attr("k", 0)).astype(element_type(call.attr("dtype")) if "dtype" in call.attrs else x.dtype)
+
+
+def cast(x: np.ndarray, to: np.dtype, saturate: bool = True, mode: str = "up") -> np.ndarray:
+    """x in another type. Eight-bit floats saturate where asked; strings are decimal numbers."""
+    from onnx import numpy_helper
+
+    if to == object:
+        return np.asarray([str(v) if not isinstance(v, float) else np.format_float_positional(v, unique=True, trim="0") for v in x.reshape(-1).tolist()],
+                          object).reshape(x.shape)  # fmt: skip
+    if x.dtype == object:
+        numbers = np.asarray([float(v) for v in x.reshape(-1)], np.float64).reshape(x.shape)
+        return numbers.astype(to)
+    if to.name == "float8_e8m0fnu":
+        return numpy_helper.to_float8e8m0(x.astype(np.float32), saturate, mode).astype(to)
+    if to.name.startswith("float8") and saturate:
+        return numpy_helper.saturate_cast(x, to)
+    if x.dtype.name.startswith(("int", "uint")) and x.dtype.itemsize == 1 and x.dtype.kind == "V":
+        x = x.astype(np.int8)  # sub-byte integers know few conversions
+    with np.errstate(all="ignore"):
+        return x.astype(to)
+
+
+@handles("Cast")
+def cast_to(call: Call) -> Value:
+    """The operand in the type named by `to`."""
+    return cast(as_array(call.get(0)), element_type(call.attr("to")), bool(call.attr("saturate", 1)), str(call.attr("round_mode", "up")))
+
+
+@handles("CastLike")
+def cast_like(call: Call) -> Value:
+    """The operand in another one's type."""
+    return cast(as_array(call.get(0)), as_array(call.get(1)).dtype, bool(call.attr("saturate", 1)), str(call.attr("round_mode", "up")))
+
+
+@handles("BitCast")
+def bits(call: Call) -> Value:
+    """The same bits read as another type of the same width."""
+    x, to = as_array(call.get(0)), element_type(call.attr("to"))
+    if x.dtype.itemsize != to.itemsize:
+        raise Refused(f"the bits of {x.dtype.name} read as {to.name}")
+    return np.ascontiguousarray(x).view(to).reshape(x.shape)
+
+
+def window(n: int, periodic: bool, terms: tuple[float, ...]) -> np.ndarray:
+    """A cosine-sum window of n samples: sum of (-1)^k a_k cos(2 pi k i / N)."""
+    i = np.arange(n, dtype=np.float64)
+    span = n if periodic else max(n - 1, 1)
+    return np.sum([(-1) ** k * a * np.cos(2 * np.pi * k * i / span) for k, a in enumerate(terms)], axis=0)
+
+
+_TERMS = {"HannWindow": (0.5, 0.5), "HammingWindow": (25 / 46, 21 / 46), "BlackmanWindow": (0.42, 0.5, 0.08)}
+
+
+@handles(*_TERMS)
+def cosine_window(call: Call) -> Value:
+    """Hann, Hamming and Blackman windows."""
+    made = window(int(as_array(call.get(0))), bool(call.attr("periodic", 1)), _TERMS[call.node.op_type])
+    return made.astype(element_type(call.attr("output_datatype", 1)))
+
+
+@handles("MelWeightMatrix")
+def mel(call: Call) -> Value:
+    """Triangular filters, equally spaced on the mel scale, over the bins of a spectrum: [bins, bands]."""
+    bands, length, rate = (int(as_array(v)) for v in call.inputs[:3])
+    low, high = (float(as_array(v)) for v in call.inputs[3:5])
+    edges = np.linspace(2595 * np.log10(1 + low / 700), 2595 * np.log10(1 + high / 700), bands + 2, endpoint=False)
+    step = (2595 * np.log10(1 + high / 700) - 2595 * np.log10(1 + low / 700)) / (bands + 2)
+    edges = 2595 * np.log10(1 + low / 700) + step * np.arange(bands + 2)
+    at = np.floor((length + 1) * 700 * (10 ** (edges / 2595) - 1) / rate).astype(int)
+    out = np.zeros((length // 2 + 1, bands))
+    for band in range(bands):
+        first, centre, last = at[band : band + 3]
+        if first == centre:
+            out[centre, band] = 1
+        else:
+            out[first : centre + 1, band] = (np.arange(first, centre + 1) - first) / (centre - first)
+        if last > centre:
+            out[centre:last, band] = (last - np.arange(centre, last)) / (last - centre)
+    return out.astype(element_type(call.attr("output_datatype", 1)))
+
+

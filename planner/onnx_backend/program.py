@@ -1,0 +1,95 @@
+"""A Graph as a function: the statements the emitter writes for it, on one device.
+
+Programs hold 64-bit types in 32 bits, as accelerators do; ONNX compares types exactly. So the same statements are written with every
+dtype as a name (FLOAT64, INT64, ...) that is bound to the real one, and run with jax's 64-bit types on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from planner.emit.body import Body
+from planner.emit.source import helper_sources
+from planner.errors import PlanError
+from planner.flow import Plan, derive
+from planner.graph import DTYPE_BYTES, Graph
+from planner.ops import OPERATORS, NoRule
+from planner.reader.fold import numpy_dtype
+from planner.weights import load_one
+
+HEADER = """import functools
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name"""
+INDICES = ("int64", "uint64")
+EXACT = frozenset(DTYPE_BYTES) - {"float8_e4m3fn", "float8_e5m2", "int4", "uint4"}
+"""Types that kernels compute with as ONNX says; the smaller ones saturate and round in ways of their own."""
+
+
+class ExactBody(Body):
+    """Statements with exact dtypes: names in capitals, bound where the text is run."""
+
+    def _dtype(self, dtype: str) -> str:
+        return dtype.upper()
+
+    def exact(self, index: int) -> None:
+        """Write one node; 64-bit integers that its kernel holds in 32 bits are widened."""
+        self.node(index)
+        for name in self.flow.graph.nodes[index].outputs:
+            if name and self.flow.graph.tensors[name].dtype in INDICES:
+                variable = self.held[name, ()]
+                self.lines.append(f"{variable} = {variable}.astype({self.flow.graph.tensors[name].dtype.upper()})")
+
+
+def source(graph: Graph) -> tuple[str, dict[str, np.ndarray]]:
+    """(text of a function `run(inputs, weights)`, arrays it calls CONSTANTS). Raises PlanError P300 for operators without a kernel."""
+    missing = sorted({n.op for n in graph.nodes if n.op not in OPERATORS})
+    if missing:
+        raise PlanError("P300", f"no kernel for {', '.join(missing)}")
+    odd = sorted({t.dtype for t in graph.tensors.values()} - EXACT)
+    if odd:
+        raise PlanError("P300", f"no kernel computes with {', '.join(odd)}")
+    flow = derive(graph, Plan((), {}), training=False)
+    body = ExactBody(flow, "jit")
+    for store, names in (("inputs", graph.inputs), ("weights", tuple(graph.weights))):
+        for name in names:
+            if name in flow.source:
+                variable = body.fresh("w" if store == "weights" else "x")
+                body.lines.append(f"{variable} = {store}[{name!a}]")
+                body.bind(name, flow.source[name], variable)
+    try:
+        for index in range(len(graph.nodes)):
+            body.exact(index)
+    except NoRule as reason:
+        raise PlanError("P300", f"no kernel for this form of an operator: {reason}") from None
+    results = [f"jnp.asarray({body.value(o, flow.source[o].stored)}, {graph.tensors[o].dtype.upper()})" for o in graph.outputs]
+    lines = [line if isinstance(line, str) else line() for line in body.lines]
+    text = "\n".join(["def run(inputs, weights):", *(f"    {line}" for line in lines), f"    return [{', '.join(results)}]"])
+    return "\n\n\n".join([HEADER, *helper_sources(body.helpers), text]), body.arrays
+
+
+def compiled(graph: Graph, folder: str | None = None) -> Callable[[Mapping[str, Any]], list[np.ndarray]]:
+    """The graph as a jitted function of its inputs by name; weights are loaded once. Raises PlanError."""
+    import jax
+
+    text, arrays = source(graph)
+    space: dict[str, Any] = {name.upper(): numpy_dtype(name) for name in EXACT} | {"CONSTANTS": arrays}
+    exec(compile(text, f"<{graph.name[:40]!a}>", "exec"), space)
+    weights = {name: load_one(graph, name, folder) for name in graph.weights}
+    function = jax.jit(space["run"])
+
+    def call(inputs: Mapping[str, Any]) -> list[np.ndarray]:
+        with jax.enable_x64(True):
+            return [np.asarray(y) for y in function(dict(inputs), weights)]
+
+    return call
+
+
+def fits(arrays: Sequence[Any]) -> bool:
+    """Whether all values are tensors of types a Graph holds."""
+    return all(isinstance(a, np.ndarray) and a.dtype.name in EXACT for a in arrays)

@@ -1,0 +1,186 @@
+"""Moves of data in forms, or of types, that a Graph does not hold."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.onnx_backend.table import Call, Value, as_array, handles
+
+
+@handles("Reshape")
+def reshape(call: Call) -> Value:
+    """Another shape of the same elements; 0 copies a dim unless `allowzero`."""
+    x, wanted = as_array(call.get(0)), [int(n) for n in as_array(call.get(1))]
+    if not call.attr("allowzero", 0):
+        wanted = [x.shape[k] if n == 0 else n for k, n in enumerate(wanted)]
+    return x.reshape(wanted)
+
+
+@handles("Transpose")
+def transpose(call: Call) -> Value:
+    """Dims permuted."""
+    x = as_array(call.get(0))
+    return np.transpose(x, call.attr("perm"))
+
+
+@handles("Flatten")
+def flatten(call: Call) -> Value:
+    """Two dims: those before an axis and the rest."""
+    x, axis = as_array(call.get(0)), int(call.attr("axis", 1))
+    lead = int(np.prod(x.shape[:axis])) if axis else 1
+    return x.reshape(lead, -1) if x.size else x.reshape(lead, int(np.prod(x.shape[axis:])))
+
+
+@handles("Squeeze")
+def squeeze(call: Call) -> Value:
+    """Dims of one removed."""
+    x, axes = as_array(call.get(0)), _axes(call)
+    return x.squeeze(None if axes is None else tuple(a % x.ndim for a in axes))
+
+
+@handles("Unsqueeze")
+def unsqueeze(call: Call) -> Value:
+    """Dims of one added."""
+    return np.expand_dims(as_array(call.get(0)), tuple(_axes(call) or ()))
+
+
+def _axes(call: Call) -> list[int] | None:
+    given = call.get(1)
+    if given is not None:
+        return [int(a) for a in as_array(given)]
+    return call.attr("axes")
+
+
+@handles("Concat")
+def concat(call: Call) -> Value:
+    """Tensors joined along an axis."""
+    return np.concatenate([as_array(v) for v in call.inputs], int(call.attr("axis", 1)))
+
+
+@handles("Slice", since=10)
+def slice_(call: Call) -> Value:
+    """Every step-th element between two bounds, along some axes."""
+    x, starts, ends = (as_array(v) for v in call.inputs[:3])
+    axes = range(len(starts)) if call.get(3) is None else as_array(call.get(3)).tolist()
+    steps = np.ones_like(starts) if call.get(4) is None else as_array(call.get(4))
+    cut = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(axes, starts.tolist(), ends.tolist(), steps.tolist(), strict=True):
+        n = x.shape[axis]
+        last = None if step < 0 and end < -n else end
+        cut[axis] = slice(start, last, step)
+    return x[tuple(cut)]
+
+
+@handles("Gather")
+def gather(call: Call) -> Value:
+    """Slices of a tensor at indices along an axis."""
+    x = as_array(call.get(0))
+    return np.take(x, as_array(call.get(1)), axis=call.axis(x.ndim))
+
+
+@handles("Split", since=13)
+def split(call: Call) -> Value:
+    """Pieces along an axis, equal (the last may be smaller) or of given lengths."""
+    x, given = as_array(call.get(0)), call.get(1)
+    axis = call.axis(x.ndim)
+    if given is None:
+        count = int(call.attr("num_outputs", len(call.node.output)))
+        step = -(-x.shape[axis] // count)
+        cuts = [min(k * step, x.shape[axis]) for k in range(1, count)]
+    else:
+        cuts = np.cumsum(as_array(given))[:-1].tolist()
+    return tuple(np.split(x, cuts, axis))
+
+
+@handles("Trilu")
+def trilu(call: Call) -> Value:
+    """The upper or lower triangle of matrices."""
+    x = as_array(call.get(0))
+    k = 0 if call.get(1) is None else int(as_array(call.get(1)))
+    return np.triu(x, k) if call.attr("upper", 1) else np.tril(x, k)
+
+
+@handles("Where")
+def where(call: Call) -> Value:
+    """One of two tensors per element."""
+    return np.where(*(as_array(v) for v in call.inputs))
+
+
+@handles("Equal")
+def equal(call: Call) -> Value:
+    """Element-wise equality."""
+    return np.asarray(as_array(call.get(0)) == as_array(call.get(1)), bool)
+
+
+@handles("ReverseSequence")
+def reverse_sequence(call: Call) -> Value:
+    """Per sample, the first `lengths` steps in reverse."""
+    x, lengths = as_array(call.get(0)), as_array(call.get(1))
+    time, batch = int(call.attr("time_axis", 0)), int(call.attr("batch_axis", 1))
+    steps = np.moveaxis(x, (time, batch), (0, 1)).copy()
+    for b, n in enumerate(lengths):
+        steps[:n, b] = steps[:n, b][::-1]
+    return np.moveaxis(steps, (0, 1), (time, batch))
+
+
+@handles("TensorScatter")
+def tensor_scatter(call: Call) -> Value:
+    """A cache with new rows written per sample from an index on, around the end where it is circular."""
+    past, update = as_array(call.get(0)), as_array(call.get(1))
+    axis = call.axis(past.ndim, -2)
+    start = np.zeros(past.shape[0], np.int64) if call.get(2) is None else as_array(call.get(2))
+    out = np.moveaxis(past.copy(), axis, 1)
+    rows = np.moveaxis(update, axis, 1)
+    for b, first in enumerate(start.tolist()):
+        at = first + np.arange(rows.shape[1])
+        out[b, at % out.shape[1] if call.attr("mode", "linear") == "circular" else at] = rows[b]
+    return np.moveaxis(out, 1, axis)
+
+
+@handles("CumProd", "CumSum")
+def running(call: Call) -> Value:
+    """Running sum or product along an axis; `exclusive` leaves the element itself out, `reverse` runs from the end."""
+    x = as_array(call.get(0))
+    axis = int(as_array(call.get(1)).reshape(-1)[0]) % x.ndim
+    x = np.flip(x, axis) if call.attr("reverse", 0) else x
+    sums = call.node.op_type == "CumSum"
+    if call.attr("exclusive", 0):
+        first = np.full_like(np.take(x, [0], axis), 0 if sums else 1)
+        x = np.concatenate([first, np.take(x, range(x.shape[axis] - 1), axis)], axis)
+    made = (np.cumsum if sums else np.cumprod)(x, axis, dtype=x.dtype)
+    return np.flip(made, axis) if call.attr("reverse", 0) else made
+
+
+@handles("ArgMax", "ArgMin")
+def last_extreme(call: Call) -> Value:
+    """Index of the extreme value along an axis, the last of equal ones where asked."""
+    x = as_array(call.get(0))
+    axis, pick = call.axis(x.ndim), np.argmax if call.node.op_type == "ArgMax" else np.argmin
+    if call.attr("select_last_index", 0):
+        found = x.shape[axis] - 1 - pick(np.flip(x, axis), axis)
+    else:
+        found = pick(x, axis)
+    return (np.expand_dims(found, axis) if call.attr("keepdims", 1) else found).astype(np.int64)
+
+
+@handles("Hardmax", since=13)
+def hardmax(call: Call) -> Value:
+    """One where the first maximum along an axis is, else zero."""
+    x = as_array(call.get(0))
+    axis = call.axis(x.ndim, -1)
+    return (np.expand_dims(np.argmax(x, axis), axis) == np.arange(x.shape[axis]).reshape([-1 if k == axis else 1 for k in range(x.ndim)])).astype(x.dtype)
+
+
+@handles("Hardmax")
+def hardmax_flat(call: Call) -> Value:
+    """Before opset 13 everything from the axis on is one dim."""
+    x = as_array(call.get(0))
+    flat = x.reshape(int(np.prod(x.shape[: call.axis(x.ndim, 1)])), -1)
+    return (np.argmax(flat, 1)[:, None] == np.arange(flat.shape[1])).astype(x.dtype).reshape(x.shape)
+
+
+@handles("Det")
+def determinant(call: Call) -> Value:
+    """Determinants of square matrices."""
+    x = as_array(call.get(0))
+    return np.asarray(np.linalg.det(x.astype(np.float64))).astype(x.dtype)

@@ -1,0 +1,63 @@
+"""The preview training operators: one step of an optimizer for any number of tensors, and gradients of the surrounding graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from planner.onnx_backend.table import Call, Value, as_array, handles
+
+PREVIEW = "ai.onnx.preview.training"
+Step = Callable[..., tuple[np.ndarray, ...]]
+
+
+def _each(call: Call, groups: int, step: Step) -> tuple[Value, ...]:
+    """`step(rate, count, x, gradient, state...)` per tensor; operands and results are ordered group by group."""
+    rate, count = (as_array(v) for v in call.inputs[:2])
+    rest = [as_array(v) for v in call.inputs[2:]]
+    n = len(rest) // groups
+    made = [step(rate, int(count), *rest[k::n]) for k in range(n)]
+    return tuple(np.asarray(own[g]).astype(rest[0].dtype) for g in range(groups - 1) for own in made)
+
+
+@handles("Momentum", domain=PREVIEW)
+def momentum(call: Call) -> tuple[Value, ...]:
+    """v' = alpha v + beta g; x' = x - r v' (or Nesterov's x - r (g + alpha v'))."""
+    alpha, beta, decay, mode = (call.attr(k) for k in ("alpha", "beta", "norm_coefficient", "mode"))
+
+    def step(rate: np.ndarray, count: int, x: np.ndarray, g: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+        g = g + np.float32(decay) * x
+        v = np.float32(alpha) * v + np.float32(beta if count > 0 else 1.0) * g
+        return (x - rate * (g + np.float32(alpha) * v) if mode == "nesterov" else x - rate * v), v
+
+    return _each(call, 3, step)
+
+
+@handles("Adagrad", domain=PREVIEW)
+def adagrad(call: Call) -> tuple[Value, ...]:
+    """h' = h + g^2; x' = x - r g / (sqrt(h') + epsilon)."""
+    fade, epsilon, decay = (call.attr(k, d) for k, d in (("decay_factor", 0.0), ("epsilon", 1e-6), ("norm_coefficient", 0.0)))
+
+    def step(rate: np.ndarray, count: int, x: np.ndarray, g: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, ...]:
+        g = g + np.float32(decay) * x
+        h = h + g * g
+        return x - rate / (1 + count * np.float32(fade)) * g / (np.sqrt(h) + np.float32(epsilon)), h
+
+    return _each(call, 3, step)
+
+
+@handles("Adam", domain=PREVIEW)
+def adam(call: Call) -> tuple[Value, ...]:
+    """Moments of the gradient, the rate corrected for their start, then decay after the step."""
+    alpha, beta, epsilon = (call.attr(k, d) for k, d in (("alpha", 0.9), ("beta", 0.999), ("epsilon", 1e-6)))
+    before, after = call.attr("norm_coefficient", 0.0), call.attr("norm_coefficient_post", 0.0)
+
+    def step(rate: np.ndarray, count: int, x: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+        g = g + np.float32(before) * x
+        m, v = np.float32(alpha) * m + np.float32(1 - alpha) * g, np.float32(beta) * v + np.float32(1 - beta) * g * g
+        if count > 0:
+            rate = rate * np.sqrt(1 - beta**count) / (1 - alpha**count)
+        return np.float32(1 - after) * (x - rate * m / (np.sqrt(v) + np.float32(epsilon))), m, v
+
+    return _each(call, 4, step)
