@@ -24,7 +24,7 @@ from planner.rule import Limits, Split, candidates, legal
 
 Mesh = tuple[tuple[str, int], ...]
 Fixed = Mapping[str, Mapping[str, Sequence[str]]]
-"""node id glob -> {factor: axes}"""
+"""node id -> {factor: axes}"""
 
 
 def follow(graph: Graph, mesh: Mesh, inputs: Mapping[str, Layout], fixed: Fixed) -> dict[str, Split]:
@@ -34,7 +34,7 @@ def follow(graph: Graph, mesh: Mesh, inputs: Mapping[str, Layout], fixed: Fixed)
     splits: dict[str, Split] = {}
     for node in graph.nodes:
         rule, _ = rule_of(node, graph)
-        told = next((f for glob, f in fixed.items() if fnmatch.fnmatchcase(node.id, glob)), None)
+        told = fixed.get(node.id)
         choice: dict[str, list[str]] = {f: list(a) for f, a in (told or {}).items() if f in rule.sizes}
         used = {a for axes in choice.values() for a in axes}
         for slot, name in enumerate(node.inputs):
@@ -88,22 +88,37 @@ def random_splits(graph: Graph, mesh: Mesh, seed: int) -> dict[str, Split]:
         return splits
 
 
-COLUMNS = ("*q_proj/MatMul", "*k_proj/MatMul", "*v_proj/MatMul", "*c_fc/MatMul", "*gate_proj/MatMul", "*up_proj/MatMul", "/lm_head/MatMul")
-ROWS = ("*out_proj/MatMul", "*o_proj/MatMul", "*c_proj/MatMul", "*down_proj/MatMul")
-TABLES = ("*/wte/Gather", "*/embed_tokens/Gather")
-RESIDUAL = ("*/ln_*", "*norm/RMSNormalization", "*layernorm/RMSNormalization", "*/out_proj/Add", "*/c_proj/Add", "/transformer/Add", "*/h.?/Add*",
-            "/model/layers.?/Add*")  # fmt: skip
-"""Node ids of the zoo's GPT and Llama: column- and row-parallel products, vocabulary tables, and what lies on the residual stream."""
+COLUMNS = ("*q_proj.weight", "*k_proj.weight", "*v_proj.weight", "*c_fc.weight", "*gate_proj.weight", "*up_proj.weight", "*lm_head.weight")
+ROWS = ("*out_proj.weight", "*o_proj.weight", "*c_proj.weight", "*down_proj.weight")
+TABLES = ("*wte.weight", "*embed_tokens.weight")
+"""Weight labels of GPT and Llama, in the zoo and from exporters: products cut by columns and by rows, and tables cut by words (a tied head too)."""
 
 
 def megatron(graph: Graph, mesh: Mesh, *, data: str = "data", model: str = "model", sequence: bool = False) -> dict[str, Split]:
-    """Shoeybi et al. 2019 (and with `sequence` Korthikanti et al. 2022) for the zoo's GPT and Llama: vocabulary-parallel table, head and loss."""
+    """Shoeybi et al. 2019 (and with `sequence` Korthikanti et al. 2022) for GPT and Llama: vocabulary-parallel table, head and loss."""
     fixed: dict[str, dict[str, list[str]]] = {}
-    for globs, factor in ((COLUMNS, "n"), (ROWS, "k"), (TABLES, "v")):
-        fixed.update({glob: {factor: [model]} for glob in globs})
-    if sequence:
-        fixed.update({glob: {"d1": [model]} for glob in RESIDUAL})
+    wide: set[str] = set()
+    """results of column-parallel products"""
+    hidden = 0
+    for node in graph.nodes:
+        label = next((graph.labels[n] for n in node.inputs if n in graph.weights), "")
+        table, column = _matches(label, TABLES), _matches(label, COLUMNS)
+        if node.op == "Gather" and table:
+            fixed[node.id], hidden = {"v": [model]}, graph.tensors[node.inputs[0]].shape[1]
+        elif node.op == "MatMul" and (table or column):
+            fixed[node.id] = {"n": [model]}
+            wide.update(node.outputs)
+        elif node.op == "MatMul" and _matches(label, ROWS):
+            fixed[node.id] = {"k": [model]}
+        elif sequence and (node.op.endswith("Normalization") or (node.op == "Add" and wide.isdisjoint(node.inputs))):
+            shape = graph.tensors[node.outputs[0]].shape
+            if len(shape) == 3 and shape[2] == hidden:  # the residual stream between blocks
+                fixed[node.id] = {"d1": [model]}
     return follow(graph, mesh, batch_inputs(graph, [data]), fixed)
+
+
+def _matches(label: str, globs: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(label, glob) for glob in globs)
 
 
 def mlp_megatron(graph: Graph, mesh: Mesh, *, data: str = "data", model: str = "model") -> dict[str, Split]:
