@@ -2,7 +2,7 @@
 
 Weights that a file does not carry are written, seeded, into the external file it names, beside a copy of the model: planner and onnxruntime
 then read the same bytes. Models above 50 million parameters run shrunk (planner.verify.shrink); onnxruntime then runs the shrunk graph,
-written back as ONNX, so for those it judges the program and not the reader.
+written back as ONNX, so for those it judges the program and not the reader. All their trained parameters are seeded.
 """
 
 from __future__ import annotations

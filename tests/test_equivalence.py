@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import equivalence
 from benchmarks.equivalence_models import Case, evaluation, free_dims, in_float32, with_weights
-from benchmarks.equivalence_run import Row, attempts, choose, idle_axes, run_case
+from benchmarks.equivalence_run import Row, attempts, choose, identity, idle_axes, run_case
 from planner.flow import Plan
 from planner.rule import Split
 
@@ -121,6 +121,21 @@ def test_an_axis_without_work_is_idle() -> None:
     assert idle_axes(graph, plan) == ()
     without = {k: Split.of({f: [a for a in axes if a != "model"] for f, axes in s.pairs}) for k, s in plan.splits.items()}
     assert idle_axes(graph, Plan(plan.mesh, without)) == ("model",)
+
+
+def test_a_mesh_written_differently_is_the_same_strategy() -> None:
+    graph = zoo("mlp-tiny").model("infer").graph(1)
+    products = [n.id for n in graph.nodes if n.op == "MatMul"]
+
+    def plan(mesh: dict[str, int], **cuts: list[str]) -> Plan:
+        return Plan(tuple(mesh.items()), {i: Split.of(cuts) for i in products})
+
+    one, two = plan({"data": 8}, m=["data"]), plan({"data": 4, "data2": 2}, m=["data", "data2"])
+    turned, apart = plan({"data": 4, "data2": 2}, m=["data2", "data"]), plan({"data": 4, "data2": 2}, m=["data"], n=["data2"])
+    same = identity(graph, one, 0)
+    assert identity(graph, two, 0) == same and identity(graph, two, 1) != identity(graph, one, 1)
+    assert identity(graph, turned, 0) != same and identity(graph, apart, 0) != same
+    assert identity(graph, plan({"a": 4, "b": 2}, m=["a"], n=["b"]), 0) == identity(graph, apart, 0)
 
 
 def test_hand_pinned_tensor_parallelism_cuts_weights() -> None:
