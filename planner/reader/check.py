@@ -121,7 +121,7 @@ def check_graph(graph: Any) -> list[Any]:
         raise PlanError("P114", "the graph has no nodes: there is nothing to plan")
     if not graph.output:
         raise PlanError("P114", "the graph has no outputs: there is nothing to compute")
-    made = {o for node in nodes for o in node.output}
+    made = {o for node in nodes for o in node.output if o}
     seen: set[str] = set()
     for value in graph.output:
         if value.name not in made and value.name not in defined:

@@ -130,6 +130,7 @@ class Lowering:
         start = len(self.draft.ops)
         try:
             self._lower(call)
+            self._sound(start)
             if self.guide is not None:
                 self.guide.step(start)
         except Unsupported as reason:
@@ -151,6 +152,16 @@ class Lowering:
                 frame.env[output] = None
                 self.bad[output] = f"output {k} of {node.op_type} is not supported"
         self._label(call, start)
+
+    def _sound(self, start: int) -> None:
+        """What an operator table took over unread must still be of the kinds a Node may hold. Raises Unsupported and TypeError."""
+        for op in self.draft.ops[start:]:
+            for name in op.outputs:
+                if name and self.draft.dtype(name) not in DTYPE_BYTES:
+                    raise Unsupported(f"its result has type {self.draft.dtype(name)}, which cannot be planned")
+            for key, value in op.attrs.items():
+                if not all(isinstance(v, (int, float, str, np.number)) for v in (value if isinstance(value, tuple) else (value,))):
+                    raise TypeError(f"attribute {key!r} holds {type(value).__name__} {str(value)[:40]!r}")
 
     def _unknown(self, node: Any, frame: Frame) -> None:
         for output in node.output:
