@@ -5,8 +5,8 @@
 
 `taps` counts pairs (output position, window position). Pairs that fall into the holes of a dilated base multiply nothing and are not
 counted, so that the gradient of a strided convolution costs what its forward does; padding is counted, as in M N K. Batched products
-that TPU writes as convolutions with a dilated base come out right by the same rule. Library calls (cuBLAS, oneDNN, Eigen) count as
-dots. Work that is no dot or convolution is not counted: XLA may turn a product with a vector into multiply and sum.
+that TPU writes as convolutions with a dilated base come out right by the same rule. Library calls (cuBLAS, cuDNN, oneDNN, Eigen)
+count as what they compute. Work that is no dot or convolution is not counted: XLA may turn a product with a vector into multiply and sum.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from planner.verify.hlo_walk import walk
 
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
+_CUDNN = re.compile(r'custom_call_target="__cudnn\$conv(Forward|BackwardInput|BackwardFilter|BiasActivationForward)')
 _LIBRARY_DOT = re.compile(r'custom_call_target="(__onednn\$matmul|__cublas\$(?:gemm|lt\$matmul)[^"]*|__triton\$gemm)"')
 
 
@@ -28,8 +29,18 @@ def dot_flops(text: str) -> int:
     Raises:
         ValueError: not HLO.
     """
-    sites = walk(parse(text), _flops, lambda flops: flops)
-    return sum(site.found * site.count for site in sites if site.heaviest)
+    return sum(flops for _, flops in dots(text))
+
+
+def dots(text: str) -> tuple[tuple[Instruction, int], ...]:
+    """Every dot and convolution that totals count, in program order, with its FLOPs of a whole step. Raises ValueError as `dot_flops`."""
+
+    def select(instruction: Instruction, computation: Computation) -> tuple[Instruction, int] | None:
+        flops = _flops(instruction, computation)
+        return None if flops is None else (instruction, flops)
+
+    sites = walk(parse(text), select, lambda found: found[1])
+    return tuple((site.found[0], site.found[1] * site.count) for site in sites if site.heaviest)
 
 
 def _flops(instruction: Instruction, computation: Computation) -> int | None:
@@ -42,6 +53,8 @@ def _flops(instruction: Instruction, computation: Computation) -> int | None:
         return _convolution(instruction, computation.operand_shapes(instruction))
     if opcode == "custom-call" and _LIBRARY_DOT.search(instruction.attributes):
         return _library_dot(instruction, computation.operand_shapes(instruction)[0])
+    if opcode == "custom-call" and (found := _CUDNN.search(instruction.attributes)):
+        return _cudnn(found.group(1), instruction, computation.operand_shapes(instruction))
     return None
 
 
@@ -57,6 +70,19 @@ def _library_dot(instruction: Instruction, left: Shape) -> int:
     else:
         contracted = (len(left.dims) - (2 if '"transpose_a":true' in instruction.attributes else 1),)
     return 2 * instruction.shapes[0].elements * math.prod(left.dims[d] for d in contracted)
+
+
+def _cudnn(kind: str, instruction: Instruction, operands: tuple[Shape, ...]) -> int:
+    """A cuDNN convolution and its gradients cost the same; labels and window are those of the forward one, whatever is asked for."""
+    labels = _LABELS.search(instruction.attributes)
+    if labels is None:
+        raise ValueError(f"no dim_labels in convolution {instruction.name}")
+    result, first, second = instruction.shapes[0], operands[0], operands[1]
+    out, kernel = {"BackwardInput": (first, second), "BackwardFilter": (second, result)}.get(kind, (result, second))
+    window = _WINDOW.search(instruction.attributes)
+    fields = dict(part.split("=", 1) for part in window.group(1).split()) if window else {}
+    taps = math.prod(int(n) for n in fields.get("size", "1").split("x"))
+    return 2 * out.elements * kernel.dims[labels.group(2).index("i")] * taps
 
 
 def _convolution(instruction: Instruction, operands: tuple[Shape, ...]) -> int:

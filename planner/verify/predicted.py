@@ -1,0 +1,114 @@
+"""What a plan's flow says an emitted program will do, in the precision it is compiled in: traffic, products, and the bytes that enter and leave.
+
+    arguments = parameters as stored + optimizer state + batch + step count
+    outputs   = parameters as stored + optimizer state + loss + 8 bytes per array (the table of pointers of a tuple; not on TPU)
+
+In bfloat16 programs the optimizer keeps a float32 master copy beside its float32 moments, and the loss is float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import prod
+
+from planner import account
+from planner.account import ItemSize, Use
+from planner.emit.program import emitted_runs
+from planner.emit.replay import products, repeated
+from planner.emit.runs import Run, inner_flow, outer_flow
+from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
+from planner.graph import Graph
+from planner.layout import Layout, local_shape
+
+Traffic = Mapping[tuple[str, str], int]
+"""(kind, axes joined by +) -> payload bytes per device and optimizer step."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One device, one optimizer step (or one forward pass). output_bytes: without the table of pointers."""
+
+    flow: Flow
+    runs: tuple[Run, ...]
+    uses: tuple[Use, ...]
+    traffic: Traffic
+    flops: int
+    argument_bytes: int
+    output_bytes: int
+
+
+def predict(graph: Graph, plan: Plan, *, workload: str, optimizer: str = "adamw", compute: str = "float32") -> Predicted:
+    """The exact prediction for a program that computes in `compute` (float32 or bfloat16)."""
+    training = workload == "train"
+    flow = derive(graph, plan, training=training)
+    runs = tuple(emitted_runs(flow)[0])
+    size = item_sizes(compute)
+    uses = tuple(_loss_in_float32(flow, use, size) for use in account.collectives(flow, runs, size))
+    cells = account.traffic(uses, plan.order, dict(plan.mesh))
+    totals = {(kind, axes): int(cell["payload"]) for kind, by in cells.items() for axes, cell in by.items()}
+    state = _state_bytes(flow, optimizer, compute)
+    extra = state - _state_bytes(flow, optimizer, "float32")
+    arguments = account.argument_bytes(flow, optimizer, size) + extra
+    return Predicted(flow, runs, uses, totals, account.dot_flops(flow, runs), arguments, _output_bytes(flow, size, state))
+
+
+def item_sizes(compute: str) -> ItemSize:
+    """Bytes per element of a graph's dtype in a program that computes in `compute`."""
+    if compute == "float32":
+        return account.float32_sizes
+    return lambda dtype: 2.0 if dtype in ("float64", "float32") else account.float32_sizes(dtype) if dtype not in ("bfloat16", "float16") else 2.0
+
+
+def flops_by_node(flow: Flow, runs: tuple[Run, ...]) -> dict[str, int]:
+    """Node id -> 2MNK per device and step; nodes of further repeats of an emitted block count under those of the first, as the program has them."""
+    graph, micro = flow.graph, flow.plan.microbatches if flow.training else 1
+    place = {i: run.first + (i - run.first) % run.period for run in runs for i in range(run.first, run.end)}
+    total: dict[str, Fraction] = {}
+
+    def add(i: int, flops: Fraction) -> None:
+        name = graph.nodes[place.get(i, i)].id
+        total[name] = total.get(name, Fraction(0)) + flops * micro
+
+    for i in range(len(graph.nodes)):
+        for dot in products(flow, i):
+            add(i, dot.flops * (1 + (dot.backward if flow.training else 0)))
+    outer = flow
+    for run in runs:
+        outer = outer_flow(outer, run)
+    for run in runs:
+        again = repeated(inner_flow(outer, run), run)
+        for i, result in (again.nodes if again else {}).items():
+            add(i, run.repeats * sum((dot.flops for dot in products(flow, i) if result or dot.inside), Fraction(0)))
+    return {name: int(flops) for name, flops in total.items() if flops}
+
+
+def _loss_in_float32(flow: Flow, use: Use, size: ItemSize) -> Use:
+    """The loss is summed in float32 whatever the rest computes in."""
+    if not flow.training:
+        return use
+    loss = flow.graph.outputs[0]
+    if use.what != flow.graph.labels.get(loss, loss):
+        return use
+    return replace(use, payload_bytes=int(use.payload_bytes * 4 / size(flow.graph.tensors[loss].dtype)))
+
+
+def _bytes(flow: Flow, name: str, layout: Layout, itemsize: float) -> int:
+    return int(prod(local_shape(flow.graph.tensors[name].shape, layout, dict(flow.plan.mesh))) * itemsize)
+
+
+def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
+    """Moments (adamw) and, beside parameters shorter than float32, a master copy."""
+    if not flow.training:
+        return 0
+    each = (8 if optimizer == "adamw" else 0) + (0 if compute == "float32" else 4)
+    return sum(_bytes(flow, name, cut_layout(w), each) for name, w in flow.weights.items() if name in flow.grad)
+
+
+def _output_bytes(flow: Flow, size: ItemSize, state_bytes: int) -> int:
+    graph = flow.graph
+    if flow.training:
+        parameters = sum(_bytes(flow, n, stored_layout(w), size(graph.tensors[n].dtype)) for n, w in flow.weights.items() if n in flow.grad)
+        return parameters + state_bytes + 4
+    return sum(_bytes(flow, n, flow.source[n].stored, size(graph.tensors[n].dtype)) for n in graph.outputs)
