@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import equivalence
+from benchmarks import equivalence, equivalence_models
 from benchmarks.equivalence_models import Case, evaluation, free_dims, in_float32, with_weights
 from benchmarks.equivalence_run import Row, attempts, choose, identity, idle_axes, run_case
 from planner.flow import Plan
@@ -183,3 +183,13 @@ def test_evaluation_mode_and_float32() -> None:
 def test_no_folder_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert equivalence.main(["--models", str(tmp_path / "none")]) == 2
     assert "no such folder" in capsys.readouterr().err
+
+
+def test_shrunk_models_have_the_same_weights_at_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Microbatches of a shrunk model are shrunk too."""
+    monkeypatch.setattr(equivalence_models, "LARGE", 1000)
+    case = zoo("bert-tiny")
+    model = case.model("train")
+    assert isinstance(model, equivalence_models.Shrunk) and any(n.startswith("shrunk from") for n in model.plain.notes)
+    assert equivalence_models.weight_shapes(model.graph(2)) == equivalence_models.weight_shapes(model.plain)
+    assert model.graph(2).dims["batch"] == 4
