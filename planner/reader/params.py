@@ -24,6 +24,7 @@ from planner.reader.draft import Draft, Op
 _TRAINABLE = ("float64", "float32", "float16", "bfloat16")
 _NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization")
 _RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
+_NUMBERED = re.compile(r"(.+)_(\d+)")
 _MADE_UP = re.compile(r"^val_\d+$|/?Constant(_\d+)?_output_0$")
 """Names that torch's exporters give to constants, never to parameters of norms."""
 
@@ -122,6 +123,7 @@ def resolve_ties(draft: Draft) -> None:
     for use in uses:
         by_leaf.setdefault(use.leaf, []).append(use)
     _join_copies(draft, by_leaf)
+    again = _second_calls(draft, by_leaf)
     parted: list[str] = []
     for leaf in list(by_leaf):
         soft = [u for u in by_leaf[leaf] if u.kind in ("scale", "bias") and u.direct]
@@ -129,7 +131,8 @@ def resolve_ties(draft: Draft) -> None:
             continue
         groups: dict[str, list[Use]] = {}
         for use in soft:
-            groups.setdefault(use.op.scope or use.op.id, []).append(use)
+            scope = use.op.scope or use.op.id
+            groups.setdefault(again.get(scope, scope), []).append(use)
         keeper = next((scope for scope in groups if leaf.startswith(scope + ".")), next(iter(groups)))
         for scope, group in groups.items():
             if scope != keeper:
@@ -139,6 +142,21 @@ def resolve_ties(draft: Draft) -> None:
     if parted:
         shown = ", ".join(repr(p) for p in parted[:3]) + (", ..." if len(parted) > 3 else "")
         draft.notes.append(f"scales and biases of different modules that the exporter had merged ({shown}) are separate parameters again")
+
+
+def _second_calls(draft: Draft, by_leaf: dict[str, list[Use]]) -> dict[str, str]:
+    """Scope of a module's later call, such as 'ffn_1' -> the module, 'ffn'.
+
+    The tracing exporter numbers later calls of one module, and a module may be named that way. It is a later call when nothing is stored under the numbered
+    name, and the model does call modules twice: some matrix feeds a scope and its numbered one.
+    """
+    called = {m[2] for uses in by_leaf.values() for u in uses if (m := _NUMBERED.fullmatch(u.op.scope)) and any(v.op.scope == m[1] for v in uses) and u.kind not in ("scale", "bias")}
+    if not called:
+        return {}
+    stored = {name.rpartition(".")[0] for name in (*draft.refs, *draft.values, *draft.copy_of)}
+    scopes = {u.op.scope for uses in by_leaf.values() for u in uses}
+    numbered = ((scope, m) for scope in sorted(scopes - stored) if (m := _NUMBERED.fullmatch(scope)))
+    return {scope: m[1] for scope, m in numbered if m[2] in called and m[1] in scopes}
 
 
 def _may_part(draft: Draft, leaf: str) -> bool:
