@@ -188,19 +188,19 @@ def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[s
     return out
 
 
-def dot_flops(flow: Flow, runs: Iterable[Run] = ()) -> int:
-    """2MNK of every product per device and step: forward, backward, and what blocks in `runs` compute again."""
+def dot_flops(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> int:
+    """2MNK of every product per device and step: forward, backward, and what kernels and blocks in `runs` compute again (`again`)."""
     total = Fraction(0)
     for i in range(len(flow.graph.nodes)):
         for dot in products(flow, i):
-            total += dot.flops * (1 + (dot.backward if flow.training else 0))
+            total += dot.flops * (1 + (dot.backward + again * dot.again if flow.training else 0))
     runs = tuple(runs)
     outer = flow
     for run in runs:
         outer = outer_flow(outer, run)
     for run in runs:
-        again = repeated(inner_flow(outer, run), run)
-        for i, result in (again.nodes if again else {}).items():
+        replayed = repeated(inner_flow(outer, run), run)
+        for i, result in (replayed.nodes if replayed and again else {}).items():
             total += run.repeats * sum((dot.flops for dot in products(flow, i) if result or dot.inside), Fraction(0))
     return int(total) * (flow.plan.microbatches if flow.training else 1)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 from planner.blocks import classes, find_runs
+from planner.emit.replay import dots
 from planner.flow import gradient_tensors, rule_of
 from planner.graph import Graph
 from planner.kernels import find_savers
@@ -63,6 +65,21 @@ class Base:
         if all(graph.nodes[i].inputs[slot] in graph.producer for slot in self.rules[i].linear):
             return splits
         return tuple(s for s in splits if not s.axes(PENDING))
+
+    @cached_property
+    def backward(self) -> Mapping[int, float]:
+        """Node with products -> work of its backward pass as a multiple of its forward pass."""
+        found = {}
+        for i, rule in enumerate(self.rules):
+            if rule.flops:
+                found[i] = float(sum(dot.flops * (dot.backward + dot.again) for dot in dots(self.graph, i, rule, self.grad)) / Fraction(rule.flops))
+        return found
+
+    @cached_property
+    def model_flops(self) -> Fraction:
+        """FLOPs of one microbatch over all devices when nothing is duplicated, padded or computed again."""
+        nodes = enumerate(self.rules)
+        return sum((dot.flops * (1 + dot.backward) for i, rule in nodes for dot in dots(self.graph, i, rule, self.grad)), Fraction(0))
 
     @cached_property
     def savers(self) -> dict[tuple[int, int], str]:

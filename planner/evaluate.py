@@ -17,7 +17,7 @@ from planner import account
 from planner.base import Base
 from planner.emit.runs import Run, find_run
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
-from planner.kernels import backward_products, kernel_times, savers
+from planner.kernels import kernel_times, savers
 from planner.layout import local_shape
 from planner.price import Pricer
 
@@ -33,6 +33,7 @@ class Cost:
     exposed_communication_time_s: float
     optimizer_time_s: float
     flops_per_device: int
+    """2MNK of products forward and backward; what is computed again is left out."""
     memory: Breakdown
     traffic: Mapping[str, Mapping[str, Mapping[str, object]]]
     distinct_work: float
@@ -85,23 +86,13 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
                     elements[shape, id(w)] = prod(local_shape(shape, cut_layout(w), mesh))
                 local += elements[shape, id(w)]
         optimizer = pricer.optimizer_s(local)
-    flops = account.dot_flops(flow)
-    ideal = _ideal_flops(base) * micro / max(plan.devices, 1)
+    flops = account.dot_flops(flow, again=False)
+    distinct = float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1))) if flops else 1.0
+    assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     return Cost(
         compute + exposed + optimizer, compute, micro * again, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer, bool(runs)),
-        account.traffic(uses, plan.order, mesh), min(1.0, ideal / flops) if flops else 1.0, by_axes,
+        account.traffic(uses, plan.order, mesh), distinct, by_axes,
     )  # fmt: skip
-
-
-def _ideal_flops(base: Base) -> float:
-    """FLOPs of one microbatch over all devices when nothing is duplicated."""
-    total = 0.0
-    for i, node in enumerate(base.graph.nodes):
-        passes = 1
-        if base.training and any(o in base.grad for o in node.outputs):
-            passes += backward_products(base, i)
-        total += base.rules[i].flops * passes
-    return total
 
 
 def memory(base: Base, flow: Flow, pricer: Pricer, folded: bool) -> Breakdown:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from planner.emit.replay import reads
 from planner.layout import group, local_shape, padded
 from planner.ops import OPERATORS
-from planner.ops.attention import in_query_blocks
 from planner.rule import Split
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ FREE = frozenset({"Reshape", "Identity"})
 def kernel_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
     """(forward, backward) seconds of the node's kernels on its local pieces, collectives excluded.
 
-    Products: one kernel forward, one as large per operand with a gradient. Memory-bound work: operands and results cross memory once
+    Products: one kernel forward, one as large per operand with a gradient; attention makes its scores again. Memory-bound work: operands and results cross memory once
     (a fused operator only writes its result), twice that backward.
     """
     graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
@@ -50,18 +50,8 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
     forward = pricer.kernel_s(flops, moved, dtype)
     backward = 0.0
     if base.training and any(o in base.grad for o in live):
-        backward = backward_products(base, i) * forward if flops else 2 * forward
-        if node.op == "Attention" and in_query_blocks(rule.local(split, mesh).get("s", 1)):
-            backward += 0.5 * forward  # a long sequence's scores are made again
+        backward = (base.backward[i] if flops else 2) * forward
     return forward, backward
-
-
-def backward_products(base: Base, i: int) -> int:
-    """Products of the backward pass, each as large as the forward one: one per operand with a gradient; attention's and LSTM's two
-    forward products have two each, whatever else they read."""
-    node = base.graph.nodes[i]
-    trained = sum(1 for n in node.inputs if n in base.grad)
-    return min(trained, 2) if node.op in ("Attention", "LSTM") else trained
 
 
 def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
@@ -100,12 +90,9 @@ def find_savers(base: Base) -> dict[tuple[int, int], str]:
         if operator is None or not any(o in base.grad for o in node.outputs):
             continue
         words = operator.saves.split()
-        for slot, name in enumerate(node.inputs):
-            if not name or name in graph.weights or name in graph.constants or name in seen or ("in" not in words and f"in{slot}" not in words):
-                continue
-            others = any(n in base.grad for s, n in enumerate(node.inputs) if s != slot)
-            # a product reads this operand backward only for the other's gradient; other operators read it for their own
-            if others or (name in base.grad and not base.rules[i].flops):
+        for slot in sorted(reads(node, base.grad).slots):
+            name = node.inputs[slot]
+            if name not in graph.weights and name not in graph.constants and name not in seen:
                 seen.add(name)
                 charged[i, slot] = name
         if "out" in words:

@@ -63,7 +63,7 @@ def test_flops_are_six_per_parameter_and_token_and_attention(llama):
     _, costs = llama
     tokens, width, vocabulary, layers, sequence = 8 * 256, 4096, 128256, 2, 256
     matrices = layers * (2 * width * width + 2 * width * 1024 + 3 * width * 14336) + width * vocabulary  # the lookup multiplies nothing
-    attention = 3 * 4 * tokens * sequence * width * layers  # scores and values, forward and twice that backward
+    attention = 3 * 4 * tokens * sequence * width * layers  # scores and values, forward and twice that backward; what is made again left out
     for cost in costs:
         assert cost.flops_per_device * 8 == 6 * matrices * tokens + attention
         assert cost.distinct_work == 1.0

@@ -13,17 +13,17 @@ benchmarks/compiler_truth.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import prod
 
 from planner.emit.runs import Run
 from planner.flow import Flow
-from planner.graph import Node
+from planner.graph import Graph, Node
 from planner.layout import Step
 from planner.ops import OPERATORS
-from planner.ops.attention import in_query_blocks
+from planner.rule import Rule
 
 BILINEAR = frozenset({"MatMul", "Einsum", "Mul", "Conv", "ConvTranspose", "RotaryEmbedding"})
 NORMS = frozenset({"LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization"})
@@ -31,7 +31,7 @@ NORMS = frozenset({"LayerNormalization", "RMSNormalization", "InstanceNormalizat
 
 @dataclass(frozen=True)
 class Reads:
-    """Operand slots whose values the gradient needs, and whether it needs what only the kernel knows (its result, row sums, scores)."""
+    """Operand slots whose values the gradient needs, and whether it needs what only the kernel knows (its result, row sums)."""
 
     slots: frozenset[int] = frozenset()
     inside: bool = False
@@ -53,7 +53,7 @@ def reads(node: Node, grad: frozenset[str]) -> Reads:
     operator = OPERATORS.get(node.op)
     words = operator.saves.split() if operator else ["in"]
     slots = set(used) if "in" in words else {int(w[2:]) for w in words if w.startswith("in") and w != "in"}
-    return Reads(frozenset(slots & set(used)), "out" in words or node.op in ("Attention", "CrossEntropyLoss"))
+    return Reads(frozenset(slots & set(used)), "out" in words or node.op == "CrossEntropyLoss")
 
 
 @dataclass
@@ -115,36 +115,42 @@ def replay(flow: Flow, inside: range, mode: str, given: Iterable[str] = ()) -> R
 
 @dataclass(frozen=True)
 class Product:
-    """A dot of a node's kernel: FLOPs of one device's forward pass, how many dots as large its backward pass has, and whether that needs the
-    product itself again (attention's scores), so that a recomputed node runs it even where nobody reads the node's result."""
+    """A dot of a node's kernel: FLOPs of one device's forward pass, how many dots as large its backward pass has, how many more it makes again
+    (attention's scores), and whether the backward pass needs the product itself, so that a recomputed node runs it even where nobody reads the
+    node's result."""
 
     flops: Fraction
     backward: int
+    again: int = 0
     inside: bool = False
 
 
 def products(flow: Flow, i: int) -> tuple[Product, ...]:
-    """The dots of node i, padding included. Backward: one dot per operand with a gradient."""
-    graph, node, rule = flow.graph, flow.graph.nodes[i], flow.rules[i]
+    """The dots of node i on one device, padding included."""
+    rule = flow.rules[i]
+    local = rule.local(flow.split(i), dict(flow.plan.mesh)) if rule.flops else {}
+    return dots(flow.graph, i, rule, flow.grad, {f: Fraction(local[f], n) for f, n in rule.sizes.items() if n and rule.flops})
+
+
+def dots(graph: Graph, i: int, rule: Rule, grad: frozenset[str], share: Mapping[str, Fraction] | None = None) -> tuple[Product, ...]:
+    """The dots of node i. share: what part of each factor a device has (None: the whole). Backward: one dot per operand with a gradient."""
+    node = graph.nodes[i]
     if not rule.flops:
         return ()
-    local, share = rule.local(flow.split(i), dict(flow.plan.mesh)), {}
-    for f, n in rule.sizes.items():
-        share[f] = Fraction(local[f], n) if n else Fraction(1)
+    share = share or {}
     whole = Fraction(rule.flops)
-    hot = {k for k, n in enumerate(node.inputs) if n in flow.grad} if any(o in flow.grad for o in node.outputs) else set()
+    hot = {k for k, n in enumerate(node.inputs) if n in grad} if any(o in grad for o in node.outputs) else set()
     shapes = graph.shapes(node.inputs)
     if node.op == "Attention":  # scores = q k', whose share does not depend on how the values' width is cut, and their product with v
         d, e = shapes[0][-1], shapes[2][-1]
         of_scores = prod(share[f] for f in share if f != "e") * whole * Fraction(d, d + e)
         of_values = prod(share.values()) * whole * Fraction(e, d + e)
-        again = bool(hot) and in_query_blocks(local.get("s", 1))  # a long sequence's scores are made again, block by block
-        return Product(of_scores, len(hot & {0, 1}) + again, True), Product(of_values, (2 in hot) + bool(hot & {0, 1, 3}))
+        return Product(of_scores, len(hot & {0, 1}), int(bool(hot))), Product(of_values, (2 in hot) + bool(hot & {0, 1, 3}))
     everything = prod(share.values()) * whole
     if node.op == "LSTM":  # the gates' product with the whole sequence, and with the hidden state at each step
         inputs, hidden = shapes[1][-1], shapes[2][-1]
         return (Product(everything * Fraction(inputs, inputs + hidden), len(hot & {0, 1})),
-                Product(everything * Fraction(hidden, inputs + hidden), (1 + (2 in hot)) if hot else 0, True))  # fmt: skip
+                Product(everything * Fraction(hidden, inputs + hidden), (1 + (2 in hot)) if hot else 0, inside=True))  # fmt: skip
     return (Product(everything, len(hot)),)
 
 

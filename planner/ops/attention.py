@@ -1,13 +1,13 @@
-"""Attention, rotary embedding and recurrent layers."""
+"""Attention, rotary embedding and LSTM."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 from planner.graph import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.pointwise import letters
+from planner.ops.recurrent import chosen, lstm_full, operands, recurrent_rule
 from planner.rule import Rule, parse
 
 QUERY_BLOCK = 1024
@@ -73,34 +73,15 @@ def _rotary_rule(node: Node, graph: Graph) -> Rule:
     return parse(",".join(sides) + "->" + " ".join(names), shapes, (x,))
 
 
-def _lstm_rule(node: Node, graph: Graph) -> Rule:
-    """Only the batch splits: the recurrence needs the whole hidden state at each step."""
-    shapes = graph.shapes(node.inputs)
-    outs = graph.shapes(tuple(o for o in node.outputs if o))
-    sides = ["s! b i!", "p! q! i!", "p! q! h!", "p! z!", "b", "p! b h!", "p! b h!", "p! y!"]
-    left = [side if shape else "" for side, shape in zip(sides, shapes, strict=False)]
-    rights = ["s! p! b h!", "p! b h!", "p! b h!"]
-    right = [r for r, o in zip(rights, node.outputs, strict=False) if o]
-    rule = parse(f"{','.join(left)} -> {','.join(right)}", shapes, outs)
-    x, w, r = shapes[:3]
-    return replace(rule, flops=2.0 * x[0] * x[1] * (prod(w) + prod(r)))
-
-
 def _lstm(call: Call) -> str:
-    args = [a or "None" for a in call.args] + ["None"] * (7 - len(call.args))
-    if args[4] != "None" or len(call.args) > 7:
-        raise NoRule("sequence lengths or peepholes")
-    x, w, r, b, _, h0, c0 = args[:7]
-    helper = call.use("lstm")
-    text = f"{helper}({x}, {w}, {r}, {b}, {h0}, {c0}, {call.attr('direction', 'forward')!r})"
-    live = [i for i, o in enumerate(call.node.outputs) if o]
-    if len(live) == 3:
-        return text
-    return f"{text}[{live[0]}]" if len(live) == 1 else "tuple(" + text + f"[i] for i in {tuple(live)})"
+    x, w, r, b, lengths, h0, c0, peepholes = operands(call, 8)
+    if (lengths, peepholes) != ("None", "None") or {"activations", "clip"} & set(call.node.attrs):
+        return lstm_full(call)
+    return chosen(call, f"{call.use('lstm')}({x}, {w}, {r}, {b}, {h0}, {c0}, {call.attr('direction', 'forward')!r})", 3)
 
 
 register(
-    Operator("Attention", _attention_rule, _attention, saves="in out"),
+    Operator("Attention", _attention_rule, _attention, saves="in"),
     Operator("RotaryEmbedding", _rotary_rule, lambda c: f"{c.use('rotary')}({', '.join(c.args)})", saves="in1 in2", fusible=True),
-    Operator("LSTM", _lstm_rule, _lstm, saves="in out"),
+    Operator("LSTM", recurrent_rule, _lstm, saves="in out"),
 )

@@ -32,7 +32,9 @@ def _cross_entropy(call: Call) -> str:
         raise ValueError("ignore_index is normalised by planner.training into weights")
     mask = row_mask(call, rows)
     start = call.start("v")
-    return f"{call.use('cross_entropy')}({call.args[0]}, {call.args[1]}, {axis}, {axes!r}, {start}, {valid}, {mask}, {count})"
+    # Without a split the rows are whole, or cut by a compiler's partitioner, which would gather them for every block.
+    blocked = bool(call.split.pairs) or prod(call.mesh.values()) == 1
+    return f"{call.use('cross_entropy')}({call.args[0]}, {call.args[1]}, {axis}, {axes!r}, {start}, {valid}, {mask}, {count}, {blocked})"
 
 
 def row_mask(call: Call, rows: list[str]) -> str:

@@ -73,7 +73,7 @@ def flops_by_node(flow: Flow, runs: tuple[Run, ...]) -> dict[str, int]:
 
     for i in range(len(graph.nodes)):
         for dot in products(flow, i):
-            add(i, dot.flops * (1 + (dot.backward if flow.training else 0)))
+            add(i, dot.flops * (1 + (dot.backward + dot.again if flow.training else 0)))
     outer = flow
     for run in runs:
         outer = outer_flow(outer, run)

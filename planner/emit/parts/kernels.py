@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from planner.emit.parts.exchange import recompute
+
 
 def truncated_div(a, b):
     """Integer division rounding towards zero, as ONNX and C."""
@@ -90,10 +92,10 @@ QUERY_BLOCK = 1024
 
 def attention(q, k, v, mask, scale, causal, guard, start):
     """attention_rows, a block of queries at a time where the sequence is long: no buffer of queries x keys lives beyond one block,
-    and the backward pass makes each block's scores again instead of keeping them."""
+    and the backward pass makes scores again instead of keeping them."""
     rows = q.shape[2]
     if rows <= QUERY_BLOCK or rows % QUERY_BLOCK:
-        return attention_rows(q, k, v, mask, scale, causal, guard, start)
+        return recompute(lambda q, k, v, mask, start: attention_rows(q, k, v, mask, scale, causal, guard, start))(q, k, v, mask, start)
 
     @jax.checkpoint
     def block(at):
@@ -141,24 +143,69 @@ def rotary(x, cos, sin):
     return x * cos + jnp.concatenate([-b, a], axis=-1) * sin
 
 
-def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count):
+LOSS_ROWS = 512
+
+
+def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, blocked):
     """Sum over local rows of -log softmax(logits)[label], divided by the global `count` of rows.
 
     With `vocab_axes` the classes are cut: this device holds those from `start`. `valid`: number of real classes when the last piece is
-    padded. `mask`: real rows. Float32 throughout.
+    padded. `mask`: real rows. `blocked`: a block of rows at a time, where rows are not cut any further. Float32 in passing: kept for the
+    backward pass are the logits as they are, whose place their gradient takes, and one number a row.
     """
-    h = jnp.moveaxis(logits, axis, -1).astype(jnp.promote_types(logits.dtype, jnp.float32))
-    if valid is not None:
-        h = jnp.where(start + jnp.arange(h.shape[-1]) < valid, h, -jnp.inf)
-    top = lax.stop_gradient(jnp.max(h, -1))
-    if vocab_axes:
-        top = checkpoint_name(lax.pmax(top, vocab_axes), "collective")
-    total = jnp.sum(jnp.exp(h - top[..., None]), -1)
-    local = labels - start
-    here = (local >= 0) & (local < h.shape[-1])
-    picked = jnp.take_along_axis(h, jnp.where(here, local, 0)[..., None], -1)[..., 0]
-    picked = jnp.where(here, picked, 0)
-    if vocab_axes:
-        total, picked = checkpoint_name(lax.psum(jnp.stack([total, picked]), vocab_axes), "collective")
-    loss = jnp.log(total) + top - picked
-    return jnp.sum(loss if mask is None else jnp.where(mask, loss, 0)) / count
+    shape, wide = labels.shape, jnp.promote_types(logits.dtype, jnp.float32)
+    size = labels.size // row_blocks(labels.size) if blocked else labels.size
+
+    def piece(x, at):
+        return lax.dynamic_slice_in_dim(x, at, size, 0) if size < x.shape[0] else x
+
+    def classes(x, start):
+        return x.astype(wide) if valid is None else jnp.where(start + jnp.arange(x.shape[-1]) < valid, x.astype(wide), -jnp.inf)
+
+    def rows(x, labels, start, mask):
+        def block(at):
+            h, local = classes(piece(x, at), start), piece(labels, at) - start
+            top = jnp.max(h, -1)
+            here = (local >= 0) & (local < h.shape[-1])
+            picked = jnp.take_along_axis(h, jnp.where(here, local, 0)[:, None], -1)[:, 0]
+            return top, jnp.sum(jnp.exp(h - jnp.where(top == -jnp.inf, 0, top)[:, None]), -1), jnp.where(here, picked, 0)
+
+        at = jnp.arange(labels.size // size) * size
+        top, total, picked = (y.reshape(-1) for y in (lax.map(block, at) if len(at) > 1 else block(0)))
+        if vocab_axes:
+            own, top = top, checkpoint_name(lax.pmax(top, vocab_axes), "collective")
+            total, picked = checkpoint_name(lax.psum(jnp.stack([total * jnp.exp(own - top), picked]), vocab_axes), "collective")
+        norm = jnp.log(total) + top
+        loss = norm - picked
+        return jnp.sum(loss if mask is None else jnp.where(mask, loss, 0)) / count, norm
+
+    @jax.custom_vjp
+    def loss(*operands):
+        return rows(*operands)[0]
+
+    def forward(*operands):
+        mean, norm = rows(*operands)
+        return mean, (*operands, norm)
+
+    def backward(kept, g):
+        x, labels, start, mask, norm = kept
+
+        def block(at, x):
+            h, hit = classes(piece(x, at), start), jnp.arange(x.shape[-1]) == (piece(labels, at) - start)[:, None]
+            d = (jnp.exp(h - piece(norm, at)[:, None]) - hit) * (g / count)
+            d = (d if mask is None else jnp.where(piece(mask, at)[:, None], d, 0)).astype(x.dtype)
+            return lax.dynamic_update_slice_in_dim(x, d, at, 0) if size < x.shape[0] else d
+
+        blocks = labels.size // size
+        return lax.fori_loop(0, blocks, lambda i, x: block(i * size, x), x) if blocks > 1 else block(0, x), None, None, None
+
+    loss.defvjp(forward, backward)
+    mask = mask if mask is None else jnp.broadcast_to(mask, shape).reshape(-1)
+    x = jnp.moveaxis(logits, axis, -1)
+    return loss(x.reshape(-1, x.shape[-1]), labels.reshape(-1), start, mask)
+
+
+def row_blocks(rows):
+    """The least number of equal blocks of at most LOSS_ROWS rows, one where there is none within reason."""
+    least = -(-rows // LOSS_ROWS)
+    return next((n for n in range(least, 8 * least) if rows % n == 0), 1)

@@ -1,0 +1,88 @@
+"""Kernels that keep little for their backward pass: the loss over blocks of rows, attention that makes its scores again."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from planner.emit.parts.kernels import LOSS_ROWS, attention, attention_rows, cross_entropy, row_blocks
+
+
+def plain(logits, labels):
+    """The textbook's mean cross-entropy."""
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits, -1), labels[..., None], -1))
+
+
+def test_blocks_are_equal_and_small():
+    for rows in (1, 511, 512, 513, 1024, 1536, 3 * 1024, 8192):
+        assert rows % row_blocks(rows) == 0
+        assert rows // row_blocks(rows) <= LOSS_ROWS
+    assert row_blocks(1021) == 1  # a prime: as one
+
+
+@pytest.mark.parametrize("classes", [24, 21])
+def test_loss_in_blocks_and_with_cut_classes_is_the_textbook_s(classes):
+    """2 x 4 devices, rows over data and classes over model (the last piece padded with 21 classes), three blocks of rows a device."""
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.normal(size=(6, LOSS_ROWS, classes)), jnp.float32)
+    labels = jnp.asarray(rng.integers(0, classes, (6, LOSS_ROWS)), jnp.int32)
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    piece = -(-classes // 4)
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P("data", None, "model"), P("data")), out_specs=P())
+    def loss(x, y):
+        valid = classes if classes % 4 else None
+        return jax.lax.psum(cross_entropy(x, y, 2, ("model",), jax.lax.axis_index("model") * piece, valid, None, labels.size, True), "data")
+
+    padded = jnp.pad(logits, ((0, 0), (0, 0), (0, 4 * piece - classes)))
+    value, grad = jax.jit(jax.value_and_grad(loss))(padded, labels)
+    want, want_grad = jax.value_and_grad(plain)(logits, labels)
+    assert float(value) == pytest.approx(float(want), rel=1e-6)
+    np.testing.assert_allclose(grad[..., :classes], want_grad, rtol=1e-4, atol=1e-9)
+    assert not np.any(np.asarray(grad[..., classes:]))
+
+
+def test_loss_leaves_rows_out_and_takes_classes_anywhere():
+    """Classes in dim 1, half of the rows padding."""
+    rng = np.random.default_rng(1)
+    logits = jnp.asarray(rng.normal(size=(4, 7, LOSS_ROWS)), jnp.float32)
+    labels = jnp.asarray(rng.integers(0, 7, (4, LOSS_ROWS)), jnp.int32)
+    real = (jnp.arange(4) < 2)[:, None]
+    value, grad = jax.value_and_grad(lambda x: cross_entropy(x, labels, 1, (), 0, None, real, 2 * LOSS_ROWS, True))(logits)
+    want, want_grad = jax.value_and_grad(lambda x: plain(jnp.moveaxis(x[:2], 1, -1), labels[:2]))(logits)
+    assert float(value) == pytest.approx(float(want), rel=1e-6)
+    np.testing.assert_allclose(grad, want_grad, rtol=1e-4, atol=1e-9)
+
+
+def kept_bytes(function, *operands):
+    """Bytes of the largest array between the forward and the backward pass."""
+    kept = jax.tree.leaves(jax.eval_shape(lambda *a: jax.vjp(function, *a)[1], *operands))
+    return max(x.size * x.dtype.itemsize for x in kept if x.dtype != jax.dtypes.float0)
+
+
+def test_no_float32_copy_of_logits_is_kept():
+    logits, labels = jnp.zeros((2 * LOSS_ROWS, 64), jnp.bfloat16), jnp.zeros((2 * LOSS_ROWS,), jnp.int32)
+    assert kept_bytes(lambda x: cross_entropy(x, labels, 1, (), 0, None, None, 4, True), logits) == logits.nbytes
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 256, 4), (1, 2, 2048, 4)])
+def test_no_scores_are_kept(shape):
+    q = jnp.zeros(shape)
+    assert kept_bytes(lambda q, k, v: attention(q, k, v, None, 1.0, True, False, 0), q, q, q) == q.nbytes
+
+
+def test_attention_that_recomputes_has_the_same_gradients():
+    rng = np.random.default_rng(2)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, h, 16, 8)), jnp.float32) for h in (4, 2, 2))
+    bias = jnp.asarray(rng.normal(size=(1, 4, 16, 16)), jnp.float32)
+    flags = (0.3, True, False, 0)
+    got = jax.grad(lambda *a: jnp.sum(jnp.sin(attention(*a, *flags))), argnums=(0, 1, 2, 3))(q, k, v, bias)
+    want = jax.grad(lambda *a: jnp.sum(jnp.sin(attention_rows(*a, *flags))), argnums=(0, 1, 2, 3))(q, k, v, bias)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
