@@ -14,7 +14,7 @@ from dataclasses import replace
 from planner.errors import PlanError
 from planner.graph import WeightRef
 from planner.reader.dims import Bound
-from planner.reader.draft import FOLD_ELEMENTS, Draft, Op, ref_array
+from planner.reader.draft import FOLD_ELEMENTS, LOOK_ELEMENTS, MOST_ELEMENTS, Draft, Op, ref_array
 from planner.reader.infer import ShapeError, infer
 from planner.reader.tidy import drop_dead
 from planner.reader.trace import Demand, Dims, Marks, Tracer, behind, size
@@ -97,6 +97,9 @@ def _grow(draft: Draft, name: str, dims: Dims, old: int, new: int) -> str:
         if 0 in factors:
             k = factors.index(0)
             steps.append(("rebatch", (axis, math.prod(factors[:k]), old, math.prod(factors[k + 1 :]), new)))
+    grown = tuple(n // old * new if 0 in f else n for n, f in zip(shape, dims, strict=True))
+    if math.prod(grown) > (LOOK_ELEMENTS * 8 if name in draft.values else MOST_ELEMENTS):
+        raise PlanError("P133", f"batch {new}: constant {name!r} of shape {list(shape)} would grow to {list(grown)}", help=["a smaller --batch"])
     if name in draft.values:
         value = transformed(draft.values[name], steps, name)
         draft.values[name] = value
@@ -106,9 +109,10 @@ def _grow(draft: Draft, name: str, dims: Dims, old: int, new: int) -> str:
     else:
         ref = draft.refs[name]
         if ref.kind == "inline" and (array := ref_array(ref, name)) is not None:
-            transformed(array, steps, name)  # complains now rather than when the weights are loaded
+            # complains now rather than when the weights are loaded; one sample more shows what any number would
+            transformed(array, [(kind, (*arg[:-1], old + 1)) for kind, arg in steps], name)
         draft.refs[name] = replace(ref, transform=(*(ref.transform or (("reshape", shape),)), *steps))
-        draft.types[name] = (tuple(n // old * new if 0 in f else n for n, f in zip(shape, dims, strict=True)), draft.dtype(name))
+        draft.types[name] = (grown, draft.dtype(name))
     draft.forget(name)
     return f"{name!r} {list(shape)}"
 
