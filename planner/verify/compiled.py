@@ -73,14 +73,16 @@ class Room:
     """The largest set of full weights that one function gathers."""
     gradients: int
     activations: int
+    slices: int
+    """One layer's own pieces of weights, which a scan copies out of their stack; 0 in unrolled programs."""
 
     @property
     def two_layers(self) -> int:
-        """Two layers of full weights, the gradients' pieces and every activation."""
-        return 2 * self.layer + self.gradients + self.activations
+        """Two layers of full weights, the gradients' pieces, a scan's slices and every activation."""
+        return 2 * self.layer + self.gradients + self.slices + self.activations
 
 
-def room(graph: Graph, plan: Plan) -> Room:
+def room(graph: Graph, plan: Plan, *, unroll: bool) -> Room:
     """The room of a training plan in float32. Gradients' pieces count twice with microbatches: the sum, and the next."""
     flow = derive(graph, plan, training=True)
     runs, _ = emitted_runs(flow)
@@ -89,12 +91,16 @@ def room(graph: Graph, plan: Plan) -> Room:
     def full(names: Iterable[str]) -> int:
         return sum(4 * prod(local_shape(graph.tensors[n].shape, flow.weights[n].layout, mesh)) for n in dict.fromkeys(names))
 
+    def pieces_of(names: Iterable[str]) -> int:
+        return sum(4 * prod(local_shape(graph.tensors[n].shape, cut_layout(flow.weights[n]), mesh)) for n in names)
+
     blocks = [full(names[0] for names in run.weights) for run in runs]
     loose = [full(n for i in part for n in graph.nodes[i].inputs if n in flow.weights) for part in parts(flow, runs)]
-    pieces = sum(4 * prod(local_shape(graph.tensors[n].shape, cut_layout(w), mesh)) for n, w in flow.weights.items() if n in flow.grad)
+    pieces = pieces_of(n for n in flow.weights if n in flow.grad)
+    slices = 0 if unroll else max((pieces_of(names[0] for names in run.weights) for run in runs), default=0)
     made = [o for node in graph.nodes for o in node.outputs if o]
     activations = sum(4 * prod(local_shape(graph.tensors[o].shape, flow.source[o], mesh)) for o in made)
-    return Room(max(blocks + loose, default=0), pieces * (2 if plan.microbatches > 1 else 1), activations)
+    return Room(max(blocks + loose, default=0), pieces * (2 if plan.microbatches > 1 else 1), activations, slices)
 
 
 def compile_step(program: Program, workload: Workload) -> Any:
