@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-KERNELS = ("kernels", "nets", "exchange")
+KERNELS = ("kernels", "nets", "recurrent", "quant", "rare", "exchange")
 IMPORTS = {
     "argparse": ("", "argparse"), "functools": ("", "functools"), "json": ("", "json"), "os": ("", "os"), "time": ("", "time"), "Path": ("pathlib", "Path"),
     "jax": ("", "jax"), "jnp": ("", "jax.numpy as jnp"), "np": ("", "numpy as np"), "lax": ("jax", "lax"), "checkpoint_name": ("jax.ad_checkpoint", "checkpoint_name"),

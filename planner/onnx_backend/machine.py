@@ -85,7 +85,7 @@ class Machine:
         for node in nodes:
             for name, value in zip(node.output, self.node(node, scope), strict=False):
                 if name:
-                    scope.values[name] = value
+                    scope.values[name] = np.asarray(value) if isinstance(value, np.generic) else value
 
     def node(self, node: Any, scope: Scope) -> list[Value]:
         """Outputs of one node."""
@@ -147,7 +147,8 @@ class Machine:
 
     def subgraph(self, call: Call, graph: Any, inputs: Sequence[Value]) -> list[Value]:
         """Outputs of a node's subgraph on given inputs."""
-        return self.graph(graph, call.scope.inner(dict(zip((i.name for i in graph.input), inputs, strict=True))))
+        given = [np.asarray(v) if isinstance(v, np.generic) else v for v in inputs]
+        return self.graph(graph, call.scope.inner(dict(zip((i.name for i in graph.input), given, strict=True))))
 
 
 _RAW = frozenset({11, 12, 13, 14})  # sparse tensors and types stay protos
@@ -190,7 +191,7 @@ def schema_body(node: Any, domain: str, opset: int, inputs: Sequence[Value], att
     from onnx import FunctionProto, NodeProto, defs
 
     try:
-        schema = defs.get_schema(node.op_type, opset, domain)
+        schema: Any = defs.get_schema(node.op_type, opset, domain)
     except defs.SchemaError:
         return None
     body = FunctionProto()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from planner.onnx_backend.table import Call, Refused, Value, as_array, handles
@@ -59,26 +61,27 @@ def size(call: Call) -> Value:
 def steps(call: Call) -> Value:
     """start, start + delta, ... below the limit."""
     start, limit, delta = (as_array(v).reshape(()) for v in call.inputs)
-    wide = np.float64 if start.dtype.kind not in "iu" else np.int64
-    count = max(0, int(np.ceil((limit.astype(wide) - start.astype(wide)) / delta.astype(wide))))
-    return (start.astype(wide) + np.arange(count, dtype=wide) * delta.astype(wide)).astype(start.dtype)
+    first, last, step = ((v.astype(np.float64) if v.dtype.kind not in "iu" else v).item() for v in (start, limit, delta))
+    count = max(0, math.ceil((last - first) / step))
+    return np.asarray([first + k * step for k in range(count)]).astype(start.dtype)
 
 
 @handles("EyeLike")
 def eye(call: Call) -> Value:
     """Ones on a diagonal of a matrix as large as the operand."""
     x = as_array(call.get(0))
-    return np.eye(*x.shape, call.attr("k", 0)).astype(element_type(call.attr("dtype")) if "dtype" in call.attrs else x.dtype)
+    rows, columns = x.shape
+    return np.eye(rows, columns, int(call.attr("k", 0))).astype(element_type(call.attr("dtype")) if "dtype" in call.attrs else x.dtype)
 
 
 def cast(x: np.ndarray, to: np.dtype, saturate: bool = True, mode: str = "up") -> np.ndarray:
     """x in another type. Eight-bit floats saturate where asked; strings are decimal numbers."""
     from onnx import numpy_helper
 
-    if to == object:
+    if to.kind == "O":
         return np.asarray([str(v) if not isinstance(v, float) else np.format_float_positional(v, unique=True, trim="0") for v in x.reshape(-1).tolist()],
                           object).reshape(x.shape)  # fmt: skip
-    if x.dtype == object:
+    if x.dtype.kind == "O":
         numbers = np.asarray([float(v) for v in x.reshape(-1)], np.float64).reshape(x.shape)
         return numbers.astype(to)
     if to.name == "float8_e8m0fnu":
@@ -116,7 +119,10 @@ def window(n: int, periodic: bool, terms: tuple[float, ...]) -> np.ndarray:
     """A cosine-sum window of n samples: sum of (-1)^k a_k cos(2 pi k i / N)."""
     i = np.arange(n, dtype=np.float64)
     span = n if periodic else max(n - 1, 1)
-    return np.sum([(-1) ** k * a * np.cos(2 * np.pi * k * i / span) for k, a in enumerate(terms)], axis=0)
+    out = np.zeros(n)
+    for k, a in enumerate(terms):
+        out += (-1) ** k * a * np.cos(2 * np.pi * k * i / span)
+    return out
 
 
 _TERMS = {"HannWindow": (0.5, 0.5), "HammingWindow": (25 / 46, 21 / 46), "BlackmanWindow": (0.42, 0.5, 0.08)}
@@ -134,9 +140,8 @@ def mel(call: Call) -> Value:
     """Triangular filters, equally spaced on the mel scale, over the bins of a spectrum: [bins, bands]."""
     bands, length, rate = (int(as_array(v)) for v in call.inputs[:3])
     low, high = (float(as_array(v)) for v in call.inputs[3:5])
-    edges = np.linspace(2595 * np.log10(1 + low / 700), 2595 * np.log10(1 + high / 700), bands + 2, endpoint=False)
-    step = (2595 * np.log10(1 + high / 700) - 2595 * np.log10(1 + low / 700)) / (bands + 2)
-    edges = 2595 * np.log10(1 + low / 700) + step * np.arange(bands + 2)
+    first_mel, last_mel = (2595 * np.log10(1 + hertz / 700) for hertz in (low, high))
+    edges = np.asarray(np.linspace(first_mel, last_mel, bands + 2, endpoint=False))
     at = np.floor((length + 1) * 700 * (10 ** (edges / 2595) - 1) / rate).astype(int)
     out = np.zeros((length // 2 + 1, bands))
     for band in range(bands):

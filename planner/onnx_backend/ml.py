@@ -47,7 +47,7 @@ def encode(call: Call) -> Value:
     dtype = values[1]
     if "default_tensor" in call.attrs:
         default: Any = numpy_helper.to_array(call.attr("default_tensor")).reshape(-1)[0]
-    elif dtype == object:
+    elif dtype.kind == "O":
         default = call.attr("default_string", "_Unused")
     else:
         default = call.attr("default_int64", -1) if dtype.kind == "i" else call.attr("default_float", -0.0)
@@ -92,7 +92,7 @@ def trees(call: Call) -> Value:
                 holds = holds or bool(missing[at] and np.isnan(v))
                 leaf, at = (bool(yes_leaf[at]), yes[at]) if holds else (bool(no_leaf[at]), no[at])
             sample[targets[at]].append(float(weights[at]))
-    join = {0: np.mean, 1: np.sum, 2: np.min, 3: np.max}[int(call.attr("aggregate_function", 1))]
+    join: Any = {0: np.mean, 1: np.sum, 2: np.min, 3: np.max}[int(call.attr("aggregate_function", 1))]
     made = np.asarray([[join(v) if v else 0.0 for v in sample] for sample in totals], x.dtype)
     if call.attr("post_transform", 0) != 0:
         raise Refused("a post-transform of scores")

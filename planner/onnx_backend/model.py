@@ -1,7 +1,7 @@
 """A model made static for one call: input shapes are those of the values, and operands that shapes depend on are constants.
 
 ONNX lets shapes, axes and paddings be run-time inputs. A Graph is static, so such a call is read with them built in: first no
-input is, then small integers, then all vectors and scalars. Whatever can be run without a value is.
+input is, then small integers (the first input last), then all vectors and scalars. Whatever can be run without a value is.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from planner.errors import PlanError
 from planner.onnx_backend.program import compiled, fits
 from planner.reader import read_model
 
-Built = Callable[[np.ndarray], bool]
+Built = Callable[[int, np.ndarray], bool]
 LEVELS: tuple[Built, ...] = (
-    lambda a: False,
-    lambda a: a.ndim <= 1 and a.dtype.kind in "iub",
-    lambda a: a.ndim <= 1,
+    lambda k, a: False,
+    lambda k, a: k > 0 and a.ndim <= 1 and a.dtype.kind in "iub",
+    lambda k, a: k > 0 and a.ndim <= 1,
+    lambda k, a: a.ndim <= 1 and a.dtype.kind in "iub",
+    lambda k, a: a.ndim <= 1,
 )
 SMALL = 4096
 """Most elements of an operand that is built in."""
@@ -68,7 +70,7 @@ class Static:
         last: PlanError | None = None
         tried: set[tuple[str, ...]] = set()
         for level in range(self.level, len(LEVELS)):
-            built = tuple(n for n, a in values.items() if a.size <= SMALL and LEVELS[level](a))
+            built = tuple(n for k, (n, a) in enumerate(values.items()) if a.size <= SMALL and LEVELS[level](k, a))
             if built in tried:
                 continue
             tried.add(built)

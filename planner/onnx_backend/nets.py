@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,9 +46,15 @@ def _taps(x: np.ndarray, call: Call, fill: float) -> tuple[np.ndarray, np.ndarra
         grid = np.meshgrid(*axes, indexing="ij")
         inside = np.logical_and.reduce([(g >= 0) & (g < n) for g, n in zip(grid, sizes, strict=True)])
         clipped = [np.clip(g, 0, n - 1) for g, n in zip(grid, sizes, strict=True)]
-        values.append(np.where(inside, x[(slice(None), slice(None), *clipped)], x.dtype.type(fill)))
+        values.append(np.where(inside, _at(x, clipped), x.dtype.type(fill)))
         places.append(np.where(inside, np.ravel_multi_index(clipped, sizes), -1))
     return np.stack(values), np.stack(places)
+
+
+def _at(x: np.ndarray, index: Sequence[np.ndarray]) -> np.ndarray:
+    """x [N, C, ...] at positions per spatial dim."""
+    where: tuple[Any, ...] = (slice(None), slice(None), *index)
+    return x[where]
 
 
 @handles("MaxPool")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -13,12 +14,12 @@ def _log_sum_exp(x: np.ndarray, axis: tuple[int, ...], keepdims: bool) -> np.nda
     return np.log(np.sum(np.exp(x), axis=axis, keepdims=keepdims))
 
 
-def _lowest(dtype: np.dtype) -> object:
-    return False if dtype == bool else np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
+def _lowest(dtype: np.dtype) -> Any:
+    return False if dtype.kind == "b" else np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
 
 
-def _highest(dtype: np.dtype) -> object:
-    return True if dtype == bool else np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
+def _highest(dtype: np.dtype) -> Any:
+    return True if dtype.kind == "b" else np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
 
 
 _WAYS: dict[str, Callable[..., np.ndarray]] = {

@@ -135,7 +135,7 @@ def col2im(call: Call) -> Value:
     out = np.zeros((*columns.shape[:2], *wide), x.dtype)
     for tap in itertools.product(*map(range, window)):
         where = tuple(slice(t * d, t * d + s * b, s) for t, d, s, b in zip(tap, dilations, strides, blocks, strict=True))
-        out[(slice(None), slice(None), *where)] += columns[(slice(None), slice(None), *tap)]
+        out[(slice(None), slice(None), *where)] += columns[(slice(None), slice(None), *tap)]  # type: ignore[arg-type]
     return out[(slice(None), slice(None), *(slice(pads[k], pads[k] + size[k]) for k in range(n)))]
 
 

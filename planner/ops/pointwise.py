@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.graph import Graph, Node
-from planner.ops.base import Call, Operator, jnp_dtype, register
+from planner.ops.base import Call, Operator, jnp_dtype, number_text, register
 from planner.rule import Rule, parse
 
 
@@ -82,7 +82,7 @@ def _text(pattern: str):
 
 def _clip(call: Call) -> str:
     low, high = call.node.attrs.get("min"), call.node.attrs.get("max")
-    return f"jnp.clip({call.args[0]}, {low!r}, {high!r})"
+    return f"jnp.clip({call.args[0]}, {number_text(low)}, {number_text(high)})"
 
 
 def _cast(call: Call) -> str:
@@ -98,7 +98,7 @@ def _pow(call: Call) -> str:
 
 
 def _div(call: Call) -> str:
-    if call.out_dtypes and "int" in call.out_dtypes[0]:
+    if call.dtypes and "int" in call.dtypes[0]:
         return f"{call.use('truncated_div')}({call.args[0]}, {call.args[1]})"
     return f"({call.args[0]} / {call.args[1]})"
 
@@ -116,7 +116,7 @@ _UNARY_NO_GRAD = {
 _BINARY = {"Max": "jnp.maximum({0}, {1})", "Min": "jnp.minimum({0}, {1})"}
 _COMPARE = {
     "Equal": "({0} == {1})", "Less": "({0} < {1})", "LessOrEqual": "({0} <= {1})", "Greater": "({0} > {1})", "GreaterOrEqual": "({0} >= {1})",
-    "And": "jnp.logical_and({0}, {1})", "Or": "jnp.logical_or({0}, {1})", "Xor": "jnp.logical_xor({0}, {1})", "Mod": "jnp.mod({0}, {1})",
+    "And": "jnp.logical_and({0}, {1})", "Or": "jnp.logical_or({0}, {1})", "Xor": "jnp.logical_xor({0}, {1})",
 }  # fmt: skip
 
 _POLES = frozenset({"Log", "Sqrt", "Reciprocal"})
@@ -137,6 +137,7 @@ register(
     Operator("Mul", _scaled, _text("({0} * {1})"), saves="in", fusible=True),
     Operator("Div", _scaled, _div, saves="in", fusible=True),
     Operator("Pow", _power, _pow, saves="in", fusible=True),
+    Operator("Mod", pointwise_rule, lambda c: f"jnp.{'fmod' if c.attr('fmod', 0) else 'mod'}({c.args[0]}, {c.args[1]})", saves="", fusible=True),
     Operator("Where", pointwise_rule, _text("jnp.where({0}, {1}, {2})"), saves="in0", fusible=True),
     Operator("Cast", pointwise_rule, _cast, saves="", fusible=True),
     Operator("Clip", pointwise_rule, _clip, saves="in", fusible=True),

@@ -24,6 +24,8 @@ def _dropout_rule(node: Node, graph: Graph) -> Rule:
 
 
 def _dropout(call: Call) -> str:
+    if len(call.args) < 2:
+        raise NoRule("no seed: the graph is in neither mode (planner.modes)")
     shape = call.global_in[0]
     starts = ", ".join(call.start(f) for f in letters(len(shape)))
     strides = ", ".join(str(prod(shape[d + 1 :]) % 2**32) for d in range(len(shape)))

@@ -63,7 +63,7 @@ def batch_norm_live(x, scale, bias, mean, variance, epsilon, momentum, count, ax
 def max_pool(x, kernel, strides, pads, dilations, out):
     """Max pooling over the spatial dims of x [N, C, ...] to the spatial shape `out`."""
     window = _window(x, kernel, strides, pads, dilations, out)
-    low = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    low = np.array(-np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min, x.dtype)
     return lax.reduce_window(x, low, lax.max, *window)
 
 

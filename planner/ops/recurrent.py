@@ -1,0 +1,70 @@
+"""GRU, RNN, and the forms of LSTM that the plain kernel lacks. Only the batch splits: a step needs the whole hidden state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from planner.graph import Graph, Node
+from planner.ops.base import Call, NoRule, Operator, register
+from planner.rule import Rule, parse
+
+_OPERANDS = ("s! b i!", "p! q! i!", "p! q! h!", "p! z!", "b", "p! b h!", "p! b h!", "p! y!")
+_RESULTS = ("s! p! b h!", "p! b h!", "p! b h!")
+STANDARD = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
+KNOWN = frozenset({"relu", "tanh", "sigmoid", "softsign", "softplus", "affine", "hardsigmoid", "elu", "leakyrelu"})
+
+
+def recurrent_rule(node: Node, graph: Graph) -> Rule:
+    """x [S, B, I] and states [D, B, H] split over the batch; weights are whole."""
+    shapes = graph.shapes(node.inputs)
+    outs = graph.shapes(tuple(o for o in node.outputs if o))
+    left = [side if name else "" for side, name in zip(_OPERANDS, node.inputs, strict=False)]
+    right = [side for side, o in zip(_RESULTS, node.outputs, strict=False) if o]
+    rule = parse(f"{','.join(left)} -> {','.join(right)}", shapes, outs)
+    x, w, r = shapes[:3]
+    return replace(rule, flops=2.0 * x[0] * x[1] * (prod(w) + prod(r)))
+
+
+def settings(call: Call) -> str:
+    """The arguments direction, activation names per direction, and bound."""
+    direction = str(call.attr("direction", "forward"))
+    given = call.node.attrs.get("activations")
+    count = 2 if direction == "bidirectional" else 1
+    names = tuple(str(a).lower() for a in given) if given else STANDARD[call.node.op] * count  # type: ignore[union-attr]
+    if not set(names) <= KNOWN:
+        raise NoRule(f"activations {', '.join(sorted(set(names) - KNOWN))}")
+    return f"{direction!r}, {names!r}, {call.node.attrs.get('clip')!r}"
+
+
+def chosen(call: Call, text: str, count: int) -> str:
+    """The wanted ones of `count` results."""
+    live = [i for i, o in enumerate(call.node.outputs) if o]
+    if len(live) == count:
+        return text
+    return f"{text}[{live[0]}]" if len(live) == 1 else f"tuple({text}[i] for i in {tuple(live)})"
+
+
+def operands(call: Call, count: int) -> list[str]:
+    """Operand expressions, None for those absent."""
+    return [a or "None" for a in call.args] + ["None"] * (count - len(call.args))
+
+
+def _rnn(call: Call) -> str:
+    return chosen(call, f"{call.use('rnn')}({', '.join(operands(call, 6))}, {settings(call)})", 2)
+
+
+def _gru(call: Call) -> str:
+    after = bool(call.attr("linear_before_reset", 0))
+    return chosen(call, f"{call.use('gru')}({', '.join(operands(call, 6))}, {settings(call)}, {after})", 2)
+
+
+def lstm_full(call: Call) -> str:
+    """The kernel of an LSTM with sequence lengths, peepholes, other activations or a bound."""
+    return chosen(call, f"{call.use('lstm_full')}({', '.join(operands(call, 8))}, {settings(call)})", 3)
+
+
+register(
+    Operator("GRU", recurrent_rule, _gru, saves="in out"),
+    Operator("RNN", recurrent_rule, _rnn, saves="in out"),
+)
