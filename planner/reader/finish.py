@@ -10,7 +10,7 @@ import numpy as np
 from planner.errors import PlanError
 from planner.graph import FLOATS, Graph, Node, Role, Tensor, WeightRef
 from planner.reader.draft import FOLD_ELEMENTS, Draft, Op, ref_array
-from planner.reader.params import Use, lost_ties, parameter_uses, resolve_ties
+from planner.reader.params import Use, lost_ties, named, parameter_uses, resolve_ties
 from planner.reader.tidy import drop_copies, drop_dead
 
 _GENERATED = re.compile(r"^(val_\d+|onnx::\w+|\d+|_tensor_constant\d+|.*Constant(_\d+)?_output_0|const_fold_opt_.*)$")
@@ -33,7 +33,7 @@ def finish(draft: Draft) -> Graph:
         raise PlanError("P114", "every output of the model is constant: there is nothing to plan")
     draft.notes.extend(lost_ties(draft, uses))
     weights, constants = _roles(draft, trainable)
-    idle = [w for w in weights if _named(w) and w not in trainable and draft.is_float(w) and not w.endswith(("running_mean", "running_var"))]
+    idle = [w for w in weights if named(w) and w not in trainable and draft.is_float(w) and not w.endswith(("running_mean", "running_var"))]
     if idle:
         draft.notes.append(f"not trained, because they are added or joined rather than multiplied: {', '.join(map(repr, idle[:6]))}")
     _name_ids(draft.ops)
@@ -47,16 +47,11 @@ def finish(draft: Draft) -> Graph:
     )  # fmt: skip
 
 
-def _named(name: str) -> bool:
-    """True for a module path such as 'vit.embeddings.cls_token': whoever wants to train it must find it among the weights."""
-    return "." in name and "::" not in name and "/" not in name
-
-
 def _fold_rest(draft: Draft, trainable: set[str]) -> None:
     """Float tables that turned out to be no parameters: small operations on them alone are done now (Expand is left lazy)."""
     known: set[str] = set(draft.values) - trainable
     for name, ref in draft.refs.items():
-        if ref.kind == "inline" and name not in trainable and not _named(name) and math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
+        if ref.kind == "inline" and name not in trainable and not named(name) and math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
             known.add(name)
     kept: list[Op] = []
     for op in draft.ops:
@@ -86,7 +81,7 @@ def _roles(draft: Draft, trainable: set[str]) -> tuple[dict[str, WeightRef], dic
         ref = draft.refs.get(name)
         if ref is None:
             constants[name] = draft.values[name]
-        elif name in trainable or state or ref.kind != "inline" or _named(name):
+        elif name in trainable or state or ref.kind != "inline" or named(name):
             weights[name] = ref
         elif math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
             array = ref_array(ref, name)
@@ -157,7 +152,7 @@ def _labels(draft: Draft, weights: list[str], uses: list[Use]) -> dict[str, str]
     taken: set[str] = set()
     for name in weights:
         label = name
-        if not _named(name):
+        if not named(name):
             op, slot, kind = first.get(name, (OUTPUT, 0, "buffer"))
             what = _SLOTS.get(op.op, {}).get(slot) or {"scale": "weight"}.get(kind, kind)
             if op.scope:

@@ -1,11 +1,13 @@
 """Which leaves are parameters, and which of them were merged or copied by the exporter.
 
-A float leaf is a parameter when it feeds a parameter slot, directly or through Reshape, Transpose, Cast, Identity or a scalar factor:
+A float leaf is a parameter when it feeds a parameter slot, directly or through Reshape, Transpose, Cast, Identity, a scalar factor, or a function
+that keeps it within bounds (Exp, Neg, Softplus, Sigmoid, Tanh: Mamba's A is -exp(A_log)):
 
     MatMul, Einsum      either operand of rank >= 2, the other depending on data
     Conv, ConvTranspose filters;  LSTM, GRU, RNN  W, R, B;  Gather, GatherND  the table
     norms               scale and bias
-    Add, Mul            a vector as long as the last dim, or [C, 1, ..], of an operand that depends on data
+    Add, Mul            a vector as long as the last dim, or [C, 1, ..], of an operand that depends on data; [C, 1] behind a convolution;
+                        a named leaf [H, 1] that scales the heads of [B, .., H, D] (Mamba's D)
 
 Not: running statistics, scalars, tables of rank two and more that are added or multiplied, anything quantised. Exporters merge
 initializers of equal value: scales of one and biases of zero that belong to different modules are parted again here.
@@ -23,6 +25,7 @@ from planner.reader.draft import Draft, Op
 
 _TRAINABLE = ("float64", "float32", "float16", "bfloat16")
 _NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization")
+_THROUGH = ("Reshape", "Transpose", "Cast", "Identity", "Exp", "Neg", "Softplus", "Sigmoid", "Tanh")
 _RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
 _NUMBERED = re.compile(r"(.+)_(\d+)")
 _MADE_UP = re.compile(r"^val_\d+$|/?Constant(_\d+)?_output_0$")
@@ -64,9 +67,18 @@ def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
         return {1: "scale", 2: "bias"}.get(slot, "")
     if kind in ("LSTM", "GRU", "RNN"):
         return _RECURRENT.get(slot, "")
-    if kind in ("Add", "Mul") and others and others[0] in data and _vector(shape, draft.shape(others[0])):
-        return "bias" if kind == "Add" else "scale"
+    if kind in ("Add", "Mul") and others and others[0] in data:
+        out = draft.shape(others[0])
+        maker = draft.maker.get(others[0])
+        behind = kind == "Add" and maker is not None and maker.op in ("Conv", "ConvTranspose") and shape == (out[1], *[1] * (len(out) - 2))
+        if _vector(shape, out) or behind or (kind == "Mul" and named(op.inputs[slot]) and len(out) > 3 and shape == (out[-2], 1)):
+            return "bias" if kind == "Add" else "scale"
     return ""
+
+
+def named(name: str) -> bool:
+    """True for a module path such as 'vit.embeddings.cls_token': whoever wants to train it must find it among the weights."""
+    return "." in name and "::" not in name and "/" not in name
 
 
 def _vector(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
@@ -103,7 +115,7 @@ def _leaf(draft: Draft, name: str) -> tuple[str, bool]:
             k = 0 if draft.scalar(op.inputs[1]) is not None else 1
             if draft.scalar(op.inputs[1 - k]) is None:
                 return "", False
-        elif op.op in ("Reshape", "Transpose", "Cast", "Identity"):
+        elif op.op in _THROUGH:
             k = 0
         else:
             return "", False
