@@ -22,14 +22,15 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     else:
         files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
     roots = {"main", "make_gradients"} if train else {"main"}
-    functions = parts_for(roots | names_in(model), files)
-    before = parts_for(names_in(model), files)
+    mentioned = names_in(model)
+    functions = parts_for(roots | mentioned, files)
+    before = parts_for(mentioned, files)
     tables = _tables(w, workload, compute, model_folder)
     if w.arrays:
         file = literal(weights_file or "program.safetensors")
         constants = f'CONSTANTS = read_safetensors(Path(__file__).with_name({file}), "constant/")'
-        functions = parts_for(roots | names_in(model) | {"read_safetensors"}, files)
-        before = [*parts_for(names_in(model) | {"read_safetensors"}, files), constants]
+        functions = parts_for(roots | mentioned | {"read_safetensors"}, files)
+        before = [*parts_for(mentioned | {"read_safetensors"}, files), constants]
     after = [text for text in functions if text not in before]
     tail = tail_of(files[-1])
     code = "\n\n\n".join([tables.rstrip("\n"), *before, model, *after, tail]) + "\n"

@@ -70,6 +70,13 @@ def _free_names(text: str) -> frozenset[str]:
     return frozenset(names_in(text) - own)
 
 
+@cache
+def _targets(text: str) -> tuple[str, ...]:
+    """Names that a constant's source assigns."""
+    tree = ast.parse(text).body[0]
+    return tuple(n.id for t in tree.targets for n in ast.walk(t) if isinstance(n, ast.Name)) if isinstance(tree, ast.Assign) else ()
+
+
 def parts_for(wanted: Iterable[str], files: Sequence[str]) -> list[str]:
     """Sources of the wanted functions and constants and of those they mention, in file order; unknown names are ignored."""
     known: dict[str, str] = {}
@@ -78,9 +85,7 @@ def parts_for(wanted: Iterable[str], files: Sequence[str]) -> list[str]:
             if name in known:
                 raise ValueError(f"two parts are named {name}")
             known[name] = text
-    assigned = {name: ast.parse(text).body[0] for name, text in known.items()}
-    targets = {name: tree.targets for name, tree in assigned.items() if isinstance(tree, ast.Assign)}
-    owner = {n.id: name for name, own in targets.items() for t in own for n in ast.walk(t) if isinstance(n, ast.Name)}
+    owner = {target: name for name, text in known.items() for target in _targets(text)}
     taken: set[str] = set()
     queue = sorted(wanted)
     while queue:
@@ -107,7 +112,8 @@ def helper_sources(names: set[str]) -> list[str]:
 
 def imports_for(text: str) -> str:
     """The import lines that a program's text needs, standard library first."""
-    used = [name for name in IMPORTS if name in names_in(text)]
+    mentioned = names_in(text)
+    used = [name for name in IMPORTS if name in mentioned]
     blocks = []
     for first in (True, False):
         lines: list[str] = []
