@@ -24,6 +24,8 @@ MARK = "emitted by meshwright"
 _TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
           "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}  # fmt: skip
 FINDING = 1
+COMPUTE = {"plan": "", "bfloat16": "bfloat16", "float32": "float32"}
+"""`--compute` -> dtype; "" is as the plan computes."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,12 +125,16 @@ def _write_safetensors(path: Path, constants: Mapping[str, Any], graph: Graph, w
 
 def verify(args: argparse.Namespace) -> int:
     """`plan verify`: exit 1 when what was compiled or computed is not what was planned."""
+    from planner.api import choose
+    from planner.verify.worker import TIMEOUT_S
     from planner.verify.worker import verify as check
 
+    choose("compute", args.compute, tuple(COMPUTE))
     strategy = files.load(args.strategy)
     source = files.model_of(strategy, args.strategy, args.model)
     if sys.stderr.isatty():
-        console.say("compiling the program on virtual devices ...")
-    report = check(strategy, source, backend=args.backend, run=not args.no_run, tolerance=args.tolerance)
+        console.say("compiling the program on virtual devices ..." if args.target == "cpu" else f"compiling the program for {args.target} ...")
+    report = check(strategy, source, backend=args.backend, target=args.target, run=not args.no_run, tolerance=args.tolerance, compute=COMPUTE[args.compute],
+                   timeout_s=args.time_limit or TIMEOUT_S)  # fmt: skip
     console.data(report.text())
     return 0 if report.ok else FINDING

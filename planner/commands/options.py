@@ -147,8 +147,11 @@ def verify(p: argparse.ArgumentParser) -> None:
     """Options of `plan verify`."""
     saved(p)
     p.add_argument("--backend", default="shard_map", metavar="NAME", help="shard_map (default) or jit")
+    p.add_argument("--target", default="cpu", metavar="WHERE", help="cpu (virtual devices, default), gpu:h100 or tpu:v5e:4x4: compiled without the hardware")
+    p.add_argument("--compute", default="plan", metavar="TYPE", help="with another target than cpu: plan (default), bfloat16 or float32")
     p.add_argument("--no-run", action="store_true", help="compile and compare figures, run nothing")
-    p.add_argument("--tolerance", type=positive, default=1e-4, metavar="X", help="largest error of outputs and gradients (default 1e-4)")
+    p.add_argument("--tolerance", type=positive, metavar="X", help="cpu: largest error of outputs and gradients (default 1e-4); else: largest difference of a judged figure")
+    p.add_argument("--time-limit", type=seconds, metavar="S", help="seconds for compiling and running (default 900)")
 
 
 def compare(p: argparse.ArgumentParser) -> None:

@@ -114,7 +114,8 @@ def of_arguments(text: str, assignment: Assignment) -> tuple[str, ...]:
         stored = assignment.parameters.get(number, plain)
         if stored > plain:
             shape = parameter.shapes[0]
-            rows.append((plain - stored, f"{parameter.op_name or parameter.name} {shape.dtype}[{','.join(map(str, shape.dims))}] {plain:,} B as {stored:,} B"))
+            name = (parameter.op_name or parameter.name).replace("\\'", "'")
+            rows.append((plain - stored, f"{name} {shape.dtype}[{','.join(map(str, shape.dims))}] {plain:,} B as {stored:,} B"))
     if not rows:
         return ()
     total = -sum(extra for extra, _ in rows)
@@ -122,11 +123,13 @@ def of_arguments(text: str, assignment: Assignment) -> tuple[str, ...]:
 
 
 def of_temporaries(text: str, source: str, assignment: Assignment, most: int = LINES) -> tuple[str, ...]:
-    """Lines about the largest temporary values and what they serve."""
+    """Lines about the largest temporary values, of 1 % of all or more, and what they serve."""
     module, origins = parse(text), Origins.of(text, source)
-    found = _instructions(module, {h.name for h in assignment.temporaries[:most]})
+    whole = sum(h.size_bytes for h in assignment.temporaries)
+    largest = [h for h in assignment.temporaries[:most] if h.size_bytes >= whole / 100]
+    found = _instructions(module, {h.name for h in largest})
     lines = []
-    for held in assignment.temporaries[:most]:
+    for held in largest:
         instruction = found.get(held.name)
         what = origins.name(instruction.attributes) if instruction else ""
         lines.append(f"temporary: {held.shape} {held.size_bytes:,} B{f' of {what}' if what else ''} ({held.name})")

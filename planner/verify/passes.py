@@ -88,8 +88,8 @@ def stages(folder: Path) -> Iterator[tuple[str, str]]:
             rows.setdefault(found["module"], []).append((int(found["index"]), found["name"], path))
     if not rows:
         return
-    begun = False
-    for _, name, path in sorted(max(rows.values(), key=lambda r: len(r)), key=lambda r: r[0]):
+    begun, largest = False, max(rows.values(), key=len)
+    for _, name, path in sorted(largest, key=lambda r: r[0]):
         begun = begun or name in PARTITIONED
         if begun:
             yield name, path.read_text(errors="replace")

@@ -1,7 +1,8 @@
 """What `plan verify` found: predicted beside compiled, figure by figure, and how far the program's numbers are from the unsharded model's.
 
-A figure is *judged* when the prediction is exact (shard_map programs: payloads, dot FLOPs, argument bytes); judged figures must be equal.
-Others (compiler-placed collectives of jit programs, temporaries of the CPU compiler) are shown beside and carry no mark.
+A figure is *judged* when the prediction claims it: on virtual CPU devices payloads, dot FLOPs and argument bytes of shard_map programs, which must
+be equal; on other targets all collectives together, FLOPs, arguments, outputs and the peak of large programs, each within a tolerance.
+Others (compiler-placed collectives of jit programs, temporaries of the CPU compiler) are shown beside and decide nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ WIDTHS = (34, 22, 22)
 
 @dataclass(frozen=True)
 class Figure:
-    """One quantity of one device and one step; `predicted` is None where the plan predicts nothing comparable."""
+    """One quantity of one device and one step; `predicted` is None where the plan predicts nothing comparable.
+
+    tolerance: largest distance allowed, as a fraction of what was compiled. off: the distance where it is not that of the two totals (a sum of
+    differences that could cancel). shown: the distance is printed though it is not judged.
+    """
 
     what: str
     predicted: int | None
@@ -25,18 +30,35 @@ class Figure:
     unit: str = "bytes"
     judged: bool = True
     note: str = ""
+    tolerance: float = 0.0
+    off: int | None = None
+    shown: bool = False
+
+    @property
+    def distance(self) -> int:
+        """How far apart, in the figure's unit."""
+        return self.off if self.off is not None else abs(self.compiled - self.predicted) if self.predicted is not None else 0
 
     @property
     def ok(self) -> bool:
-        """Equal, or not judged."""
-        return not self.judged or self.predicted == self.compiled
+        """Within the tolerance (equal where there is none), or not judged."""
+        return not self.judged or (self.predicted is not None and self.distance <= self.tolerance * self.compiled)
 
     @property
     def mark(self) -> str:
         """What the last column says."""
-        if not self.judged:
+        if not self.judged and not self.shown:
             return self.note
-        return "exact" if self.ok else "DIFFERS"
+        if not self.distance:
+            return "exact"
+        if not self.judged:
+            return self._apart()
+        return f"{self._apart()}, within {self.tolerance:.3g}" if self.ok else f"DIFFERS {self._apart()}"
+
+    def _apart(self) -> str:
+        """The distance as a fraction of the prediction, or in the figure's unit where nothing was predicted; a sum of differences has no sign."""
+        sign = "sum of differences " if self.off is not None else "+" if self.compiled > (self.predicted or 0) else "-"
+        return sign + (f"{self.distance / self.predicted:.2%}" if self.predicted and self.distance < 10 * self.predicted else _number(self.distance, self.unit))
 
 
 @dataclass(frozen=True)
@@ -73,19 +95,23 @@ class VerifyReport:
     not_run: str = ""
     asked: bool = True
     notes: tuple[str, ...] = ()
+    machine: str = "virtual CPU devices"
+    differences: tuple[str, ...] = ()
+    """The tensor, operator or compiler pass behind each difference, a line each."""
 
     @property
     def ok(self) -> bool:
-        """Every judged figure is exact, and the numbers, when asked for, were run and are within the tolerance."""
+        """Every judged figure is as predicted, and the numbers, when asked for, were run and are within the tolerance."""
         return all(f.ok for f in self.figures) and (not self.asked or (self.numbers is not None and self.numbers.ok))
 
     def text(self) -> str:
         """The report for people."""
         mesh = ", ".join(f"{a}={n}" for a, n in self.mesh.items())
         devices = math.prod(self.mesh.values())
-        lines = [f"{self.model}: {self.program} program, {self.workload}, on {devices} virtual CPU devices ({mesh})",
+        lines = [f"{self.model}: {self.program} program, {self.workload}, on {devices} {self.machine} ({mesh})",
                  f"compiled {self.compiled}; one device, one step:", _row("", "predicted", "compiled", "")]  # fmt: skip
         lines += [_row(f.what, _number(f.predicted, f.unit), _number(f.compiled, f.unit), f.mark) for f in self.figures]
+        lines += [f"  - {line}" for line in self.differences]
         lines += self._numbers_text()
         lines += [f"note: {n}" for n in self.notes]
         lines.append("verified" if self.ok else "NOT VERIFIED: " + "; ".join(self.findings()))
@@ -102,7 +128,8 @@ class VerifyReport:
 
     def findings(self) -> tuple[str, ...]:
         """What is wrong, a phrase each; empty when `ok`."""
-        out = [f"{f.what} predicted {_number(f.predicted, f.unit)}, compiled {_number(f.compiled, f.unit)}" for f in self.figures if not f.ok]
+        out = [f"{f.what} predicted {_number(f.predicted, f.unit)}, compiled {_number(f.compiled, f.unit)}"
+               + (f", beyond {f.tolerance:.3g}" if f.tolerance else "") for f in self.figures if not f.ok]  # fmt: skip
         if self.asked and self.numbers is None:
             out.append(f"numbers were not run: {self.not_run}")
         elif self.numbers is not None and not self.numbers.ok:
@@ -137,8 +164,8 @@ class VerifyReport:
             training = data["workload"] == "train"
             gradients = (math.nan if n["gradients"] is None else n["gradients"]) if training else None
             numbers = Numbers(n["size"], n["parameters"], math.nan if n["error"] is None else n["error"], gradients, n["worst"], n["tolerance"])
-        plain = {key: data[key] for key in ("model", "program", "mesh", "workload", "compiled", "not_run", "asked")}
-        return cls(**plain, figures=figures, numbers=numbers, notes=tuple(data["notes"]))
+        plain = {key: data[key] for key in ("model", "program", "mesh", "workload", "compiled", "not_run", "asked", "machine")}
+        return cls(**plain, figures=figures, numbers=numbers, notes=tuple(data["notes"]), differences=tuple(data["differences"]))
 
 
 def _number(value: int | None, unit: str) -> str:

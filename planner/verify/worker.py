@@ -1,7 +1,8 @@
-"""`plan verify`: the emitted program compiled and run on virtual devices, predicted beside actual.
+"""`plan verify`: the emitted program compiled, and on virtual devices run, predicted beside actual.
 
 `verify` starts `python -m planner.verify.worker` with one virtual CPU device per device of the plan, so that the caller never imports jax and
-a crash, a hang or exhausted memory of the compiler is an error message. The worker writes its report after each phase:
+a crash, a hang or exhausted memory of the compiler is an error message. For a GPU or TPU target nothing is run: `planner.verify.ahead`.
+The worker writes its report after each phase:
 
     compile    from shapes alone, in float32, unrolled where the graph is small enough to unroll: nothing is allocated
     run        outputs or gradients against the unsharded program, on the full model when the host memory it would take (what the compiler says
@@ -11,7 +12,6 @@ a crash, a hang or exhausted memory of the compiler is an error message. The wor
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -40,29 +40,33 @@ CORE_FLOPS_PER_S = 5e9
 """What one core is counted on to do; decides only whether the full model is run."""
 
 
-def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map", run: bool = True, tolerance: float = TOLERANCE,
-           timeout_s: float = TIMEOUT_S) -> VerifyReport:  # fmt: skip
-    """Compile, and with `run` execute, the program of a strategy on virtual CPU devices, in a process of its own.
+def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map", target: str = "cpu", run: bool = True, tolerance: float | None = None,
+           compute: str = "", timeout_s: float = TIMEOUT_S) -> VerifyReport:  # fmt: skip
+    """Compile, and with `run` on virtual CPU devices execute, the program of a strategy, in a process of its own.
 
-    source: the model the strategy was made for. tolerance: largest error of outputs, loss and gradients (a fraction, see semantics in the docs).
-    Raises PlanError: another model, no jax, devices that cannot be had, or a compilation that fails or exceeds timeout_s.
-    Running out of time after compiling is no error: the report says that numbers are missing.
+    source: the model the strategy was made for. target: cpu, gpu:NAME or tpu:SLICE (compiled only). tolerance: on cpu the largest error of outputs,
+    loss and gradients (a fraction, default TOLERANCE), else the largest difference of every judged figure instead of the target's own ones.
+    compute: float32 or bfloat16 on other targets than cpu, default as the plan computes.
+    Raises PlanError: another model, no jax or no compiler, an unknown target, devices that cannot be had, a host with too little memory, or a
+    compilation that fails or exceeds timeout_s. Running out of time after compiling is no error: the report says that numbers are missing.
     """
     from planner.api import choose
+    from planner.verify.targets import parse_target, require
 
     choose("backend", backend, ("shard_map", "jit"))
-    if importlib.util.find_spec("jax") is None:
-        raise PlanError("P160", "plan verify compiles with jax, which is not installed", help=["pip install jax"])
     devices = prod(n for _, n in strategy.mesh_shape)
+    place = parse_target(target, devices)
+    require(place)
     with tempfile.TemporaryDirectory() as folder:
         asked, answered, planned = (Path(folder, name) for name in ("request.json", "answer.json", "strategy.json"))
         strategy.save(planned)
-        request = {"strategy": str(planned), "source": str(source), "backend": backend, "run": run, "tolerance": tolerance, "timeout_s": timeout_s}
+        request = {"strategy": str(planned), "source": str(source), "backend": backend, "run": run, "tolerance": tolerance, "timeout_s": timeout_s,
+                   "target": target, "compute": compute}  # fmt: skip
         asked.write_text(json.dumps(request))
         late, log, code = False, "", 0
         try:
             command = [sys.executable, "-m", "planner.verify.worker", str(asked), str(answered)]
-            done = subprocess.run(command, env=environment(devices), timeout=timeout_s, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            done = subprocess.run(command, env={**environment(devices, place.kind), **place.environment()}, timeout=timeout_s, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                   stderr=subprocess.PIPE, text=True, errors="replace", check=False)  # fmt: skip
             log, code = done.stderr, done.returncode
         except subprocess.TimeoutExpired:
@@ -72,28 +76,30 @@ def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map"
         e = answer["error"]
         raise PlanError(e["code"], e["what"], detail=e["detail"], help=e["help"], exit_code=e["exit_code"])
     if "report" not in answer:
-        raise _lost(late, timeout_s, code, log, devices)
+        raise _lost(late, timeout_s, code, log, place.text if place.kind != "cpu" else f"{devices} virtual devices")
     report = VerifyReport.from_dict(answer["report"])
     if answer["phase"] == "done":
         return report
     return replace(report, not_run=f"not finished within {timeout_s:g} s" if late else f"the process ended with code {code} while running: {_last(log)}")
 
 
-def environment(devices: int) -> dict[str, str]:
-    """Environment of a process with that many virtual CPU devices, products in float32, able to import this package."""
+def environment(devices: int, kind: str = "cpu") -> dict[str, str]:
+    """Environment of a process able to import this package; on cpu with that many virtual devices and products in float32."""
     root = str(Path(__file__).resolve().parents[2])
     flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    if kind != "cpu":
+        return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
     return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "JAX_DEFAULT_MATMUL_PRECISION": "float32",
             "XLA_FLAGS": " ".join([f"--xla_force_host_platform_device_count={devices}", *flags])}  # fmt: skip
 
 
-def _lost(late: bool, timeout_s: float, code: int, log: str, devices: int) -> PlanError:
+def _lost(late: bool, timeout_s: float, code: int, log: str, where: str) -> PlanError:
     """The error for a worker that left no report."""
     if late:
         return PlanError("P161", f"compiling did not end within {timeout_s:g} s", help=["a smaller model or fewer devices"])
     why = "it was killed, most likely for memory" if code in (-9, 137) else f"it ended with code {code}"
-    return PlanError("P162", f"compiling for {devices} virtual devices failed: {why}", detail=[_last(log)] if log.strip() else [])
+    return PlanError("P162", f"compiling for {where} failed: {why}", detail=[_last(log)] if log.strip() else [])
 
 
 def _last(log: str) -> str:
@@ -166,6 +172,15 @@ def host_bytes() -> int:
     return total
 
 
+def free_bytes() -> int:
+    """Memory that this host has free now, as far as the system tells; else all of it."""
+    try:
+        rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return min(host_bytes(), int(rows["MemAvailable"].split()[0]) * 1024)
+    except (OSError, ValueError, KeyError):
+        return host_bytes()
+
+
 def too_large(graph: Graph, plan: Plan, compiled: Compiled, training: bool, timeout_s: float) -> str:
     """Why the full model is not run; "" when it is: its estimated memory is below half the host's, and its work ends in a quarter of the time."""
     from costmodels.units import show_bytes
@@ -209,20 +224,20 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     """The worker's two phases; `write(phase, report)` after each."""
     import jax
 
-    from planner.api import reopen
     from planner.strategy import Strategy
 
     strategy = Strategy.load(request["strategy"])
     devices = prod(n for _, n in strategy.mesh_shape)
+    if request.get("target", "cpu") != "cpu":
+        write("done", ahead_of_time(strategy, request))
+        return
     try:
         have = len(jax.devices())
     except RuntimeError as e:
         raise PlanError("P160", f"jax cannot make {devices} virtual CPU devices: {str(e).splitlines()[0]}") from e
     if have != devices:
         raise PlanError("P160", f"jax made {have} virtual CPU devices instead of {devices}", help=["unset JAX settings in the environment"])
-    model = reopen(strategy, request["source"])
-    if model.sha256() != strategy.model["sha256"]:
-        raise PlanError("P051", f"{request['source']} is not the model this strategy was made for (its graph has changed)", help=["plan again, or plan check"])
+    model = recorded_model(strategy, request["source"])
     kind, backend = model.workload.kind, request["backend"]
     graph = model.graph(int(strategy.techniques["microbatches"]))
     plan = strategy.plan_for(graph)
@@ -235,8 +250,45 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     report = VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how, rows, None, "", request["run"], notes)
     write("compiled" if request["run"] else "done", report)
     if request["run"]:
-        found, why, more = numbers(model, plan, compiled, backend, request["tolerance"], request["timeout_s"])
+        tolerance = TOLERANCE if request["tolerance"] is None else request["tolerance"]
+        found, why, more = numbers(model, plan, compiled, backend, tolerance, request["timeout_s"])
         write("done", replace(report, numbers=found, not_run=why, notes=(*notes, *more)))
+
+
+def recorded_model(strategy: Strategy, source: str) -> Model:
+    """The model under the strategy's workload. Raises PlanError P051 when its graph is another one."""
+    from planner.reprice import open_recorded
+
+    model = open_recorded(strategy, source)
+    if model.sha256() != strategy.model["sha256"]:
+        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again, or plan check"])
+    return model
+
+
+def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyReport:
+    """The report for a target that is not there."""
+    from planner.topology import from_json
+    from planner.verify import ahead
+    from planner.verify.targets import parse_target
+
+    model, backend = recorded_model(strategy, request["source"]), request["backend"]
+    kind, optimizer, precision = model.workload.kind, model.workload.optimizer, str(strategy.workload["precision"])
+    compute = request["compute"] or ("bfloat16" if precision == "bf16-mixed" else "float32")
+    graph = model.graph(int(strategy.techniques["microbatches"]))
+    plan = strategy.plan_for(graph)
+    unroll = len(graph.nodes) <= UNROLLED_NODES or not plan.runs
+    written = len(graph.nodes) if unroll else sum(period for _, period, _ in plan.runs) + len(graph.nodes) - sum(p * r for _, p, r in plan.runs)
+    ahead.refuse_if_too_large(written, free_bytes())
+    target = parse_target(request["target"], plan.devices)
+    memory = ahead.planned_memory(graph, plan, from_json(strategy.topology), compute, kind == "train", str(strategy.workload["runtime"]), optimizer)
+    found = ahead.check(graph, plan, target, memory, workload=kind, backend=backend, optimizer=optimizer, compute=compute, unroll=unroll,
+                        tolerance=request["tolerance"])  # fmt: skip
+    how = f"from shapes, {'unrolled' if unroll else 'repeated blocks as loops'}, {compute}"
+    notes = ["peak and temporaries are predicted without the allowance for fragmentation that a plan adds"]
+    if precision not in ("bf16-mixed", "fp32"):
+        notes.append(f"the plan is priced in {precision}, which programs are not emitted in")
+    return VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how, found.figures, None, f"{target.text} is only compiled for", False,
+                        tuple(notes), target.machine, found.differences)  # fmt: skip
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,193 @@
+"""A plan's program compiled for a target that is not there, predicted beside compiled. Runs in `plan verify`'s worker process.
+
+Compiled from shapes alone: nothing is allocated on any device, and what the compiler itself needs of this host is estimated first.
+Where collectives differ, the program is compiled a second time with dumps after every pass, so that each difference is named by the pass.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlanError
+from planner.verify import differences
+from planner.verify.buffers import Assignment, assignment_in
+from planner.verify.hlo import dot_flops, traffic
+from planner.verify.predicted import Predicted, Traffic, flops_by_node, predict
+from planner.verify.report import Figure
+from planner.verify.targets import Target
+
+if TYPE_CHECKING:
+    from planner.emit.program import Program
+    from planner.flow import Plan
+    from planner.graph import Graph
+
+LARGE = 10**9
+"""Programs below this many bytes a device are not judged by their peak: what compilers keep for themselves is a large part of them."""
+PEAK_TOLERANCE = {"gpu": 0.10, "tpu": 0.25}
+TRAFFIC_TOLERANCE = 0.01
+FLOPS_TOLERANCE = {"gpu": 0.0, "tpu": 0.01}
+HOST_BASE_BYTES = 700 * 10**6
+HOST_NODE_BYTES = 600 * 10**3
+"""Memory of this host that compiling takes: a base and so much per operator written out. Set above every program measured (docs/verify.md)."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of one program: text, and bytes of one device."""
+
+    text: str
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temporary_bytes: int
+    assignment: Assignment
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, outputs and temporaries, aliased bytes once."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
+
+
+def host_need_bytes(nodes: int) -> int:
+    """Memory of this host that compiling a training step of so many operators takes, at most."""
+    return HOST_BASE_BYTES + nodes * HOST_NODE_BYTES
+
+
+def refuse_if_too_large(nodes: int, available: int) -> None:
+    """Raise PlanError P166 when compiling would take more memory than this host has free."""
+    from costmodels.units import show_bytes
+
+    need = host_need_bytes(nodes)
+    if need > available:
+        raise PlanError("P166", f"compiling {nodes:,} operators takes about {show_bytes(need)} of this host, {show_bytes(available)} are free",
+                        help=["fewer layers (repeated blocks compare alike), or a host with more memory"])  # fmt: skip
+
+
+def compile_ahead(program: Program, workload: str, target: Target, compute: str, devices: int, passes: Path | None = None) -> Compiled:
+    """Compile the training step (or the forward pass) of a program for a target. passes: a folder for dumps after every pass.
+
+    Needs jax and the target's environment. Whatever the compiler raises is left to the caller.
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import AxisType, NamedSharding
+
+    from planner.verify.compiled import shapes
+    from planner.verify.numerics import load_program
+
+    module = load_program(program, compute=compute)
+    found = target.compile_devices(devices)
+    mesh = jax.make_mesh(tuple(module.MESH.values()), tuple(module.MESH), axis_types=(AxisType.Auto,) * len(module.MESH), devices=found)
+    module.__dict__["make_mesh"] = lambda: mesh
+    params, frozen, batch = (shapes(module, name, mesh) for name in ("PARAMS", "FROZEN", "INPUTS"))
+    if workload == "infer":
+        lowered = module.make_inference(mesh).lower(params, frozen, batch)
+    else:
+        masters = {k: jax.ShapeDtypeStruct(s.shape, jnp.float32) for k, s in params.items()}
+        state = {k: jax.tree.map(lambda s, spec=module.GRADIENTS[k][-1]: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)), v)
+                 for k, v in jax.eval_shape(module.start_state, masters).items()}  # fmt: skip
+        lowered = module.make_step(mesh).lower(params, state, frozen, batch, jax.ShapeDtypeStruct((), "float32"))
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": str(passes or folder), "xla_dump_hlo_pass_re": ".*" if passes else ""}
+        done = lowered.compile(compiler_options=options)
+        held = assignment_in(passes or Path(folder))
+    stats = done.memory_analysis()
+    return Compiled(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes, held)
+
+
+def compiled_traffic(text: str, plan: Plan, exact: bool) -> Traffic:
+    """(kind, axes) -> payload bytes of a compiled program."""
+    found = traffic(text, plan.mesh, merge_ar_slice=not exact)
+    return {(kind, axes): int(cell["payload"]) for kind, by in found.items() for axes, cell in by.items()}
+
+
+def figures(predicted: Predicted, compiled: Compiled, plan: Plan, target: Target, exact: bool, memory: Mapping[str, int], tolerance: float | None) -> tuple[Figure, ...]:
+    """Predicted beside compiled. memory: the planned parts of a device's memory without an allowance for fragmentation; tolerance: instead of the
+    target's own for every judged figure."""
+    actual = compiled_traffic(compiled.text, plan, exact)
+    rows = []
+    for key in sorted({*predicted.traffic, *actual}):
+        rows.append(Figure(f"{key[0]} over {key[1]}", predicted.traffic.get(key, 0), actual.get(key, 0), judged=False, shown=True))
+    off = sum(abs(predicted.traffic.get(k, 0) - actual.get(k, 0)) for k in {*predicted.traffic, *actual})
+    inside, results = differences.entry_bytes(compiled.text)
+
+    def judged(what: str, a: int, b: int, own: float, unit: str = "bytes", off: int | None = None) -> Figure:
+        return Figure(what, a, b, unit, tolerance=own if tolerance is None else tolerance, off=off)
+
+    rows.append(judged("all collectives", sum(predicted.traffic.values()), sum(actual.values()), TRAFFIC_TOLERANCE, off=off))
+    rows.append(judged("dot FLOPs", predicted.flops, dot_flops(compiled.text), FLOPS_TOLERANCE[target.kind], "FLOPs"))
+    rows.append(judged("argument bytes", predicted.argument_bytes, inside, 0.0))
+    rows.append(judged("output bytes", predicted.output_bytes, results, 0.0))
+    if compiled.argument_bytes != inside:
+        rows.append(Figure("arguments as stored", None, compiled.argument_bytes, judged=False, note="whole tiles"))
+    state = memory["parameters"] + memory["optimizer"]
+    total = sum(memory.values())
+    rows.append(Figure("temporaries", total - state, compiled.temporary_bytes, judged=False, shown=True))
+    peak = judged("peak", total, compiled.peak_bytes, PEAK_TOLERANCE[target.kind])
+    small = compiled.peak_bytes < LARGE and tolerance is None
+    rows.append(Figure("peak", peak.predicted, peak.compiled, judged=False, shown=True) if small else peak)
+    return tuple(rows)
+
+
+def explain(predicted: Predicted, compiled: Compiled, rows: tuple[Figure, ...], plan: Plan, program: Program, exact: bool, again: Any) -> tuple[str, ...]:
+    """A line per tensor, operator or pass behind a difference. again(folder): compiles once more with dumps after every pass."""
+    by = {f.what: f for f in rows}
+    lines: list[str] = []
+    if by["all collectives"].distance:
+        with tempfile.TemporaryDirectory() as folder:
+            again(Path(folder))
+            actual = compiled_traffic(compiled.text, plan, exact)
+            lines += differences.of_traffic(Path(folder), plan.mesh, predicted.uses, actual, program.text, exact)
+    if by["dot FLOPs"].distance:
+        lines += differences.of_flops(compiled.text, program.text, flops_by_node(predicted.flow, predicted.runs))
+    lines += differences.of_arguments(compiled.text, compiled.assignment)
+    if by["temporaries"].distance:
+        lines += differences.of_temporaries(compiled.text, program.text, compiled.assignment)
+    return tuple(lines)
+
+
+def planned_memory(graph: Graph, plan: Plan, topology: Any, compute: str, training: bool, runtime: str, optimizer: str) -> dict[str, int]:
+    """The planner's memory of a device by part, as its cost model has it, without the allowance for fragmentation."""
+    from dataclasses import asdict, replace
+
+    from costmodels.precision import load_recipe
+    from costmodels.runtime import RUNTIMES
+    from planner.base import Base
+    from planner.evaluate import price_plan
+    from planner.price import Pricer
+    from planner.topology import pinned_mesh
+
+    mesh = pinned_mesh(topology, dict(plan.mesh))
+    recipe = load_recipe("bf16-mixed" if compute == "bfloat16" else "fp32", optimizer, training)
+    pricer = Pricer(topology, mesh, replace(RUNTIMES[runtime], memory_slack=0.0), recipe)
+    return asdict(price_plan(Base.of(graph, training=training), plan, pricer)[0].memory)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Figures of one program on one target, the lines behind their differences, and what was compiled."""
+
+    figures: tuple[Figure, ...]
+    differences: tuple[str, ...]
+    compiled: Compiled
+
+
+def check(graph: Graph, plan: Plan, target: Target, memory: Mapping[str, int], *, workload: str, backend: str, optimizer: str, compute: str,
+          unroll: bool, tolerance: float | None = None) -> Outcome:  # fmt: skip
+    """Emit, compile and compare one program. Needs jax and the target's environment."""
+    from planner.emit.program import Training, emit
+
+    exact = backend == "shard_map"
+    program = emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training(optimizer), compute=compute)  # type: ignore[arg-type]
+    predicted = predict(graph, plan, workload=workload, optimizer=optimizer, compute=compute)
+
+    def build(passes: Path | None = None) -> Compiled:
+        return compile_ahead(program, workload, target, compute, plan.devices, passes)
+
+    compiled = build()
+    rows = figures(predicted, compiled, plan, target, exact, memory, tolerance)
+    return Outcome(rows, explain(predicted, compiled, rows, plan, program, exact, build), compiled)
