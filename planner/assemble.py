@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.problem import FORBIDDEN, Problem
 from planner.rule import Split
-from planner.space import Space, Variable
+from planner.space import Space
 
 PICO = 1e12
 
@@ -35,27 +35,15 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *,
     time and of the activations kept (kernels and collectives lose efficiency as they shrink, padding grows), so this problem's optimum is a lower
     bound of the real one's.
     """
-    inside = _inside_runs(space)
-    micro, recompute = techniques.microbatches, techniques.recompute
-    share = 1 if uncut else micro
-    cost, usage = [], []
-    for v in space.variables:
-        repeated = v.kind == "op" and v.node in inside
-        each = v.forward_s + v.backward_s
-        if repeated and recompute != "none":
-            each = each + v.forward_s - (v.replay_s if recompute == "block-keep" else 0)
-        seconds = v.count * (share * each + micro * v.each_s[techniques.zero] + v.reduce_s[techniques.zero])
-        if uncut:
-            seconds = np.where(v.pieces < micro, np.inf, seconds)
-        cost.append(_whole(seconds / unit_s))
-        usage.append(np.rint(_usage(v, techniques, uncut)).astype(np.int64))
+    ends = _flat(space).first[1:]
+    cost = np.split(_whole(seconds_of(space, techniques, uncut) / unit_s), ends)
+    usage = np.split(np.rint(bytes_of(space, techniques, uncut)).astype(np.int64), ends)
+    share = 1 if uncut else techniques.microbatches
     edges: list[tuple[int, int]] = []
     tables: list[np.ndarray] = []
     table_of: list[int] = []
     index: dict[tuple, int] = {}
-    for link in space.links:
-        a, b = space.variables[link.a], space.variables[link.b]
-        twice = recompute == "block" and a.node in inside and b.node in inside and a.kind == b.kind == "op"
+    for link, twice in zip(space.links, replayed(space, techniques), strict=True):
         key = (id(link.forward_s), id(link.backward_s), link.count, twice)
         if key not in index:
             index[key] = len(tables)
@@ -77,35 +65,80 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
     uncut: as in `assemble`.
     """
     flat = _flat(space)
-    pieces = techniques.microbatches if uncut else 1
-    kept = flat.again if techniques.recompute != "none" else flat.kept
-    bytes_ = flat.state[techniques.zero] + kept / pieces
+    bytes_ = bytes_of(space, techniques, uncut)
     if uncut:
-        bytes_ = np.where(flat.pieces < pieces, np.inf, bytes_)
-    return flat.working / pieces + float(np.minimum.reduceat(bytes_, flat.first).sum())
+        bytes_ = np.where(flat.pieces < techniques.microbatches, np.inf, bytes_)
+    return flat.working / (techniques.microbatches if uncut else 1) + float(np.minimum.reduceat(bytes_, flat.first).sum())
+
+
+def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
+    """Seconds of every option of every variable in a row, as in `assemble`; +inf where the batch does not divide that far. [options]"""
+    flat, micro = _flat(space), techniques.microbatches
+    each = flat.once
+    if techniques.recompute != "none":
+        each = each + flat.again_keep_s if techniques.recompute == "block-keep" else each + flat.again_s
+    seconds: np.ndarray = flat.count * ((1 if uncut else micro) * each + micro * flat.each[techniques.zero] + flat.reduce[techniques.zero])
+    return np.where(flat.pieces < micro, np.inf, seconds) if uncut else seconds
+
+
+def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
+    """Bytes of state and kept activations of every option of every variable in a row, as in `assemble`. [options]"""
+    flat = _flat(space)
+    kept = flat.again if techniques.recompute != "none" else flat.kept
+    bytes_: np.ndarray = flat.state[techniques.zero] + kept / (techniques.microbatches if uncut else 1)
+    return bytes_
+
+
+def replayed(space: Space, techniques: Techniques) -> list[bool]:
+    """Whether each link's conversion runs again in the backward pass: inside repeated blocks when their collectives are replayed."""
+    if techniques.recompute != "block":
+        return [False] * len(space.links)
+    inside = _inside_runs(space)
+    ops = [v.kind == "op" and v.node in inside for v in space.variables]
+    return [ops[link.a] and ops[link.b] for link in space.links]
 
 
 @dataclass(frozen=True)
 class _Flat:
-    """Usage of all variables' options in a row. [options]"""
+    """Times and usage of all variables' options in a row. [options]"""
 
     first: np.ndarray  # [variables] first option of each
+    count: np.ndarray  # nodes of each option's variable
+    once: np.ndarray  # seconds forward and backward
+    again_s: np.ndarray  # seconds of the replay in repeated blocks
+    again_keep_s: np.ndarray  # the same with results of collectives kept
+    each: dict[int, np.ndarray]  # level -> seconds each microbatch
+    reduce: dict[int, np.ndarray]  # level -> seconds once a step
     state: dict[int, np.ndarray]  # level -> bytes of state
     kept: np.ndarray  # kept activations
     again: np.ndarray  # the same under recomputation
     pieces: np.ndarray  # the most microbatches
+    work: np.ndarray  # working set of one node
     working: float  # the largest of the operators' smallest working sets, gradients included
 
 
 def _flat(space: Space) -> _Flat:
     if "flat" not in space.memo:
-        every = space.variables
+        every, levels = space.variables, tuple(space.variables[0].state_bytes)
         sizes = np.array([len(v.kept_bytes) for v in every])
+        inside = _inside_runs(space)
+
+        def row(part: str) -> np.ndarray:
+            return np.concatenate([getattr(v, part) for v in every])
+
+        def rows(part: str) -> dict[int, np.ndarray]:
+            return {z: np.concatenate([getattr(v, part)[z] for v in every]) for z in levels}
+
         count = np.repeat([v.count for v in every], sizes)
-        working = max((float(v.work_bytes.min()) for v in every if v.kind == "op"), default=0.0) * _working_times(space)
-        state = {z: count * np.concatenate([v.state_bytes[z] for v in every]) for z in every[0].state_bytes}
-        space.memo["flat"] = _Flat(np.concatenate([[0], np.cumsum(sizes)[:-1]]), state, np.concatenate([v.kept_bytes for v in every]),
-                                   np.concatenate([v.again_bytes for v in every]), np.concatenate([v.pieces for v in every]), working)  # fmt: skip
+        repeated = np.repeat([v.kind == "op" and v.node in inside for v in every], sizes)
+        forward = row("forward_s")
+        space.memo["flat"] = _Flat(
+            first=np.concatenate([[0], np.cumsum(sizes)[:-1]]), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),
+            again_keep_s=np.where(repeated, forward - row("replay_s"), 0.0), each=rows("each_s"), reduce=rows("reduce_s"),
+            state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), pieces=row("pieces"),
+            work=row("work_bytes"),
+            working=max((float(v.work_bytes.min()) for v in every if v.kind == "op"), default=0.0) * _working_times(space),
+        )  # fmt: skip
     found: _Flat = space.memo["flat"]
     return found
 
@@ -117,16 +150,9 @@ def _working_times(space: Space) -> float:
 
 def usage_of(space: Space, techniques: Techniques, choice: tuple[int, ...], uncut: bool = False) -> tuple[float, float]:
     """(state and kept activations, largest working set of an operator) of a choice, in bytes, as in `assemble`."""
-    every = list(zip(space.variables, choice, strict=True))
-    working = max((float(v.work_bytes[k]) for v, k in every), default=0.0) * _working_times(space)
-    return sum(float(_usage(v, techniques, uncut)[k]) for v, k in every), working / (techniques.microbatches if uncut else 1)
-
-
-def _usage(v: Variable, techniques: Techniques, uncut: bool) -> np.ndarray:
-    """Bytes of state and kept activations of a variable's nodes, per option."""
-    kept = v.again_bytes if techniques.recompute != "none" else v.kept_bytes
-    bytes_: np.ndarray = v.count * v.state_bytes[techniques.zero] + kept / (techniques.microbatches if uncut else 1)
-    return bytes_
+    flat, pieces = _flat(space), techniques.microbatches if uncut else 1
+    at = flat.first + np.asarray(choice, np.int64)
+    return float(bytes_of(space, techniques, uncut)[at].sum()), float(flat.work[at].max(initial=0.0)) * _working_times(space) / pieces
 
 
 def _whole(values: np.ndarray) -> np.ndarray:
