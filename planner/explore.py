@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from planner.assemble import PICO, Techniques, assemble, least_usage, usage_of
+from planner.possible import RECOMPUTE
 from planner.problem import evaluate
 from planner.space import Base, Space
 from planner.topology import Mesh
@@ -28,7 +29,6 @@ from planner.topology import Mesh
 if TYPE_CHECKING:
     from planner.search import Candidate, Search
 
-RECOMPUTE = ("none", "block-keep", "block")
 LEVEL_ORDER = (2, 1, 0, 3)
 """Of equal bounds the level that needs less memory goes first; level 3 costs time."""
 SAME = 1e-7

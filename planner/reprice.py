@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,13 @@ from planner.errors import NO_PLAN, PlanError, did_you_mean
 from planner.evaluate import Cost, price_plan
 from planner.flow import Flow, Plan
 from planner.model import Model
+from planner.possible import check_mesh, check_splits
 from planner.price import Pricer
-from planner.rule import Limits, Split, legal
-from planner.search import RECOMPUTE, Candidate, Found, Request, Search
+from planner.rule import Split
+from planner.search import Candidate, Found, Request, Search
 from planner.space import Base
 from planner.strategy import Strategy
 from planner.topology import Mesh, Topology, for_devices, from_json, pinned_mesh
-
-PADDING = 0.5
-"""Share of a dim that a recorded split may pad: what pins may ask for."""
 
 
 @dataclass(frozen=True)
@@ -114,57 +111,15 @@ def plan_on(strategy: Strategy, base: Base) -> Plan:
 
 def reprice(strategy: Strategy, model: Model, topology: Topology) -> Priced:
     """Price the recorded decisions. Raises PlanError: P051 another graph, P06x a decision that is not possible."""
-    check_mesh(strategy, topology)
+    check_mesh(strategy, topology.devices)
     request = request_of(strategy, topology)
     base = Base.of(model.graph(int(strategy.techniques["microbatches"])), training=model.workload.kind == "train")
     mesh = pinned_mesh(topology, dict(strategy.mesh_shape))
     pricer = Pricer(topology, mesh, request.runtime, request.recipe)
     plan = plan_on(strategy, base)
-    check_splits(base, plan)
+    check_splits(base.graph, plan, base.rules)
     cost, flow, runs = price_plan(base, plan, pricer)
     return Priced(strategy, model, request, base, plan, mesh, flow, runs, cost, pricer)
-
-
-def check_mesh(strategy: Strategy, topology: Topology) -> None:
-    """Axis names are distinct and multiply to the devices; techniques are known ones on existing axes. Raises P060."""
-    names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]
-    t = strategy.techniques
-    wrong = ""
-    if len(set(names)) < len(names):
-        wrong = f"two mesh axes are called {next(n for n in names if names.count(n) > 1)!r}"
-    elif min(sizes, default=1) < 1 or prod(sizes) != topology.devices:
-        wrong = f"mesh {dict(strategy.mesh_shape)} has {prod(sizes)} devices, the topology {topology.devices}"
-    elif t["recompute"] not in RECOMPUTE:
-        wrong = f"recompute {t['recompute']!r} is none of {', '.join(RECOMPUTE)}"
-    elif t["zero_stage"] not in (0, 1, 2, 3):
-        wrong = f"zero_stage {t['zero_stage']} is none of 0, 1, 2, 3"
-    elif t["microbatches"] < 1:
-        wrong = f"{t['microbatches']} microbatches"
-    elif set(t["zero_group"]) - set(names):
-        wrong = f"zero_group names axis {min(set(t['zero_group']) - set(names))!r}, which the mesh has not"
-    if wrong:
-        raise PlanError("P060", f"this strategy cannot be: {wrong}", help=["change it in the strategy file"])
-
-
-def check_splits(base: Base, plan: Plan) -> None:
-    """Every split names axes of the mesh once, and factors of its operator that may be cut that far. Raises P061 with the node."""
-    sizes = dict(plan.mesh)
-    for i, node in enumerate(base.graph.nodes):
-        split, rule = plan.splits[node.id], base.rules[i]
-        used = [a for _, axes in split.pairs for a in axes]
-        wrong = ""
-        if set(used) - set(sizes):
-            wrong = f"axis {min(set(used) - set(sizes))!r} is not in the mesh {sizes}"
-        elif len(set(used)) < len(used):
-            wrong = "an axis cuts two factors"
-        elif not legal(rule, split, sizes, Limits(waste=PADDING)):
-            wrong = "the rule does not allow it"
-        if wrong:
-            from planner.report.notation import spell_rule, spell_split
-
-            detail = [f"rule {spell_rule(rule)}", f"sizes {dict(rule.sizes)}, mesh {sizes}"]
-            raise PlanError("P061", f"node {node.id!r} ({node.op}) cannot be split {spell_split(split.as_dict())}: {wrong}", detail=detail,
-                            help=["change its split in the strategy file"])  # fmt: skip
 
 
 def replan(strategy: Strategy, model: Model, topology: Topology) -> Strategy:

@@ -61,7 +61,13 @@ class Strategy:
         return self.plan_for(self.graph)
 
     def plan_for(self, graph: Graph) -> Plan:
-        """The plan on a graph read at the strategy's microbatch. Raises PlanError when the graph is not the one it was made for."""
+        """The plan on a graph read at the strategy's microbatch.
+
+        Raises PlanError: P051 when the graph is not the one it was made for, P060 and P061 when the file asks for what cannot be.
+        """
+        from planner.possible import check_mesh, check_splits
+
+        check_mesh(self, int(self.topology["devices"]))
         runs = tuple((int(b["first"]), int(b["period"]), int(b["repeats"])) for b in self.blocks)
         of = list(range(len(graph.nodes)))
         for first, period, repeats in runs:
@@ -77,7 +83,9 @@ class Strategy:
                                 help=[h for h in (did_you_mean(node.id, list(self.nodes)), "plan again, or plan diff") if h])  # fmt: skip
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
         t = self.techniques
-        return Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs)
+        plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs)
+        check_splits(graph, plan)
+        return plan
 
     def layout(self, name: str) -> Layout:
         """Layout of a tensor, or of the first result of a node, by name or id (also by scope suffix such as "mlp.up")."""

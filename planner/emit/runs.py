@@ -51,6 +51,8 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
             if not name:
                 continue
             if len(set(names)) == 1:
+                if name in made:  # one repeat's value cannot be an argument of them all
+                    return f"{name} is made in one repeat and read by others"
                 shared[name] = None
             elif all(n in graph.weights for n in names):
                 if len({flow.weights[n] for n in names}) > 1 or len({n in flow.grad for n in names}) > 1 or len(set(names)) < repeats:

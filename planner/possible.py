@@ -1,0 +1,74 @@
+"""Whether the decisions of a strategy file can be at all: files are edited by hand, and an impossible split would be emitted as wrong numbers.
+
+    check_mesh      axes, device count and techniques
+    check_splits    every node's split, against its operator's rule
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from planner.errors import PlanError
+from planner.flow import Plan, rule_of
+from planner.graph import Graph
+from planner.rule import Limits, Rule, legal
+
+if TYPE_CHECKING:
+    from planner.strategy import Strategy
+
+PADDING = 0.5
+"""Share of a dim that a recorded split may pad: what pins may ask for."""
+RECOMPUTE = ("none", "block-keep", "block")
+"""What a plan may compute again: nothing, blocks with the results of collectives kept, or blocks whole. The dearer in memory first."""
+
+
+def check_mesh(strategy: Strategy, devices: int) -> None:
+    """Axis names are distinct and multiply to the devices; techniques are known ones on existing axes. Raises P060."""
+    names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]
+    t = strategy.techniques
+    wrong = ""
+    if len(set(names)) < len(names):
+        wrong = f"two mesh axes are called {next(n for n in names if names.count(n) > 1)!r}"
+    elif min(sizes, default=1) < 1 or prod(sizes) != devices:
+        wrong = f"mesh {dict(strategy.mesh_shape)} has {prod(sizes)} devices, the topology {devices}"
+    elif t["recompute"] not in RECOMPUTE:
+        wrong = f"recompute {t['recompute']!r} is none of {', '.join(RECOMPUTE)}"
+    elif t["zero_stage"] not in (0, 1, 2, 3):
+        wrong = f"zero_stage {t['zero_stage']} is none of 0, 1, 2, 3"
+    elif t["microbatches"] < 1:
+        wrong = f"{t['microbatches']} microbatches"
+    elif set(t["zero_group"]) - set(names):
+        wrong = f"zero_group names axis {min(set(t['zero_group']) - set(names))!r}, which the mesh has not"
+    elif any(int(b["first"]) < 0 or int(b["period"]) < 1 or int(b["repeats"]) < 1 for b in strategy.blocks):
+        wrong = "a repeated block begins before the first node, or has no nodes or no repeats"
+    if wrong:
+        raise PlanError("P060", f"this strategy cannot be: {wrong}", help=["change it in the strategy file"])
+
+
+def check_splits(graph: Graph, plan: Plan, rules: Sequence[Rule] = ()) -> None:
+    """Every split names axes of the mesh once, and factors of its operator that may be cut that far. Raises P061 with the node.
+
+    rules: of the graph's nodes, where they are at hand.
+    """
+    sizes = dict(plan.mesh)
+    for i, node in enumerate(graph.nodes):
+        split = plan.splits[node.id]
+        if not split.pairs:
+            continue
+        rule = rules[i] if rules else rule_of(node, graph)[0]
+        used = [a for _, axes in split.pairs for a in axes]
+        wrong = ""
+        if set(used) - set(sizes):
+            wrong = f"axis {min(set(used) - set(sizes))!r} is not in the mesh {sizes}"
+        elif len(set(used)) < len(used):
+            wrong = "an axis cuts two factors"
+        elif not legal(rule, split, sizes, Limits(waste=PADDING)):
+            wrong = "the rule does not allow it"
+        if wrong:
+            from planner.report.notation import spell_rule, spell_split
+
+            detail = [f"rule {spell_rule(rule)}", f"sizes {dict(rule.sizes)}, mesh {sizes}"]
+            raise PlanError("P061", f"node {node.id!r} ({node.op}) cannot be split {spell_split(split.as_dict())}: {wrong}", detail=detail,
+                            help=["change its split in the strategy file"])  # fmt: skip
