@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("--") and name not in known:
                 near = did_you_mean(name, [k for k in known if k != "--help"])
                 raise PlanError("P002", f"`{self.prog}` has no option {name}", help=[h for h in (near, f"{self.prog} --help lists the options") if h])
-        args, extra = self.parse_known_args(list(argv))
+        args, extra = self.parse_known_intermixed_args(list(argv))  # positionals may stand on both sides of an option
         if extra:
             raise PlanError("P002", f"`{self.prog}` does not understand {' '.join(extra)!r}", help=[f"{self.prog} --help"])
         return args
@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 # verb -> (module:function under planner.commands, options, one line, example)
 VERBS: dict[str, tuple[str, Add, str, str]] = {
     "make": ("make:run", options.make, "search for the best way to spread a model, print a summary, write MODEL.plan.json", "plan model.onnx --devices 64"),
-    "show": ("views:show", options.show, "the summary of a saved plan", "plan show model.plan.json"),
+    "show": ("show:run", options.show, "a saved plan: its summary, or as a page, trace or picture", "plan show model.plan.json --html report.html"),
     "explain": ("views:explain", options.explain, "why this plan; with a node: its split, costs and runner-up", "plan explain model.plan.json mlp.up_proj"),
     "diff": ("views:diff", options.diff, "what changed between two plans, and why", "plan diff old.json new.json"),
     "check": ("check:run", options.check, "the gate for continuous integration: exit 1 past tolerance", "plan check model.onnx --against model.plan.json"),

@@ -108,9 +108,11 @@ def saved(p: argparse.ArgumentParser) -> None:
 def show(p: argparse.ArgumentParser) -> None:
     """Options of `plan show`."""
     saved(p)
-    g = p.add_mutually_exclusive_group()
-    g.add_argument("--json", action="store_true", help="the strategy as JSON")
-    g.add_argument("--trace", metavar="FILE.json", help="write one step as a Chrome trace (needs the model)")
+    p.add_argument("other", nargs="?", metavar="OTHER.json", help="with --html: a second plan beside the first")
+    p.add_argument("--json", action="store_true", help="the strategy as JSON")
+    p.add_argument("--html", metavar="FILE.html", help="write one self-contained page")
+    p.add_argument("--trace", metavar="FILE.json", help="write one step as a Chrome trace for Perfetto (needs the model)")
+    p.add_argument("--png", metavar="FILE.png", help="write timeline and memory as a picture (needs the model and matplotlib)")
 
 
 def explain(p: argparse.ArgumentParser) -> None:

@@ -1,10 +1,9 @@
-"""`plan show`, `plan explain`, `plan diff`: read-only views of saved plans."""
+"""`plan explain` and `plan diff`: why a saved plan is as it is, and what changed between two."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.commands import console, files
@@ -13,24 +12,6 @@ from planner.errors import PlanError
 if TYPE_CHECKING:
     from planner.reprice import Priced
     from planner.strategy import Strategy
-
-
-def show(args: argparse.Namespace) -> int:
-    """The summary, the JSON, or one step as a Chrome trace."""
-    strategy = files.load(args.strategy)
-    if args.trace:
-        from planner.report.trace import trace
-        from planner.strategy import write_atomically
-
-        write_atomically(Path(args.trace), trace(priced(strategy, files.model_of(strategy, args.strategy, args.model))))
-        console.say(f"wrote {args.trace}   open it in ui.perfetto.dev or chrome://tracing")
-    elif args.json:
-        console.data(strategy.to_json())
-    else:
-        from planner.report.summary import summary
-
-        console.data(summary(strategy, console.width(), console.colour(sys.stdout)))
-    return 0
 
 
 def priced(strategy: Strategy, source: str) -> Priced:

@@ -1,0 +1,85 @@
+"""`plan show`: read-only views of a saved plan: the summary, JSON, one HTML page, a Chrome trace, plots."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.commands import console, files
+from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    from planner.report.html import View
+    from planner.reprice import Priced
+    from planner.strategy import Strategy
+
+
+def run(args: argparse.Namespace) -> int:
+    """The summary or the JSON on stdout; or files. Several kinds of files may be asked for at once."""
+    strategy = files.load(args.strategy)
+    if args.other and not args.html:
+        raise PlanError("P002", f"`plan show` does not understand {args.other!r}", help=["--html FILE shows two plans side by side", "plan diff tells what changed"])
+    if args.json and (args.html or args.trace or args.png):
+        raise PlanError("P003", "--json prints the strategy, and the other options write files", help=["one or the other"])
+    if args.html:
+        _html(args, strategy)
+    if args.trace:
+        from planner.report.trace import trace
+
+        _write(args.trace, trace(_priced(args, strategy)), "open it in ui.perfetto.dev or chrome://tracing")
+    if args.png:
+        from planner.report.html.derive import work_out
+        from planner.report.html.plots import png
+
+        png(strategy, work_out(_priced(args, strategy)), Path(args.png))
+        console.say(f"wrote {args.png}")
+    if args.json:
+        console.data(strategy.to_json())
+    elif not (args.html or args.trace or args.png):
+        from planner.report.summary import summary
+
+        console.data(summary(strategy, console.width(), console.colour(sys.stdout)))
+    return 0
+
+
+def _write(path: str, text: str, next_step: str) -> None:
+    from planner.strategy import write_atomically
+
+    write_atomically(Path(path), text)
+    console.say(f"wrote {path}   {next_step}")
+
+
+def _priced(args: argparse.Namespace, strategy: Strategy) -> Priced:
+    from planner.commands.views import priced
+
+    return priced(strategy, files.model_of(strategy, args.strategy, args.model))
+
+
+def _html(args: argparse.Namespace, strategy: Strategy) -> None:
+    from planner.report.html import page
+
+    views = [_view("A" if args.other else "", args.strategy, strategy, args.model)]
+    if args.other:
+        other = files.load(args.other)
+        same = other.model["sha256"] == strategy.model["sha256"]
+        views.append(_view("B", args.other, other, args.model if same else None))
+    _write(args.html, page(views), "open it in a browser")
+
+
+def _view(letter: str, path: str, strategy: Strategy, model: str | None) -> View:
+    """A plan with its detail where the model is found and still the same; a model that was named must be."""
+    from planner.commands.views import priced
+    from planner.report.html import View
+    from planner.report.html.derive import work_out
+
+    try:
+        detail = work_out(priced(strategy, files.model_of(strategy, path, model)))
+    except PlanError as e:
+        if model:
+            raise
+        why = f"{e.what}. Drawn from the file alone: operators on the timeline, the memory curve, the graph’s edges and what each reshard serves are left out."
+        console.say(f"note: {e.what}; --model FILE adds the graph's edges, the timeline of operators and the memory curve")
+        return View(letter, Path(path).name, strategy, None, why)
+    return View(letter, Path(path).name, strategy, detail)

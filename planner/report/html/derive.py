@@ -1,0 +1,238 @@
+"""What the strategy file does not hold, worked out on the model: per operator its kernels, collectives and kept bytes, folded by repeated block.
+
+A `Row` stands for an operator and its equals in further repeats of its block; times and bytes are of all of them, over one optimizer step (training)
+or one forward pass, on one device. They are the terms that planner.evaluate adds up, by the same functions, so that the rows' sum is its price.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING
+
+from planner import account
+from planner.kernels import kernel_times, savers
+from planner.layout import local_shape
+from planner.report.explain import bound_by
+
+if TYPE_CHECKING:
+    from planner.layout import Step
+    from planner.reprice import Priced
+
+_LAYER = re.compile(r"(layers?|blocks?|h|stage\d*)?[._]?\d+")
+_FILLER = frozenset({"model", "transformer", "module", "encoder", "decoder", "layers", "blocks", ""})
+
+
+@dataclass(frozen=True)
+class Move:
+    """A collective. row: the folded operator it is shown at. when: forward | again | backward | sync (each microbatch) | end (once a step).
+
+    stored: it serves a weight or an input, not the result of an operator. exposed_s, hidden_s: seconds a step; bytes are payload.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    phase: str
+    what: str
+    row: int
+    when: str
+    stored: bool
+    payload_bytes: int
+    count: int
+    exposed_s: float
+    hidden_s: float
+
+    @property
+    def total_bytes(self) -> int:
+        """Payload of one step."""
+        return self.payload_bytes * self.count
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator, folded. decided: its row in the strategy's nodes. run: which repeated block it is in, -1 for none. kept_bytes: what it adds to
+    the kept activations. product: its arithmetic is a matrix product, a convolution or the like."""
+
+    index: int
+    id: str
+    decided: str
+    op: str
+    run: int
+    repeats: int
+    forward_s: float
+    backward_s: float
+    again_s: float
+    kept_bytes: float
+    bound: str
+    product: bool
+
+    @property
+    def kernels_s(self) -> float:
+        """Seconds of kernels a step."""
+        return self.forward_s + self.backward_s + self.again_s
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor on its way from an operator to another; total_bytes is what its conversions move between devices in a step (0: it stays put)."""
+
+    source: int
+    target: int
+    tensor: str
+    total_bytes: float
+
+
+@dataclass(frozen=True)
+class Detail:
+    """A plan worked out. rows in program order; runs as (first row's node, nodes of a repeat, repeats)."""
+
+    rows: tuple[Row, ...]
+    moves: tuple[Move, ...]
+    edges: tuple[Edge, ...]
+    runs: tuple[tuple[int, int, int], ...]
+    micro: int
+    training: bool
+    optimizer_s: float
+    step_s: float
+    activation_bytes: int
+    parts: Mapping[str, int]
+
+    @cached_property
+    def at(self) -> Mapping[int, tuple[Move, ...]]:
+        """row index -> its collectives, in program order."""
+        found: dict[int, list[Move]] = {}
+        for m in self.moves:
+            found.setdefault(m.row, []).append(m)
+        return {k: tuple(v) for k, v in found.items()}
+
+    @property
+    def sum_s(self) -> float:
+        """Seconds of everything that is drawn: the step, unless the price has a term that is not."""
+        return sum(r.kernels_s for r in self.rows) + sum(m.exposed_s for m in self.moves) + self.optimizer_s
+
+
+def short_name(node_id: str, op: str) -> str:
+    """`self_attn.q_proj` of /model/layers.0/self_attn/q_proj/MatMul; the operator's own name where nothing else is left."""
+    parts = [p for p in re.split(r"[/]+", node_id) if p]
+    if len(parts) == 1:
+        parts = [p for p in parts[0].split(".") if p]
+    if parts and re.fullmatch(rf"{re.escape(op)}(_\d+)?", parts[-1]) and len(parts) > 1:
+        parts = parts[:-1]
+    kept = [p for p in parts if not _LAYER.fullmatch(p) and p not in _FILLER] or [op]
+    return ".".join(kept[-2:])
+
+
+def work_out(p: Priced) -> Detail:
+    """The detail of a priced plan."""
+    runs = p.plan.runs
+    home = list(range(len(p.base.graph.nodes)))
+    where = [-1] * len(home)
+    for k, (first, period, repeats) in enumerate(runs):
+        for i in range(first, first + period * repeats):
+            home[i], where[i] = first + (i - first) % period, k
+    rows = _rows(p, home, where)
+    moves = _moves(p, home)
+    m = p.cost.memory
+    parts = {"parameters": m.parameters, "gradients": m.gradients, "optimizer": m.optimizer, "activations": m.activations, "temporary": m.temporary}
+    return Detail(rows, moves, _edges(p, home, moves), runs, p.plan.microbatches if p.base.training else 1, p.base.training, p.cost.optimizer_time_s,
+                  p.cost.step_time_s, m.activations, parts)  # fmt: skip
+
+
+def _rows(p: Priced, home: list[int], where: list[int]) -> tuple[Row, ...]:
+    nodes, micro = p.base.graph.nodes, p.plan.microbatches if p.base.training else 1
+    kept = kept_bytes(p)
+    known: dict[tuple[int, object], tuple[float, float]] = {}
+    sums: dict[int, list[float]] = {}
+    for i in range(len(nodes)):
+        key = (p.base.shared[i], p.flow.split(i))
+        if key not in known:
+            known[key] = kernel_times(p.base, i, p.flow.split(i), p.pricer)
+        forward, backward = known[key]
+        again = forward if p.plan.recompute != "none" and where[i] >= 0 else 0.0
+        cell = sums.setdefault(home[i], [0.0, 0.0, 0.0, 0.0, 0])
+        for slot, value in enumerate((forward * micro, backward * micro, again * micro, kept.get(i, 0.0), 1)):
+            cell[slot] += value
+    return tuple(Row(i, nodes[i].id, nodes[p.base.shared[i]].id, nodes[i].op, where[i], int(n), f, b, again, k, bound_by(p, i), p.base.rules[i].flops > 0)
+                 for i, (f, b, again, k, n) in sorted(sums.items()))
+
+
+def kept_bytes(p: Priced) -> dict[int, float]:
+    """node -> bytes of activations it adds to those kept for the backward pass; under recompute only what enters a repeat is kept there."""
+    graph, plan, mesh = p.base.graph, p.plan, dict(p.plan.mesh)
+    inside = {i: (first, period) for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
+    slack, out = 1 + p.pricer.runtime.memory_slack, dict[int, float]()
+    for (i, slot), name in savers(p.base).items():
+        layout, tensor = p.flow.need[i, slot] if slot >= 0 else p.flow.source[name], graph.tensors[name]
+        if plan.recompute != "none" and i in inside:
+            first, period = inside[i]
+            made = graph.producer.get(name, -1)
+            if made >= first and (i - first) // period == (made - first) // period:
+                continue
+        out[i] = out.get(i, 0.0) + prod(local_shape(tensor.shape, layout, mesh)) * p.pricer.itemsize(tensor.dtype) * slack
+    return out
+
+
+def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
+    graph, micro = p.base.graph, p.plan.microbatches if p.base.training else 1
+    seen: dict[str, int] = {}
+    made: set[str] = set()
+    for i, node in enumerate(graph.nodes):
+        for t in (*node.inputs, *node.outputs):
+            seen.setdefault(graph.labels.get(t, t), i)
+        seen.setdefault(node.id, i)
+        made.update(node.outputs, (node.id,))
+    gathered = {graph.labels.get(n, n) for n, w in p.flow.weights.items() if w.zero == 3 and w.dim >= 0}
+    out = []
+    for use in account.collectives(p.flow, p.runs, p.pricer.itemsize):
+        seconds = use.count * p.pricer.collective_s(use.kind, use.axes, use.payload_bytes)
+        hidden = seconds * p.pricer.runtime.overlap if use.phase == "gradient" else 0.0
+        if use.phase == "gradient":
+            when = "backward" if use.what in gathered and use.kind == "reduce-scatter" else "sync" if use.count >= micro > 1 else "end"
+        else:
+            when = {"recompute": "again", "optimizer": "end"}.get(use.phase, use.phase)
+        out.append(Move(use.kind, use.axes, use.phase, use.what, home[seen.get(use.what, 0)], when, use.what not in made, use.payload_bytes, use.count,
+                        seconds - hidden, hidden))  # fmt: skip
+    return tuple(out)
+
+
+def _edges(p: Priced, home: list[int], moves: tuple[Move, ...]) -> tuple[Edge, ...]:
+    """Links between folded operators. A tensor's bytes are given to the uses whose way has a collective, by the elements that its steps move;
+    steps that several uses share are counted at each. What enters a block is drawn at its first repeat, what leaves it at its last."""
+    from planner.emit.runs import inner_flow, outer_flow
+
+    graph = p.base.graph
+    totals: dict[str, float] = {}
+    for m in moves:
+        if m.when in ("forward", "backward", "again") and not m.stored:
+            totals[m.what] = totals.get(m.what, 0.0) + m.total_bytes
+    outer = p.flow
+    for run in p.runs:
+        outer = outer_flow(outer, run)
+    bodies = [(range(run.first, run.first + run.period), run.repeats, inner_flow(outer, run)) for run in p.runs]
+    links: dict[str, list[tuple[int, int, tuple[Step, ...], int]]] = {}
+    skip = {i for first, period, repeats in p.plan.runs for i in range(first + period, first + period * repeats)}
+    for i, node in enumerate(graph.nodes):
+        if i in skip:
+            continue
+        flow, times = next(((f, n) for inside, n, f in bodies if i in inside), (outer, 1))
+        for slot, name in enumerate(node.inputs):
+            made = graph.producer.get(name)
+            if made is not None and name in flow.trees:
+                links.setdefault(name, []).append((home[made], i, flow.trees[name].path(flow.need[i, slot]), times))
+    out: dict[tuple[int, int, str], float] = {}
+    for name, uses in links.items():
+        back = name in p.flow.grad
+        steps = {(way[:k], n): _elements(way[k - 1], back) * n for _, _, way, n in uses for k in range(1, len(way) + 1)}
+        whole = sum(steps.values())
+        for source, target, way, n in uses:
+            mine = sum(_elements(s, back) * n for s in way)
+            key = (source, target, name)
+            out[key] = max(out.get(key, 0.0), totals.get(graph.labels.get(name, name), 0.0) * mine / whole if whole else 0.0)
+    return tuple(Edge(*key, size) for key, size in sorted(out.items(), key=lambda kv: kv[0]))
+
+
+def _elements(step: Step, back: bool) -> int:
+    return (step.forward_elements if step.forward else 0) + (step.backward_elements if back and step.backward else 0)

@@ -1,0 +1,129 @@
+"""The timeline as a lens: the step, one of its microbatches, one repeat of its costliest block, each bar opening what is marked in the bar above it.
+
+Widths are time; where a part folds several kinds of work, heights are their shares of it, so that area is time in every bar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.report.html import figures as f
+from planner.report.html.bars import KINDS, Block, Part, timeline, total
+from planner.report.html.tags import Markup, el, join, name
+from planner.report.html.view import KIND_NAMES, View, legend, note
+
+LETTERS = 150
+"""Letters under a bar as wide as the page: a part has its name written where it has room for it."""
+SEPARATE = 0.006
+TICKS = 64
+
+
+def lens(v: View, scale_s: float) -> list[Markup]:
+    """The bars of a plan; `scale_s` is the step time that fills the width (the longer of two plans)."""
+    c = v.strategy.costs
+    if v.detail is None:
+        parts = [Part(KIND_NAMES[k], {k: c[key]}) for k, key in (("compute", "compute_time_s"), ("comm", "exposed_communication_time_s"),
+                                                                 ("bubble", "bubble_time_s"), ("optimizer", "optimizer_time_s")) if c[key] > 0]  # fmt: skip
+        return [key_of(parts), stage(v), _bar("the step", c["step_time_s"], parts, scale_s), readout(),
+                note("By kind only: microbatches, blocks and operators need the model.")]  # fmt: skip
+    t = timeline(v.detail)
+    out = [key_of(t.step), stage(v), _bar("the step", sum(p.time_s for p in t.step), t.step, scale_s)]
+    if t.hidden_s:
+        out.append(el("p", el("i", class_="swatch k-hidden"), f" {f.time(t.hidden_s)} of gradient reduction is hidden behind the backward pass", class_="small"))
+    span = 1.0
+    if v.detail.micro > 1:
+        share = t.step[0].time_s / sum(p.time_s for p in t.step)
+        out += [fan(0.0, share / v.detail.micro, scale_s, sum(p.time_s for p in t.step)), _bar("one microbatch", sum(p.time_s for p in t.micro), t.micro)]
+        span = 0.0
+    elif len(t.micro) > len(t.step):
+        whole, of = sum(p.time_s for p in t.micro), sum(p.time_s for p in t.step)
+        out += [fan(0.0, whole / of, scale_s, of), _bar("its passes", whole, t.micro)]
+        span = 0.0
+    if t.blocks and not span:
+        out += [_opened(t.micro, b, hidden=k > 0) for k, b in enumerate(t.blocks)]
+    return [*out, readout()]
+
+
+def stage(v: View) -> Markup:
+    """Which devices the bars are of."""
+    return el("p", f"Stage 1 of 1: all {v.strategy.topology['devices']:,} devices keep the same time", class_="small")
+
+
+def key_of(parts: Sequence[Part]) -> Markup:
+    """The legend, with seconds and shares of the step."""
+    sums = total(parts)
+    step = sum(sums.values()) or 1.0
+    return legend([(f"k-{k}", KIND_NAMES[k], f"{f.time(sums[k])} · {f.share(sums[k] / step)}") for k in ("compute", *KINDS) if k in sums])
+
+
+def readout() -> Markup:
+    """Where the part under the pointer, or in focus, is spelled out."""
+    return el("p", "Point at a part, or focus a bar and use the arrow keys.", class_="readout", aria_live="polite")
+
+
+def _bar(title: str, seconds: float, parts: Sequence[Part], scale_s: float = 0.0, room: float = 1.0) -> Markup:
+    """A bar with its title and names; room: the share of the page's width that it has."""
+    width = 100 * seconds / scale_s if scale_s else 100.0
+    sized = None if width > 99.95 else f"width:{width:.2f}%"
+    cap = el("p", el("span", title), el("b", f.time(seconds)), class_="cap")
+    return el("div", cap, el("div", _parts(parts, seconds), class_="bar", style=sized, role="group", aria_label=f"{title}, {f.time(seconds)}"),
+              _names(parts, seconds, sized, room), class_="level")  # fmt: skip
+
+
+def _parts(parts: Sequence[Part], whole: float) -> list[Markup]:
+    out = []
+    for n, part in enumerate(parts):
+        sep = " sep" if part.time_s >= SEPARATE * whole else ""
+        bands = [el("b", class_=f"k-{k}", style=f"height:{100 * part.shares[k] / part.time_s:.2f}%") for k in ("compute", *KINDS) if part.shares.get(k)]
+        ticks = el("u", style=f"--n:{part.repeats}") if 1 < part.repeats <= TICKS else None
+        out.append(el("i", bands, ticks, class_=f"part{sep}{' opens' if part.run >= 0 else ''}", style=f"flex-grow:{max(part.time_s / whole, 1e-5) * 1000:.3f}",
+                      role="button" if part.run >= 0 else "img", aria_label=tip(part), data_tip=tip(part), tabindex="-1" if n else "0",
+                      data_run=str(part.run) if part.run >= 0 else None))  # fmt: skip
+    return out
+
+
+def _names(parts: Sequence[Part], whole: float, sized: str | None, room: float) -> Markup:
+    """Names under the parts that have room for one."""
+    cells = []
+    for part in parts:
+        fits = len(part.label) + 6 * (part.repeats > 1) <= LETTERS * room * part.time_s / whole
+        shown = [name(part.label), el("span", f"× {part.repeats:,}", class_="muted") if part.repeats > 1 else None] if fits else []
+        cells.append(el("span", join(*shown, gap=" "), style=f"flex-grow:{max(part.time_s / whole, 1e-5) * 1000:.3f}"))
+    return el("div", cells, class_="names", style=sized, aria_hidden="true")
+
+
+def tip(part: Part) -> str:
+    """A part in a line of text."""
+    each = f" × {part.repeats:,}" if part.repeats > 1 else ""
+    kinds = [f"{KIND_NAMES[k]} {f.time(part.shares[k])}" for k in ("compute", *KINDS) if part.shares.get(k)]
+    note = f" ({part.note})" if part.note and part.note != part.label else ""
+    times = ", ".join(kinds) if len(kinds) > 1 else kinds[0] if kinds else "no time"
+    return f"{part.label}{note}{each}: {times}" + (f", together {f.time(part.time_s)}" if len(kinds) > 1 else "")
+
+
+def fan(start: float, end: float, scale_s: float = 0.0, seconds: float = 0.0) -> Markup:
+    """The rays from a part of a bar (shares of its length) to the whole of the next one."""
+    k = 100 * (seconds / scale_s if scale_s else 1.0)
+    a, b = start * k, max(end * k, start * k + 0.15)
+    return el("svg", el("path", d=f"M{a:.2f} 0 L{b:.2f} 0 L100 20 L0 20 Z"), class_="fan", viewBox="0 0 100 20", preserveAspectRatio="none", aria_hidden="true")
+
+
+def _opened(micro: Sequence[Part], b: Block, hidden: bool) -> Markup:
+    """One repeat of a block under the microbatch, its two passes side by side as long as they take."""
+    whole = sum(p.time_s for p in micro)
+    at, first = 0.0, None
+    for part in micro:
+        if part.run == b.run and first is None:
+            first = (at, at + part.time_s / b.repeats)
+        at += part.time_s
+    a, e = first or (0.0, 0.0)
+    both = sum(p.time_s for p in (*b.forward, *b.backward))
+    title = f"one repeat of the {b.name}" if b.name == "block" else f"one repeat of {b.name}"
+    passes = [("forward", b.forward), ("backward", b.backward)]
+    rows = []
+    for label, parts in passes:
+        if parts:
+            seconds = sum(p.time_s for p in parts)
+            rows.append(el("div", _bar(label, seconds, parts, room=seconds / both), class_="pass", style=f"flex-grow:{1000 * seconds / both:.2f}"))
+    head = el("p", el("span", f"{title}: {b.repeats:,} of them take {f.time(b.total_s)} a step"), class_="cap")
+    return el("div", fan(a / whole, e / whole), head, el("div", rows, class_="passes"), class_="opened", data_block=str(b.run), hidden=hidden)

@@ -1,0 +1,104 @@
+"""Timeline and memory of a plan as one PNG: the page's two drawings for slides and pull requests. matplotlib is an optional extra."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlanError
+from planner.report.html.bars import KINDS, Part, timeline
+from planner.report.html.memory import series
+from planner.report.html.tags import clean
+from planner.report.html.view import KIND_NAMES, PART_NAMES
+from planner.report.summary import machine, title
+from planner.report.words import show_bytes, show_time
+
+if TYPE_CHECKING:
+    from planner.report.html.derive import Detail
+    from planner.strategy import Strategy
+
+COLOURS = {"forward": "#5d91c4", "backward": "#2f5f93", "again": "#a9c3dc", "comm": "#d9703a", "optimizer": "#5c9470", "bubble": "#c9c4bb"}
+BANDS = {"parameters": "#2f5f93", "optimizer": "#5c9470", "gradients": "#7ba7d1", "temporary": "#b9b3a8", "replay": "#ead6a5", "activations": "#d3a63c"}
+GIB = 1024.0**3
+
+
+def png(s: Strategy, d: Detail, path: Path) -> None:
+    """Write the picture. Raises PlanError P067 without matplotlib, P056 where the file cannot be written."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise PlanError("P067", "--png draws with matplotlib, which is not installed", help=['pip install "meshwright[plot]"', "--html needs nothing"]) from e
+    figure = Figure(figsize=(10, 6.2), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    rows: Any = figure.subplots(3, 1, height_ratios=[1, 1, 4])
+    head = clean(f"{title(s)} on {machine(s)}: {show_time(d.step_s)} a step").replace("$", r"\$")
+    figure.suptitle(head, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    t = timeline(d)
+    _bar(rows[0], t.step, "the step")
+    _bar(rows[1], t.micro, "one microbatch" if d.micro > 1 else "its passes")
+    present = [k for k in KINDS if any(p.shares.get(k) for p in t.step)]
+    handles = [rows[0].bar(0, 0, color=COLOURS[k])[0] for k in present]
+    rows[0].legend(handles, [KIND_NAMES[k] for k in present], ncols=len(present), loc="lower right", bbox_to_anchor=(1, 1.0), frameon=False, fontsize=8)
+    _memory(rows[2], s, d)
+    folder = path.parent if str(path.parent) else Path()
+    try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".png")
+    except OSError as e:
+        raise PlanError("P056", f"cannot write {str(path)!r}: {e.strerror}", help=["--png a file in a folder that exists and is writable"]) from e
+    with os.fdopen(handle, "wb") as f:
+        figure.savefig(f, format="png", metadata={"Software": None})
+    Path(name).chmod(0o644)
+    Path(name).replace(path)
+
+
+def _bar(ax: Any, parts: tuple[Part, ...], label: str) -> None:
+    """Parts side by side; kinds share a part's height by their time."""
+    at = 0.0
+    for part in parts:
+        floor = 0.0
+        for kind in KINDS:
+            share = part.shares.get(kind, 0.0) / (part.time_s or 1.0)
+            if share:
+                ax.bar(at, share, part.time_s, bottom=floor, align="edge", color=COLOURS[kind], linewidth=0)
+            floor += share
+        at += part.time_s
+    ax.set(xlim=(0, at or 1.0), ylim=(0, 1), yticks=[])
+    ax.set_title(f"{label}, {show_time(at)}", loc="left", fontsize=9)
+    _time_axis(ax, at)
+
+
+def _time_axis(ax: Any, end: float) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: show_time(x) if x else "0"))
+    ax.tick_params(labelsize=8)
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+
+
+def _memory(ax: Any, s: Strategy, d: Detail) -> None:
+    """Bands over the last microbatch and the end of the step, or in inference one level."""
+    if d.training:
+        c = series(d)
+        times, kept, held, turn = list(c.times_s), list(c.kept_bytes), c.held, c.turn_s
+    else:
+        times, kept, held, turn = [0.0, d.step_s], [0.0, 0.0], tuple((k, float(d.parts[k])) for k in ("parameters", "temporary")), d.step_s
+    names = {**PART_NAMES, "replay": "one repeat run again"}
+    levels = [*([size / GIB] * len(times) for _, size in held), [k / GIB for k in kept]]
+    keys = [*(k for k, _ in held), "activations"]
+    ax.stackplot(times, *levels, colors=[BANDS[k] for k in keys], labels=[names[k] for k in keys], linewidth=0)
+    limit = s.costs["memory_limit_bytes"] / GIB
+    peak = sum(size for _, size in held) + max(kept)
+    ax.axhline(limit, color="#1b2026", linestyle="--", linewidth=1)
+    ax.annotate(f"{show_bytes(limit * GIB)} usable", (times[-1], limit), ha="right", va="bottom", fontsize=8)
+    text = f"peak {show_bytes(peak)}" + (", end of the forward pass" if d.training else "")
+    ax.annotate(text, (turn, peak / GIB), xytext=(6 if turn < times[-1] / 2 else -6, 5), textcoords="offset points", ha="left" if turn < times[-1] / 2 else "right", fontsize=8)
+    ax.plot([turn], [peak / GIB], "o", color="#1b2026", markersize=4)
+    ax.set(xlim=(0, times[-1] or 1.0), ylim=(0, 1.12 * max(limit, peak / GIB)), ylabel="GiB a device")
+    ax.set_title("memory over the last microbatch and the end of the step" if d.micro > 1 else "memory over the step", loc="left", fontsize=9)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(keys), frameon=False, fontsize=8)
+    _time_axis(ax, times[-1])

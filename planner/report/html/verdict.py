@@ -1,0 +1,145 @@
+"""The head of the page: what was planned, whether it fits, how long a step takes, and what a reader should not miss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.report.explain import binds
+from planner.report.html import figures as f
+from planner.report.html.tags import Markup, el, join, name
+from planner.report.html.view import View, beside, note, section, table
+from planner.report.summary import findings, machine, solver_words, techniques, title, unit_of_work
+
+FITS = {"yes": ("good", "fits"), "tight": ("warn", "fits, tightly"), "no": ("bad", "does not fit")}
+
+
+def head(v: View) -> Markup:
+    """Title and subtitle of one plan."""
+    s = v.strategy
+    w, tokens = s.workload, int(s.costs["tokens_per_step"])
+    work = f"batch {w['batch']:,}"
+    if unit_of_work(s) == "tokens":
+        work += f" × {tokens // w['batch']:,} tokens"
+    kind = {"train": "training", "infer": "inference"}.get(w["kind"], w["kind"])
+    items = [f.count(s.model["parameters"]) + " parameters", f.plural(s.model["nodes"], "operator"), machine(s).replace(" x ", " × "), kind, work]
+    return join(el("h1", name(title(s))), el("p", " · ".join(items), class_="sub"))
+
+
+def fit(v: View) -> Markup:
+    """The verdict as a coloured word."""
+    cls, words = FITS.get(v.strategy.costs["fit"], FITS["no"])
+    return el("span", words, class_=f"fit {cls}")
+
+
+def proof(v: View) -> tuple[str, str]:
+    """(figure, words) of how good the plan is known to be."""
+    s = v.strategy.solver
+    gap = s.get("gap")
+    if s["name"] == "manual":
+        return "manual", "priced as given"
+    if gap is None:
+        return "no bound", "best plan found"
+    shown = "0" + f.NARROW + "%" if gap <= 1e-6 else f.share(gap)
+    return shown, "proven optimal" if s["status"] == "optimal" else "above the proven bound"
+
+
+def strip(v: View) -> Markup:
+    """Five figures."""
+    c = v.strategy.costs
+    low, high = c["step_time_range_s"]
+    mlow, mhigh = c["memory_range_bytes"]
+    gap, gap_words = proof(v)
+    peak = max(c["memory_limit_bytes"], c["memory_per_device_bytes"], 1)
+    gauge = el("span", el("i", style=f"width:{100 * c['memory_per_device_bytes'] / peak:.1f}%"), class_=f"gauge {FITS.get(c['fit'], FITS['no'])[0]}", aria_hidden="true")
+    cells = [
+        ("step", f.time(c["step_time_s"]), f"range {f.time(low)} – {f.time(high)}", None),
+        ("memory of a device", f.size(c["memory_per_device_bytes"]), join(f"of {f.size(c['memory_limit_bytes'])} usable · ", fit(v)), gauge),
+        ("throughput", f"{c['tokens_per_s_per_device']:,.0f}", f"{unit_of_work(v.strategy)}/s/device", None),
+        ("model FLOPs used", f.share(c["model_flops_utilization"]), "of the devices’ peak", None),
+        ("gap to the bound", gap, gap_words, None),
+    ]
+    tip = f"memory range {f.size(mlow)} – {f.size(mhigh)}"
+    return el("dl", [el("div", el("dt", k), el("dd", el("b", x), extra, el("span", sub))) for k, x, sub, extra in cells], class_="strip", title=tip)
+
+
+def mesh(v: View) -> Markup:
+    """Axes of the mesh and the techniques, as quiet chips."""
+    axes = [el("li", el("b", name(a["name"]), " ", f"{a['size']:,}"), el("span", " over ", name(" + ".join(a["levels"]))) if a["levels"] else None, class_="axis")
+            for a in v.strategy.mesh]  # fmt: skip
+    return el("ul", axes, [el("li", f.prose(t)) for t in techniques(v.strategy)], class_="chips", aria_label="mesh and techniques")
+
+
+def remarks(v: View) -> Markup | None:
+    """Findings, and how what is drawn relates to what is recorded."""
+    found = [el("li", f.prose(text)) for text in findings(v.strategy)]
+    if v.missing:
+        found.append(el("li", v.missing))
+    d, step = v.detail, v.strategy.costs["step_time_s"]
+    if d is not None and abs(d.step_s - step) > 1e-3 * step:
+        found.append(el("li", f"The file records a step of {f.time(step)}; today’s cost model prices the same decisions at {f.time(d.step_s)}. "
+                        "The timeline, the curve, the graph and the lists of operators and reshards follow the latter."))  # fmt: skip
+    return el("ul", found, class_="remarks", aria_label="findings") if found else None
+
+
+def binding(v: View) -> Markup:
+    """What limits the plan, as `plan explain` says it."""
+    return el("p", el("b", "What binds: "), f.prose("; ".join(binds(v.strategy))), class_="binds")
+
+
+def single(v: View) -> Markup:
+    """The verdict of one plan."""
+    return el("section", strip(v), mesh(v), binding(v), remarks(v), id="verdict", aria_label="verdict")
+
+
+def double(views: Sequence[View]) -> Markup:
+    """Two plans: figures, what changed between them, then each one's mesh and findings."""
+    a, b = (v.strategy.costs for v in views)
+    rows = []
+
+    def row(label: str, x: float, y: float, shown, lower_is_better: bool | None = True) -> None:
+        change = f.change(x, y)
+        better = None if lower_is_better is None or change in ("=", "≈") else ((y < x) == lower_is_better)
+        mark = None if better is None else "good" if better else "bad"
+        rows.append([label, el("b", shown(x)), el("b", shown(y)), el("span", change, class_=mark)])
+
+    row("step", a["step_time_s"], b["step_time_s"], f.time)
+    row("kernels", a["compute_time_s"], b["compute_time_s"], f.time)
+    row("exposed communication", a["exposed_communication_time_s"], b["exposed_communication_time_s"], f.time)
+    row("memory of a device", a["memory_per_device_bytes"], b["memory_per_device_bytes"], f.size)
+    row(f"{unit_of_work(views[1].strategy)} per second and device", a["tokens_per_s_per_device"], b["tokens_per_s_per_device"], lambda x: f"{x:,.0f}", False)
+    row("model FLOPs used", a["model_flops_utilization"], b["model_flops_utilization"], f.share, False)
+    rows.append(["memory", fit(views[0]), fit(views[1]), ""])
+    rows.append(["search", *(": ".join(proof(v)) for v in views), ""])
+    heads = ["", *(join(el("b", v.letter, class_=f"letter letter-{v.letter.lower()}"), " ", name(v.file)) for v in views), "change"]
+    figures = table(heads, rows, (1, 2, 3), "figures of both plans")
+    columns = beside(views, lambda v: [mesh(v), binding(v), remarks(v)])
+    return el("section", el("div", figures, class_="versus"), columns, id="verdict", aria_label="verdict")
+
+
+def changes(views: Sequence[View]) -> Markup:
+    """What changed between two plans and why: the same findings as `plan diff`."""
+    from planner.diff import compare
+
+    d = compare(views[0].strategy, views[1].strategy)
+    if not d.changes:
+        return section("changes", "What changed", None, note("Nothing: the same decisions."))
+    cause = {"search": "the search: model, workload, machine and cost model are the same"}.get(d.causes[0], " and ".join(d.causes))
+    most = 12
+    parts: list[Markup] = []
+    for key in dict.fromkeys(c.section for c in d.changes):
+        own = [c for c in d.changes if c.section == key]
+        rows = [[name(c.what), name(c.before or "–"), name(c.after or "–")] for c in own[:most]]
+        more = f" (the first {most} of {len(own):,})" if len(own) > most else ""
+        parts.append(table([key + more, "A", "B"], rows, (), f"changes: {key}", wide=(0,)))
+    return section("changes", "What changed", f"The difference comes from {cause}.", el("div", parts, class_="stack"))
+
+
+def assumptions(v: View) -> Markup:
+    """What was assumed, how the plan was found, and where it is from."""
+    s = v.strategy
+    items = [el("li", f.prose(a)) for a in s.assumptions] or [el("li", "none recorded")]
+    p = s.provenance
+    rows = [("search", f.prose(solver_words(s))), ("cost model", str(p.get("cost_model", "not recorded"))), ("planned", str(p.get("date", "not recorded"))),
+            ("model", f"{s.model['name']}, sha256 {str(s.model['sha256'])[:12]}…"), ("precision", s.workload["precision"]), ("runtime", s.workload["runtime"])]  # fmt: skip
+    facts = el("dl", [el("div", el("dt", k), el("dd", name(x))) for k, x in rows], class_="facts")
+    return join(el("ul", items, class_="plain"), facts)
