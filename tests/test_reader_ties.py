@@ -16,7 +16,7 @@ def traced(scopes: list[str], share_weight: bool, stored: tuple[str, ...] = ()) 
     arrays = weights | {f"{scopes[0]}.bias": np.zeros(4, np.float32)}
     nodes = [helper.make_node("Identity", [f"{scopes[0]}.bias"], [f"{name}.bias"], f"Identity_{k}") for k, name in enumerate(stored)]
     x = "x"
-    for k, scope in enumerate(scopes):
+    for scope in scopes:
         path = "/" + scope.replace(".", "/")
         weight, bias = scopes[0] if share_weight else scope, scope if scope in stored else scopes[0]
         nodes.append(helper.make_node("MatMul", [x, f"{weight}.weight"], [f"{path}/MatMul_output_0"], f"{path}/MatMul"))

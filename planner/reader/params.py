@@ -162,7 +162,10 @@ def _second_calls(draft: Draft, by_leaf: dict[str, list[Use]]) -> dict[str, str]
     The tracing exporter numbers later calls of one module, and a module may be named that way. It is a later call when nothing is stored under the numbered
     name, and the model does call modules twice: some matrix feeds a scope and its numbered one.
     """
-    called = {m[2] for uses in by_leaf.values() for u in uses if (m := _NUMBERED.fullmatch(u.op.scope)) and any(v.op.scope == m[1] for v in uses) and u.kind not in ("scale", "bias")}
+    called: set[str] = set()
+    for uses in by_leaf.values():
+        hard = {u.op.scope for u in uses if u.kind not in ("scale", "bias")}
+        called.update(m[2] for scope in hard if (m := _NUMBERED.fullmatch(scope)) and m[1] in hard)
     if not called:
         return {}
     stored = {name.rpartition(".")[0] for name in (*draft.refs, *draft.values, *draft.copy_of)}
