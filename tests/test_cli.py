@@ -213,7 +213,7 @@ def test_help_of_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0 and main([]) == 2
 
 
-UNBUILT = ("--lora", "--html", "--png", "--ignore-index", "--scaling", "--pareto", "--minimal-pins")
+UNBUILT = ("--lora", "--ignore-index", "--scaling", "--pareto", "--minimal-pins")
 
 
 def test_help_promises_nothing_unbuilt() -> None:
