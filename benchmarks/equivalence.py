@@ -10,6 +10,7 @@ onnxruntime, a mesh axis without work, or a row that never came.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import subprocess
@@ -25,8 +26,8 @@ from planner.errors import PlanError
 from planner.verify.worker import environment
 
 SOLVERS = ("dp", "recursive", "ilp")
-QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-"""Machine code is not optimised: compiling takes most of the time. The compiler's passes over the program (partitioning among them) all run."""
+QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+"""Compiling takes most of the time: machine code is made the quick way. The compiler's passes over the program (partitioning among them) all run."""
 MODEL_S = 3000
 """Limit of one model's process."""
 HEAD = f"{'model':44} {'workload':8} {'strategy':15} {'back end':9} {'mesh (* pinned), techniques':51} {'error':>8} {'gradient':>8} {'update':>8} {'runtime':>8}  result"
@@ -77,9 +78,7 @@ def run_model(source: str, args: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryFile("w+") as log:
         root = Path(__file__).resolve().parents[1]
-        env = environment(args.devices)
-        env["XLA_FLAGS"] = f"{QUICK_COMPILE} {env['XLA_FLAGS']}"  # flags already set win
-        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=log, text=True, cwd=root)
+        process = subprocess.Popen(command, env=quick_environment(args.devices), stdout=subprocess.PIPE, stderr=log, text=True, cwd=root)
         assert process.stdout is not None
         clock = threading.Timer(MODEL_S, process.kill)
         clock.start()
@@ -102,6 +101,15 @@ def run_model(source: str, args: argparse.Namespace) -> list[Row]:
         rows.append(Row(Path(source).name, "-", "-", "-", "", failure=f"rows that never came: {', '.join(absent)}"))
         print(table_line(rows[-1]), flush=True)
     return rows
+
+
+@functools.cache
+def quick_environment(devices: int) -> dict[str, str]:
+    """Environment of a model's process; without QUICK_COMPILE where this version of jax does not know one of its flags (it would abort)."""
+    usual = environment(devices)
+    quick = {**usual, "XLA_FLAGS": f"{QUICK_COMPILE} {usual['XLA_FLAGS']}"}
+    known = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=quick, capture_output=True, check=False).returncode == 0
+    return quick if known else usual
 
 
 def asked(workload: str, quick: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
