@@ -19,8 +19,8 @@ def plan(source: str | Path, *, devices: int | None = None, hardware: str | None
          shapes: Mapping[str, tuple[int, ...]] | None = None, mode: str = "auto", solver: str = "auto", pins: Any = None, objective: str = "step",
          memory_limit_bytes: int | None = None, memory_reserve_bytes: int | None = None, runtime: str = DEFAULT_RUNTIME, optimizer: str = "adamw",
          lr: float = 1e-4, precision: str = DEFAULT_PRECISION, loss: str = "", logits: str = "", shift_labels: bool = False,
-         trainable: Sequence[str] = (), freeze: Sequence[str] = (), time_limit_s: float | None = None, seed: int = 0, fold: bool = True,
-         baselines: bool = True, strict: bool = False, progress: Any = None) -> Strategy:  # fmt: skip
+         ignore_index: int | None = None, trainable: Sequence[str] = (), freeze: Sequence[str] = (), tie: Sequence[str] = (), lora: str = "",
+         time_limit_s: float | None = None, seed: int = 0, fold: bool = True, baselines: bool = True, strict: bool = False, progress: Any = None) -> Strategy:  # fmt: skip
     """Search for the best way to spread a model over a machine.
 
     source: an ONNX file, `zoo:SPEC`, or a Hugging Face config.json. Exactly one of hardware (with devices) and topology describes the machine.
@@ -34,7 +34,8 @@ def plan(source: str | Path, *, devices: int | None = None, hardware: str | None
                            memory_limit_bytes=memory_limit_bytes, memory_reserve_bytes=memory_reserve_bytes, runtime=runtime, optimizer=optimizer,
                            precision=precision, time_limit_s=time_limit_s, seed=seed, fold=fold, baselines=baselines)  # fmt: skip
     model = open_model(source, request.topology.devices, workload=workload, batch=batch, tokens_per_step=tokens_per_step, dims=dims, shapes=shapes, loss=loss,
-                       logits=logits, shift_labels=shift_labels, trainable=trainable, freeze=freeze, optimizer=optimizer, lr=lr)  # fmt: skip
+                       logits=logits, shift_labels=shift_labels, ignore_index=ignore_index, trainable=trainable, freeze=freeze, tie=tie, lora=lora,
+                       optimizer=optimizer, lr=lr)  # fmt: skip
     model.graph(1)
     read = time.monotonic()
     search = Search(model, request, progress)
@@ -92,7 +93,7 @@ def open_model(source: str | Path, devices: int, **workload: Any) -> Any:
 
     kind = workload.pop("workload", "train")
     pick = {k: v for k, v in workload.items() if v is not None}
-    for key in ("trainable", "freeze"):
+    for key in ("trainable", "freeze", "tie"):
         pick[key] = tuple(pick.get(key, ()))
     return Model.open(source, Workload(kind=kind, **pick), devices)
 
@@ -144,7 +145,8 @@ def reopen(strategy: Strategy, source: str | Path) -> Any:
     training = w.get("training") or {}
     return open_model(source, strategy.topology["devices"], workload=w["kind"], batch=w["batch"], dims=w["dims"],
                       shapes={k: tuple(v) for k, v in w.get("shapes", {}).items()}, loss=training.get("loss", ""), logits=training.get("logits", ""),
-                      shift_labels=training.get("shift_labels", False), trainable=training.get("trainable", ()), freeze=training.get("freeze", ()),
+                      shift_labels=training.get("shift_labels", False), ignore_index=training.get("ignore_index"), tie=training.get("tie", ()),
+                      lora=training.get("lora", ""), trainable=training.get("trainable", ()), freeze=training.get("freeze", ()),
                       optimizer=training.get("optimizer", "adamw"), lr=training.get("lr", 1e-4))  # fmt: skip
 
 

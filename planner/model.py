@@ -28,8 +28,11 @@ class Workload:
     loss: str = ""
     logits: str = ""
     shift_labels: bool = False
+    ignore_index: int | None = None
     trainable: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
+    tie: tuple[str, ...] = ()
+    lora: str = ""
     optimizer: str = "adamw"
     lr: float = 1e-4
 
@@ -37,6 +40,8 @@ class Workload:
         """The strategy file's `workload`, without precision and runtime."""
         training = {"loss": loss, "logits": self.logits, "shift_labels": self.shift_labels, "trainable": list(self.trainable), "freeze": list(self.freeze),
                     "optimizer": self.optimizer, "lr": self.lr}  # fmt: skip
+        given = {"ignore_index": self.ignore_index, "tie": list(self.tie), "lora": self.lora}  # in the file only where they say something
+        training |= {k: v for k, v in given.items() if v not in (None, [], "")}
         return {"kind": self.kind, "batch": batch, "dims": dict(sorted(self.dims.items())), "shapes": {k: list(v) for k, v in sorted(self.shapes.items())},
                 "training": training if self.kind == "train" else None}  # fmt: skip
 
@@ -79,11 +84,18 @@ class Model:
         graph = read_model(self.proto, self.folder, batch=batch, dims=w.dims, shapes=w.shapes, tokens_per_step=tokens, devices=self.devices)
         return replace(graph, name=self.name)
 
+    def _chosen(self, graph: Graph) -> Graph:
+        """The graph with ties, adapters and the choice of what trains."""
+        from planner.trainable import choose
+
+        w = self.workload
+        return choose(graph, trainable=w.trainable, freeze=w.freeze, tie=w.tie, lora=w.lora)
+
     @property
     def plain(self) -> Graph:
         """The graph at the global batch, without a loss."""
         if self._plain is None:
-            self._plain = choose_trainable(self.read(self.workload.batch), self.workload)
+            self._plain = self._chosen(self.read(self.workload.batch))
         return self._plain
 
     @property
@@ -96,12 +108,13 @@ class Model:
         if microbatches not in self._graphs:
             if self.batch % microbatches:
                 raise PlanError("P035", f"batch {self.batch} does not divide into {microbatches} microbatches")
-            plain = self.plain if microbatches == 1 else choose_trainable(self.read(self.batch // microbatches), self.workload)
+            plain = self.plain if microbatches == 1 else self._chosen(self.read(self.batch // microbatches))
             if self.workload.kind == "train":
                 from planner.modes import training
                 from planner.training import add_loss
 
-                plain = add_loss(training(plain, microbatches), self.workload.loss, self.workload.logits, self.workload.shift_labels)
+                w = self.workload
+                plain = add_loss(training(plain, microbatches), w.loss, w.logits, w.shift_labels, w.ignore_index)
             else:
                 from planner.modes import evaluation
                 from planner.training import prune
@@ -135,25 +148,3 @@ class Model:
             row = (node.op, cells, sorted((k, repr(v)) for k, v in node.attrs.items()), [graph.tensors[o].shape for o in node.outputs if o])
             digest.update(repr(row).encode())
         return digest.hexdigest()
-
-
-def choose_trainable(graph: Graph, workload: Workload) -> Graph:
-    """Apply --trainable and --freeze globs (over labels and tensor names) to the reader's choice. A glob that matches nothing is an error."""
-    import fnmatch
-
-    chosen = set(graph.trainable)
-    names = {n: graph.labels.get(n, n) for n in graph.weights}
-
-    def matches(glob: str, option: str) -> set[str]:
-        found = {n for n, label in names.items() if fnmatch.fnmatchcase(label, glob) or fnmatch.fnmatchcase(n, glob)}
-        if not found:
-            from planner.errors import did_you_mean
-
-            raise PlanError("P036", f"{option} {glob!r} matches no parameter", help=[h for h in [did_you_mean(glob, list(names.values()))] if h])
-        return found
-
-    if workload.trainable:
-        chosen = {n for g in workload.trainable for n in matches(g, "--trainable") if graph.tensors[n].is_float}
-    for g in workload.freeze:
-        chosen -= matches(g, "--freeze")
-    return replace(graph, trainable=frozenset(chosen))

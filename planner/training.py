@@ -1,17 +1,28 @@
 """What training means for an exported graph: the loss that is appended, and what is pruned because the loss does not need it.
 
-Losses: "cross_entropy" (labels int32, shape of the logits without the class dim), "mse", "l1", "bce" (targets like the output), and
-"output:NAME" (a scalar output of the graph is the loss). The default is cross_entropy when the output is logits of rank >= 2, else mse.
+Losses: "cross_entropy" (labels int32, shape of the logits without the class dim), "mse", "l1", "bce" (from logits; targets like the output),
+"output:NAME" (a scalar output of the graph is the loss) and "FILE.py:function" (planner.user_loss). The default is cross_entropy when the output is
+logits of rank >= 2, else mse.
+
+Cross-entropy is the mean over the rows that count. shift_labels: labels are the tokens themselves; position t is held against label t + 1 and the last
+position of a sequence does not count. ignore_index: rows with this label do not count; their number is a part of the data, so the mean divides by a
+count made in the graph. With microbatches the loss is the mean of theirs, as everywhere.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from planner.errors import PlanError, did_you_mean
 from planner.graph import AttrValue, Graph, Node, Tensor
+from planner.user_loss import is_user_loss, read_user_loss
 
+IGNORED = -100
+"""The label that shift_labels gives to the last position where no ignore_index says another."""
 LOSSES = {"cross_entropy": "CrossEntropyLoss", "mse": "MSELoss", "l1": "L1Loss", "bce": "BCEWithLogitsLoss"}
+ALIASES = {"bce-with-logits": "bce", "bce_with_logits": "bce", "cross-entropy": "cross_entropy"}
 LABELS, TARGETS, LOSS = "labels", "targets", "loss"
 
 
@@ -23,52 +34,139 @@ def default_loss(graph: Graph, logits: str = "") -> str:
     return "cross_entropy" if len(out.shape) in (2, 3) and out.shape[-1] > 1 else "mse"
 
 
-def add_loss(graph: Graph, loss: str = "", logits: str = "", shift_labels: bool = False) -> Graph:
+def add_loss(graph: Graph, loss: str = "", logits: str = "", shift_labels: bool = False, ignore_index: int | None = None) -> Graph:
     """The graph whose first (only) output is the scalar loss, pruned to what the loss needs.
 
-    logits: the output the loss reads (default: the first). shift_labels: position t predicts label t+1; the labels input is then already
-    shifted by the data pipeline's convention, one label per position, so that shapes stay even over the sequence.
+    logits: the output the loss reads (default: the first). shift_labels, ignore_index: see the module.
     Raises PlanError for unknown losses, outputs that do not exist, and graphs without anything trainable.
     """
     if logits and logits not in graph.outputs:
         raise PlanError("P031", f"no output named {logits!r}", detail=[f"outputs: {', '.join(graph.outputs)}"],
                         help=[did_you_mean(logits, graph.outputs) or "--logits with one of the outputs above"])  # fmt: skip
-    loss = loss or default_loss(graph, logits)
+    loss = ALIASES.get(loss, loss) or default_loss(graph, logits)
     source = graph.tensors[logits or graph.outputs[0]]
+    if loss != "cross_entropy" and (shift_labels or ignore_index is not None):
+        option = "--shift-labels" if shift_labels else "--ignore-index"
+        raise PlanError("P033", f"{option} is for cross_entropy; the loss is {loss}", help=["--loss cross_entropy"])
     if loss.startswith("output:"):
-        name = loss.removeprefix("output:")
-        if name not in graph.outputs or graph.tensors[name].elements != 1:
-            raise PlanError("P032", f"--loss {loss}: the graph has no scalar output of that name", detail=[
-                f"{o}: shape {list(graph.tensors[o].shape)}" for o in graph.outputs], help=["--loss cross_entropy, or another output"])  # fmt: skip
-        nodes, tensors, inputs = graph.nodes, dict(graph.tensors), graph.inputs
-        if graph.tensors[name].shape:
-            scalar = _free("loss", tensors)
-            tensors[scalar] = Tensor(scalar, (), graph.tensors[name].dtype)
-            nodes = (*nodes, Node(_free_id("loss/reshape", graph), "Reshape", (name,), (scalar,)))
-            name = scalar
-        return _checked(prune(replace(graph, nodes=nodes, tensors=tensors, outputs=(name,), inputs=inputs)))
-    if loss not in LOSSES:
-        raise PlanError("P030", f"unknown loss {loss!r}", help=[f"one of {', '.join(LOSSES)}, output:NAME"])
+        return _checked(prune(_own_output(graph, loss)))
+    if not (loss in LOSSES or is_user_loss(loss)):
+        raise PlanError("P030", f"unknown loss {loss!r}", help=[h for h in (did_you_mean(loss, list(LOSSES)), f"one of {', '.join(LOSSES)}, output:NAME, FILE.py:function") if h])
     if not source.is_float:
         raise PlanError("P033", f"output {source.name!r} is {source.dtype}: a loss needs a float output", help=["--logits NAME"])
-    tensors = dict(graph.tensors)
-    out = _free(LOSS, tensors)
-    if loss == "cross_entropy":
-        # ONNX keeps classes at dim 1 for images [N, C, H, W]; language and classification logits end with them.
-        axis = 1 if len(source.shape) >= 4 else len(source.shape) - 1
-        if len(source.shape) < 2:
-            raise PlanError("P033", f"cross_entropy needs logits of rank 2 or more; {source.name!r} has shape {list(source.shape)}", help=["--loss mse"])
-        extra = _free(LABELS, tensors)
-        tensors[extra] = Tensor(extra, tuple(s for d, s in enumerate(source.shape) if d != axis), "int32", "input")
-        node = Node(_free_id(LOSS, graph), LOSSES[loss], (source.name, extra), (out,), {"axis": axis})
+    made = _Loss(graph, source)
+    if is_user_loss(loss):
+        made.user(loss)
+    elif loss == "cross_entropy":
+        made.cross_entropy(shift_labels, ignore_index)
     else:
-        extra = _free(TARGETS, tensors)
-        tensors[extra] = Tensor(extra, source.shape, source.dtype, "input")
-        node = Node(_free_id(LOSS, graph), LOSSES[loss], (source.name, extra), (out,))
-    tensors[out] = Tensor(out, (), "float32")
-    note = ("labels are next tokens: shift them by one in the data",) if shift_labels else ()
-    grown = replace(graph, nodes=(*graph.nodes, node), tensors=tensors, inputs=(*graph.inputs, extra), outputs=(out,), notes=(*graph.notes, *note))
-    return _checked(prune(grown))
+        made.add(LOSSES[loss], (source.name, made.input(TARGETS, source.shape, source.dtype)))
+    return _checked(prune(made.graph()))
+
+
+def _own_output(graph: Graph, loss: str) -> Graph:
+    """`output:NAME`: the graph's own scalar, without dims."""
+    name = loss.removeprefix("output:")
+    if name not in graph.outputs or graph.tensors[name].elements != 1 or not graph.tensors[name].is_float:
+        raise PlanError("P032", f"--loss {loss}: the graph has no scalar float output of that name", detail=[
+            f"{o}: shape {list(graph.tensors[o].shape)}" for o in graph.outputs], help=["--loss cross_entropy, or another output"])  # fmt: skip
+    if not graph.tensors[name].shape:
+        return replace(graph, outputs=(name,))
+    scalar = _free("loss", graph.tensors)
+    tensors = {**graph.tensors, scalar: Tensor(scalar, (), graph.tensors[name].dtype)}
+    node = Node(_free_id("loss/reshape", graph), "Reshape", (name,), (scalar,))
+    return replace(graph, nodes=(*graph.nodes, node), tensors=tensors, outputs=(scalar,))
+
+
+class _Loss:
+    """A graph while its loss is appended."""
+
+    def __init__(self, graph: Graph, source: Tensor) -> None:
+        self.before, self.source = graph, source
+        self.tensors, self.inputs, self.constants = dict(graph.tensors), list(graph.inputs), dict(graph.constants)
+        self.nodes: list[Node] = []
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: str) -> str:
+        """A new input."""
+        name = _free(name, self.tensors)
+        self.tensors[name] = Tensor(name, shape, dtype, "input")
+        self.inputs.append(name)
+        return name
+
+    def node(self, op: str, inputs: tuple[str, ...], what: str, shape: tuple[int, ...], dtype: str, **attrs: AttrValue) -> str:
+        """A node before the loss; returns its output."""
+        out = _free(f"{LOSS}/{what}", self.tensors)
+        self.tensors[out] = Tensor(out, shape, dtype)
+        self.nodes.append(Node(_free_id(f"{LOSS}/{what}", self.before), op, inputs, (out,), attrs))
+        return out
+
+    def constant(self, what: str, value: int) -> str:
+        """A scalar int32 constant."""
+        name = _free(f"{LOSS}/{what}", self.tensors)
+        self.tensors[name] = Tensor(name, (), "int32", "constant")
+        self.constants[name] = np.array(value, np.int32)
+        return name
+
+    def add(self, op: str, inputs: tuple[str, ...], **attrs: AttrValue) -> None:
+        """The loss itself."""
+        out = _free(LOSS, self.tensors)
+        self.tensors[out] = Tensor(out, (), "float32")
+        self.nodes.append(Node(_free_id(LOSS, self.before), op, inputs, (out,), attrs))
+
+    def cross_entropy(self, shift: bool, ignore: int | None) -> None:
+        """Labels, what of them counts, and the loss."""
+        shape, rank = self.source.shape, len(self.source.shape)
+        if rank < 2:
+            raise PlanError("P033", f"cross_entropy needs logits of rank 2 or more; {self.source.name!r} has shape {list(shape)}", help=["--loss mse"])
+        # ONNX keeps classes at dim 1 for images [N, C, H, W]; language and classification logits end with them.
+        axis = 1 if rank >= 4 else rank - 1
+        rows = tuple(s for d, s in enumerate(shape) if d != axis)
+        labels = self.input(LABELS, rows, "int32")
+        attrs: dict[str, AttrValue] = {"axis": axis}
+        extra: tuple[str, ...] = ()
+        if shift:
+            if rank != 3 or rows[1] < 2:
+                raise PlanError("P033", f"--shift-labels needs logits [batch, sequence, vocabulary]; {self.source.name!r} has shape {list(shape)}",
+                                help=["--logits NAME, or labels that are shifted in the data"])  # fmt: skip
+            last = IGNORED if ignore is None else ignore
+            attrs["ignore_index"] = last
+            attrs["count"] = rows[0] * (rows[1] - 1)
+            later = self.node("Slice", (labels,), "next", (rows[0], rows[1] - 1), "int32", axes=(1,), starts=(1,), ends=(rows[1],), steps=(1,))
+            labels = self.node("Pad", (later,), "shifted", rows, "int32", pads=(0, 0, 0, 1), mode="constant", value=last)
+        if ignore is not None:
+            attrs["ignore_index"] = ignore
+            attrs.pop("count", None)
+            same = self.node("Equal", (labels, self.constant("ignored", ignore)), "same", rows, "bool")
+            counts = self.node("Cast", (self.node("Not", (same,), "counts", rows, "bool"),), "rows", rows, "int32", to="int32")
+            count = self.node("ReduceSum", (counts,), "sum", (), "int32", axes=tuple(range(len(rows))), keepdims=0)
+            extra = (self.node("Max", (count, self.constant("least", 1)), "count", (), "int32"),)
+        self.add(LOSSES["cross_entropy"], (self.source.name, labels, *extra), **attrs)
+
+    def user(self, loss: str) -> None:
+        """A function of the user's."""
+        found = read_user_loss(loss)
+        names = [self.source.name]
+        known = {**{n: self.tensors[n] for n in (*self.before.inputs, *self.before.outputs)}}
+        for argument in found.arguments[1:]:
+            if argument in known:
+                names.append(argument)
+            elif argument == LABELS and len(self.source.shape) > 1:
+                names.append(self.input(LABELS, self.source.shape[:-1], "int32"))
+            elif argument == TARGETS:
+                names.append(self.input(TARGETS, self.source.shape, self.source.dtype))
+            else:
+                raise PlanError("P038", f"--loss {loss}: the function's argument {argument!r} is nothing that this graph has",
+                                help=[f"one of {', '.join(dict.fromkeys([*self.before.outputs, *self.before.inputs, LABELS, TARGETS]))}"])  # fmt: skip
+        batch = self.source.shape[:1]
+        bad = next((n for n in names if not self.tensors[n].shape or self.tensors[n].shape[:1] != batch), None)
+        if bad is not None:
+            raise PlanError("P038", f"--loss {loss}: {bad!r} of shape {list(self.tensors[bad].shape)} has not the batch in dim 0")
+        self.add("UserLoss", tuple(names), function=found.function, source=found.source)
+
+    def graph(self) -> Graph:
+        """The graph with the loss as its output."""
+        return replace(self.before, nodes=(*self.before.nodes, *self.nodes), tensors=self.tensors, inputs=tuple(self.inputs), constants=self.constants,
+                       outputs=(self.nodes[-1].outputs[0],))  # fmt: skip
 
 
 def prune(graph: Graph) -> Graph:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.emit.body import Body, spec_text
-from planner.emit.source import helper_sources
+from planner.emit.source import helper_sources, user_function
 from planner.flow import Plan, derive, rule_of
 from planner.graph import Graph, Node, Tensor
 from planner.layout import Layout, padded
@@ -126,6 +126,7 @@ def program(case: Case, splits: list[Split], rule: Rule | None = None) -> tuple[
                     f" {[specs[n].dims for n in names]!r}, {[o.dims for o in outs]!r})")  # fmt: skip
     header = ["import functools", "import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax",
               "from jax.ad_checkpoint import checkpoint_name", "from jax.sharding import PartitionSpec as P"]  # fmt: skip
+    header += [user_function(n) for n in graph.nodes if n.op == "UserLoss"]
     return "\n".join([*header, *helper_sources(helpers), *text]), graph, values
 
 

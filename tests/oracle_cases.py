@@ -152,11 +152,22 @@ def spatial() -> list[Case]:
     ]  # fmt: skip
 
 
+HUBER = """import jax.numpy as jnp
+
+
+def huber(y, targets):
+    d = jnp.abs(y - targets)
+    return jnp.where(d < 1, 0.5 * d * d, d - 0.5)"""
+
+
 def losses() -> list[Case]:
     return [
         Case("cross-entropy", "CrossEntropyLoss", ((8, 6, 12), ints(12, 8, 6)), ((),), {"axis": 2}),
         Case("cross-entropy-channels", "CrossEntropyLoss", ((8, 12, 6), ints(12, 8, 6)), ((),), {"axis": 1}),
         Case("cross-entropy-padded", "CrossEntropyLoss", ((7, 15), ints(15, 7)), ((),), {"axis": 1}),
+        Case("cross-entropy-ignored", "CrossEntropyLoss", ((8, 6, 12), ints(12, 8, 6)), ((),), {"axis": 2, "ignore_index": 3, "count": 40}),
+        Case("cross-entropy-counted", "CrossEntropyLoss", ((7, 15), ints(15, 7), np.int32(5)), ((),), {"axis": 1, "ignore_index": 3}),
+        Case("user-loss", "UserLoss", ((15, 12), (15, 12)), ((),), {"function": "huber", "source": HUBER}),
         Case("mse", "MSELoss", ((7, 12), (7, 12)), ((),), {}),
         Case("l1", "L1Loss", ((8, 12), (8, 12)), ((),), {}),
         Case("bce", "BCEWithLogitsLoss", ((8, 12), (8, 12)), ((),), {}),

@@ -25,7 +25,7 @@ from planner.ops.base import axes_text, jnp_dtype
 from planner.rule import Rule, Split
 
 Backend = Literal["shard_map", "jit"]
-OWN_MASKS = frozenset({"CrossEntropyLoss", "MSELoss", "L1Loss", "BCEWithLogitsLoss"})
+OWN_MASKS = frozenset({"CrossEntropyLoss", "MSELoss", "L1Loss", "BCEWithLogitsLoss", "UserLoss"})
 Way = tuple[Step, ...]
 Line = str | Callable[[], str]
 

@@ -15,7 +15,7 @@ from planner.emit.assemble import assemble
 from planner.emit.body import Backend, Body
 from planner.emit.replay import block_mode, parts, sharded
 from planner.emit.runs import Run, find_run, inner_flow, outer_flow
-from planner.emit.source import comment, literal
+from planner.emit.source import comment, literal, user_function
 from planner.emit.tables import block_table, collect_parameters
 from planner.emit.writer import Function, Program, Training, Workload, Writer
 from planner.errors import PlanError
@@ -42,6 +42,7 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     runs, reasons = emitted_runs(flow)
     w = Writer(flow, backend, unroll, training, runs, reasons=reasons)
     collect_parameters(w)
+    w.tables += [user_function(node) for node in graph.nodes if node.op == "UserLoss"]
     body = _forward(w)
     name = "loss_of" if workload == "train" else "forward"
     local = " on local pieces; equal on every device" if backend == "shard_map" and plan.mesh else ""

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+
+from planner.graph import Node
 
 KERNELS = ("kernels", "nets", "recurrent", "quant", "rare", "exchange")
 IMPORTS = {
@@ -31,6 +34,13 @@ def comment(text: str, limit: int = 100) -> str:
     """Text that may stand in a comment or a docstring: one line, plain characters, no quotes or backslashes, bounded."""
     clean = re.sub(r"[^A-Za-z0-9 _./:,;()\[\]{}+*=<>|-]", "_", text)
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
+
+
+def user_function(node: Node) -> str:
+    """The user's own loss as `user_loss`: their file inside a function, so that its names are its own."""
+    source, function = str(node.attrs["source"]), str(node.attrs["function"])
+    head = '\ndef user_loss_file():\n    """The file of --loss, as it was written."""'
+    return f'{head}\n{textwrap.indent(source, "    ")}\n    return {function}\n\n\nuser_loss = user_loss_file()\n'
 
 
 @cache

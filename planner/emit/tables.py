@@ -123,7 +123,7 @@ def index_limit(graph: Graph, name: str) -> int:
                 limits.append(2**31 - 1)  # a seed may be anything
             elif node.op == "OneHot":
                 limits.append(int(node.attrs["depth"]))  # type: ignore[arg-type]
-            elif node.op in ("Cast", "Reshape", "Slice", "Transpose", "Expand", "Identity", "Squeeze", "Concat"):
+            elif node.op in ("Cast", "Reshape", "Slice", "Pad", "Transpose", "Expand", "Identity", "Squeeze", "Concat"):
                 for o in node.outputs:
                     if o not in seen and not graph.tensors[o].is_float:
                         seen.add(o)

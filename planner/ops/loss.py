@@ -12,29 +12,33 @@ from planner.rule import Inner, Rule, parse
 
 def _cross_entropy_rule(node: Node, graph: Graph) -> Rule:
     """Rows and vocabulary split. With the vocabulary cut, the kernel reduces the row maximum, the sum of exponentials and the picked logit
-    forward (three float32 all-reduces of one value a row) and nothing backward."""
-    logits, labels = graph.shapes(node.inputs)
+    forward (three float32 all-reduces of one value a row) and nothing backward. A third operand is the number of rows that count."""
+    logits, labels = graph.shapes(node.inputs[:2])
     rows = letters(len(labels))
     inner = (Inner("v", "all-reduce", tuple(rows), 3, 0),)
     # The axis of classes: 1 in ONNX's layout [N, C, d...], last otherwise; the reader of the loss says which.
     axis = int(node.attrs["axis"])  # type: ignore[arg-type]
     wide = [*rows[:axis], "v", *rows[axis:]]
-    return parse(f"{' '.join(wide)}, {' '.join(rows)} -> ", (logits, labels), ((),), inner=inner)
+    extra = len(node.inputs) - 2
+    return parse(f"{' '.join(wide)}, {' '.join(rows)}{', ' * extra} -> ", (logits, labels, *[()] * extra), ((),), inner=inner)
 
 
 def _cross_entropy(call: Call) -> str:
     axes, axis = call.axes("v"), call.attr("axis")
     rows = letters(len(call.in_shapes[1]))
-    count = prod(call.rule.sizes[r] for r in rows)
+    count: object = call.attr("count", prod(call.rule.sizes[r] for r in rows))
     valid = call.rule.sizes["v"] if call.padded("v") else None
     ignore = call.node.attrs.get("ignore_index")
-    if ignore is not None:
-        raise ValueError("ignore_index is normalised by planner.training into weights")
     mask = row_mask(call, rows)
+    if ignore is not None:
+        mask = f"({call.args[1]} != {ignore})" + (f" & {mask}" if mask != "None" else "")
+    total = ""
+    if len(call.args) > 2:  # as a divisor outside: the kernel closes over its count
+        count, total = 1, f" / {call.args[2]}"
     start = call.start("v")
     # Without a split the rows are whole, or cut by a compiler's partitioner, which would gather them for every block.
     blocked = bool(call.split.pairs) or prod(call.mesh.values()) == 1
-    return f"{call.use('cross_entropy')}({call.args[0]}, {call.args[1]}, {axis}, {axes!r}, {start}, {valid}, {mask}, {count}, {blocked})"
+    return f"{call.use('cross_entropy')}({call.args[0]}, {call.args[1]}, {axis}, {axes!r}, {start}, {valid}, {mask}, {count}, {blocked}){total}"
 
 
 def row_mask(call: Call, rows: list[str]) -> str:
@@ -67,7 +71,20 @@ def _elementwise(expression: str):
     return kernel
 
 
+def _user_rule(node: Node, graph: Graph) -> Rule:
+    """The batch splits; a sample stays whole, since nobody knows what the function does with it."""
+    shapes = graph.shapes(node.inputs)
+    sides = [" ".join(["b", *(f"o{k}x{i}!" for i in range(len(s) - 1))]) for k, s in enumerate(shapes)]
+    return parse(", ".join(sides) + " -> ", shapes, ((),))
+
+
+def _user(call: Call) -> str:
+    size, count = call.rule.local(call.split, call.mesh)["b"], call.rule.sizes["b"]
+    return f"{call.use('mean_of_samples')}(user_loss({', '.join(call.args)}), {size}, {row_mask(call, ['b'])}, {count})"
+
+
 register(
+    Operator("UserLoss", _user_rule, _user, saves="in"),
     Operator("CrossEntropyLoss", _cross_entropy_rule, _cross_entropy, saves="in"),
     Operator("MSELoss", _same_shape_rule, _elementwise("jnp.square({0} - {1})"), saves="in"),
     Operator("L1Loss", _same_shape_rule, _elementwise("jnp.abs({0} - {1})"), saves="in"),

@@ -209,3 +209,12 @@ def row_blocks(rows):
     """The least number of equal blocks of at most LOSS_ROWS rows, one where there is none within reason."""
     least = -(-rows // LOSS_ROWS)
     return next((n for n in range(least, 8 * least) if rows % n == 0), 1)
+
+
+def mean_of_samples(values, size, mask, count):
+    """Sum over the `size` local samples of a loss with the batch first (mean over the rest), divided by their global `count`. `mask`: real samples."""
+    values = jnp.asarray(values)
+    if values.shape[:1] != (size,):
+        raise ValueError(f"the loss function returns {values.shape} for {size} samples: one value a sample is expected")
+    each = jnp.mean(values.astype(jnp.float32).reshape(size, -1), 1)
+    return jnp.sum(each if mask is None else jnp.where(mask, each, 0)) / count

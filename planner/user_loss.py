@@ -1,0 +1,66 @@
+"""A loss of the user's own: `FILE.py:function`, written with jax.numpy, taken into the emitted program as it is written.
+
+The function takes the output that the loss reads, then anything else it names: outputs and inputs of the graph by their names, `labels` (int32, one per
+row of the output, without its last dim) and `targets` (like the output). Every argument has the batch in dim 0. It returns one value a sample (or an array
+whose first dim is the batch); the loss is the mean of all. So it may be computed on any piece of the batch, and planning need not run it.
+
+The file is read, never executed: only the emitted program runs it.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import PlanError, did_you_mean
+
+MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class UserLoss:
+    """A function of a file. arguments: names of its parameters; source: the whole file without `from __future__` imports."""
+
+    function: str
+    arguments: tuple[str, ...]
+    source: str
+
+
+def is_user_loss(loss: str) -> bool:
+    """Whether a value of --loss means a function in a file."""
+    return loss.rpartition(":")[0].endswith(".py")
+
+
+def read_user_loss(loss: str) -> UserLoss:
+    """The function that `FILE.py:function` names. Raises PlanError when there is none, or it cannot be called as the module says."""
+    file, _, name = loss.rpartition(":")
+    try:
+        with Path(file).open(encoding="utf-8") as handle:
+            text = handle.read(MOST_BYTES + 1)
+        tree = ast.parse(text)
+    except (OSError, ValueError) as error:
+        raise PlanError("P038", f"--loss {loss}: {file!r} cannot be read", detail=[str(error)[:200]]) from None
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise PlanError("P038", f"--loss {loss}: {file!r} is not Python", detail=[f"line {getattr(error, 'lineno', '?')}: {str(error)[:200]}"]) from None
+    if len(text) > MOST_BYTES:
+        raise PlanError("P038", f"--loss {loss}: {file!r} is larger than {MOST_BYTES} bytes")
+    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+    if name not in functions:
+        near = did_you_mean(name, list(functions))
+        raise PlanError("P038", f"--loss {loss}: {file!r} defines no function {name!r}", help=[near or "FILE.py:function, a plain function at the top level"])
+    a = functions[name].args
+    names = tuple(x.arg for x in (*a.posonlyargs, *a.args))
+    if a.vararg or a.kwarg or a.kwonlyargs or a.defaults or not names:
+        raise PlanError("P038", f"--loss {loss}: {name!r} must take plain arguments: the output, then outputs, inputs, labels or targets by name")
+    stars = any(isinstance(n, ast.ImportFrom) and any(x.name == "*" for x in n.names) for n in ast.walk(tree))
+    if stars:
+        raise PlanError("P038", f"--loss {loss}: {file!r} imports with a star, which a program cannot take in", help=["import the names that are used"])
+    return UserLoss(name, names, _without_future(text, tree))
+
+
+def _without_future(text: str, tree: ast.Module) -> str:
+    """The text without `from __future__` lines, which may only stand at the top of a program."""
+    lines = text.splitlines()
+    gone = {k for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__" for k in range(n.lineno - 1, n.end_lineno or n.lineno)}
+    return "\n".join(line for k, line in enumerate(lines) if k not in gone).strip("\n")
