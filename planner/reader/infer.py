@@ -85,6 +85,9 @@ def _check_vectors(op: str, attrs: Mapping[str, Any], types: Types) -> None:
     if not last and len(x) < 2:
         raise ShapeError(f"{op} needs a channel dim: {list(x)}")
     expected = x[attrs["axis"] :] if last else (x[1],)
+    groups = attrs.get("num_groups", 1)
+    if not last and (groups < 1 or x[1] % groups):
+        raise ShapeError(f"{groups} groups of {x[1]} channels")
     for t in types[1:]:
         if t is not None and t[0] != expected:
             raise ShapeError(f"{op} of {list(x)} with a scale, bias or statistic of {list(t[0])}; {list(expected)} expected")
