@@ -21,26 +21,27 @@ TICKS = 64
 def lens(v: View, scale_s: float) -> list[Markup]:
     """The bars of a plan; `scale_s` is the step time that fills the width (the longer of two plans)."""
     c = v.strategy.costs
+    room = 0.47 if v.letter else 1.0
     if v.detail is None:
         parts = [Part(KIND_NAMES[k], {k: c[key]}) for k, key in (("compute", "compute_time_s"), ("comm", "exposed_communication_time_s"),
                                                                  ("bubble", "bubble_time_s"), ("optimizer", "optimizer_time_s")) if c[key] > 0]  # fmt: skip
-        return [key_of(parts), stage(v), _bar("the step", c["step_time_s"], parts, scale_s), readout(),
+        return [key_of(parts), stage(v), _bar("the step", c["step_time_s"], parts, scale_s, room), readout(),
                 note("By kind only: microbatches, blocks and operators need the model.")]  # fmt: skip
     t = timeline(v.detail)
-    out = [key_of(t.step), stage(v), _bar("the step", sum(p.time_s for p in t.step), t.step, scale_s)]
+    out = [key_of(t.step), stage(v), _bar("the step", sum(p.time_s for p in t.step), t.step, scale_s, room)]
     if t.hidden_s:
         out.append(el("p", el("i", class_="swatch k-hidden"), f" {f.time(t.hidden_s)} of gradient reduction is hidden behind the backward pass", class_="small"))
     span = 1.0
     if v.detail.micro > 1:
         share = t.step[0].time_s / sum(p.time_s for p in t.step)
-        out += [fan(0.0, share / v.detail.micro, scale_s, sum(p.time_s for p in t.step)), _bar("one microbatch", sum(p.time_s for p in t.micro), t.micro)]
+        out += [fan(0.0, share / v.detail.micro, scale_s, sum(p.time_s for p in t.step)), _bar("one microbatch", sum(p.time_s for p in t.micro), t.micro, room=room)]
         span = 0.0
     elif len(t.micro) > len(t.step):
         whole, of = sum(p.time_s for p in t.micro), sum(p.time_s for p in t.step)
-        out += [fan(0.0, whole / of, scale_s, of), _bar("its passes", whole, t.micro)]
+        out += [fan(0.0, whole / of, scale_s, of), _bar("its passes", whole, t.micro, room=room)]
         span = 0.0
     if t.blocks and not span:
-        out += [_opened(t.micro, b, hidden=k > 0) for k, b in enumerate(t.blocks)]
+        out += [_opened(t.micro, b, k > 0, room) for k, b in enumerate(t.blocks)]
     return [*out, readout()]
 
 
@@ -67,7 +68,7 @@ def _bar(title: str, seconds: float, parts: Sequence[Part], scale_s: float = 0.0
     sized = None if width > 99.95 else f"width:{width:.2f}%"
     cap = el("p", el("span", title), el("b", f.time(seconds)), class_="cap")
     return el("div", cap, el("div", _parts(parts, seconds), class_="bar", style=sized, role="group", aria_label=f"{title}, {f.time(seconds)}"),
-              _names(parts, seconds, sized, room), class_="level")  # fmt: skip
+              _names(parts, seconds, sized, room * width / 100), class_="level")  # fmt: skip
 
 
 def _parts(parts: Sequence[Part], whole: float) -> list[Markup]:
@@ -86,7 +87,7 @@ def _names(parts: Sequence[Part], whole: float, sized: str | None, room: float) 
     """Names under the parts that have room for one."""
     cells = []
     for part in parts:
-        fits = len(part.label) + 6 * (part.repeats > 1) <= LETTERS * room * part.time_s / whole
+        fits = len(part.label) + 8 * (part.repeats > 1) <= LETTERS * room * part.time_s / whole
         shown = [name(part.label), el("span", f"× {part.repeats:,}", class_="muted") if part.repeats > 1 else None] if fits else []
         cells.append(el("span", join(*shown, gap=" "), style=f"flex-grow:{max(part.time_s / whole, 1e-5) * 1000:.3f}"))
     return el("div", cells, class_="names", style=sized, aria_hidden="true")
@@ -108,7 +109,7 @@ def fan(start: float, end: float, scale_s: float = 0.0, seconds: float = 0.0) ->
     return el("svg", el("path", d=f"M{a:.2f} 0 L{b:.2f} 0 L100 20 L0 20 Z"), class_="fan", viewBox="0 0 100 20", preserveAspectRatio="none", aria_hidden="true")
 
 
-def _opened(micro: Sequence[Part], b: Block, hidden: bool) -> Markup:
+def _opened(micro: Sequence[Part], b: Block, hidden: bool, room: float) -> Markup:
     """One repeat of a block under the microbatch, its two passes side by side as long as they take."""
     whole = sum(p.time_s for p in micro)
     at, first = 0.0, None
@@ -124,6 +125,6 @@ def _opened(micro: Sequence[Part], b: Block, hidden: bool) -> Markup:
     for label, parts in passes:
         if parts:
             seconds = sum(p.time_s for p in parts)
-            rows.append(el("div", _bar(label, seconds, parts, room=seconds / both), class_="pass", style=f"flex-grow:{1000 * seconds / both:.2f}"))
+            rows.append(el("div", _bar(label, seconds, parts, room=room * seconds / both), class_="pass", style=f"flex-grow:{1000 * seconds / both:.2f}"))
     head = el("p", el("span", f"{title}: {b.repeats:,} of them take {f.time(b.total_s)} a step"), class_="cap")
     return el("div", fan(a / whole, e / whole), head, el("div", rows, class_="passes"), class_="opened", data_block=str(b.run), hidden=hidden)

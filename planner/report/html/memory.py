@@ -18,6 +18,7 @@ from planner.report.html.view import PART_NAMES, View, legend, note
 from planner.report.summary import breakdown
 
 HELD = ("parameters", "optimizer", "gradients", "temporary")
+FAR = 0.4
 HEIGHT, WIDTH = 100.0, 100.0
 ROOM = 1.09
 """Height of the curve's drawing over what has to be in it: the limit has its name above it."""
@@ -83,8 +84,15 @@ def _spans(d: Detail, rows: list[Row]) -> tuple[float, float]:
     return ahead / d.micro, back / d.micro
 
 
-def memory(v: View, scale_bytes: float) -> list[Markup]:
-    """The stack, and with the model the curve and what is kept; `scale_bytes` fills the height (the larger of two plans)."""
+def curve_bytes(views: Sequence[View], scale_bytes: float) -> float:
+    """What fills the height of the curves: the limit, or where all plans stay far below it, a little more than the highest peak."""
+    peaks = [float(sum(v.detail.parts.values())) for v in views if v.detail is not None]
+    most = max(peaks, default=0.0)
+    return scale_bytes if most >= FAR * scale_bytes else 1.25 * most
+
+
+def memory(v: View, scale_bytes: float, curve: float) -> list[Markup]:
+    """The stack, and with the model the curve and what is kept; `scale_bytes` fills the width of the stack, `curve` the height of the curve."""
     c = v.strategy.costs
     parts = [(k, n) for k, n in breakdown(c) if n]
     out = [legend([(f"m-{k}", PART_NAMES[k], f.size(n)) for k, n in parts]), _stack(v, parts, scale_bytes)]
@@ -94,7 +102,7 @@ def memory(v: View, scale_bytes: float) -> list[Markup]:
     if not d.training:
         return [*out, note("Nothing is kept from one operator to the next but what is still to be read: a forward pass has no curve.")]
     s = series(d)
-    return [*out, _curve(v, s, scale_bytes), _kept(v, s)]
+    return [*out, _curve(v, s, curve), _kept(v, s)]
 
 
 def _stack(v: View, parts: Sequence[tuple[str, int]], scale: float) -> Markup:
@@ -120,15 +128,17 @@ def _curve(v: View, s: Series, scale: float) -> Markup:
     line = " L".join(f"{a:.3f} {y(floor + b):.3f}" for a, b in zip(x, s.kept_bytes, strict=True))
     shapes.append(el("path", class_="m-activations", d=f"M0 {y(floor):.3f} L{line} L{WIDTH} {y(floor):.3f} Z"))
     limit = v.strategy.costs["memory_limit_bytes"]
-    shapes.append(el("line", class_="limit", x1=0.0, x2=WIDTH, y1=y(limit), y2=y(limit)))
+    off = limit > scale
+    if not off:
+        shapes.append(el("line", class_="limit", x1=0.0, x2=WIDTH, y1=y(limit), y2=y(limit)))
     at = WIDTH * s.turn_s / whole
     shapes.append(el("line", class_="peakline", x1=at, x2=at, y1=y(s.peak_bytes), y2=HEIGHT))
     ticks = [el("span", f.size(b), style=f"top:{y(b):.2f}%") for b in ticks_at]
     grid = [el("line", class_="grid", x1=0.0, x2=WIDTH, y1=y(b), y2=y(b)) for b in ticks_at]
     svg = el("svg", grid, shapes, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none", aria_hidden="true")
-    peak = el("b", f"peak {f.size(s.peak_bytes)}", el("small", "end of the forward pass"), class_=f"peak{' left' if at > 55 else ''}",
+    peak = el("b", f"peak {f.size(s.peak_bytes)}", el("small", "end of the forward pass"), class_=f"peak{' left' if at > 55 else ''}{' above' if y(s.peak_bytes) > 30 else ''}",
               style=f"left:{at:.2f}%;top:{y(s.peak_bytes):.2f}%")
-    marks = el("b", f"{f.size(limit)} usable", class_="limitname", style=f"top:{y(limit):.2f}%")
+    marks = el("b", f"{f.size(limit)} usable" + (", far above" if off else ""), class_="limitname off" if off else "limitname", style=f"top:{0 if off else y(limit):.2f}%")
     step = v.micro > 1
     names = el("div", el("span", "forward", style=f"width:{at:.2f}%"), el("span", "backward, then the optimizer" if WIDTH - at > 20 else ""), class_="axis-x")
     data = ";".join(f"{t:.6g},{k + floor:.0f}" for t, k in zip(s.times_s, s.kept_bytes, strict=True))

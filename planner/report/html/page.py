@@ -53,13 +53,14 @@ def body(views: Sequence[View]) -> Markup:
     one = len(views) == 1
     step_s = max(max(v.strategy.costs["step_time_s"], v.detail.sum_s if v.detail else 0.0) for v in views)
     bytes_ = max(max(c["memory_limit_bytes"], c["memory_range_bytes"][1], c["memory_per_device_bytes"]) for c in (v.strategy.costs for v in views)) or 1
+    curve = memory.curve_bytes(views, float(bytes_))
     laid = {v.letter: rails.laid_out(v) for v in views}
     widest = max((r.widest_bytes for r in laid.values() if r is not None), default=0.0)
     top = [el("header", verdict.head(views[0]), class_="hero"), verdict.single(views[0])] if one else [_both(views), verdict.double(views), verdict.changes(views)]
     return join(
         top,
         section("timeline", "Where the step goes", HOW["timeline"], beside(views, lambda v: lens.lens(v, step_s))),
-        section("memory", "Memory over the step", HOW["memory"], beside(views, lambda v: memory.memory(v, float(bytes_)))),
+        section("memory", "Memory over the step", HOW["memory"], beside(views, lambda v: memory.memory(v, float(bytes_), curve))),
         section("graph", "The graph, folded", HOW["graph"], beside(views, lambda v: rails.graph(v, laid[v.letter], widest))),
         section("shards", "Tensors on the mesh", HOW["shards"], beside(views, shards.shards)),
         section("operators", "Costliest operators", HOW["operators"], beside(views, tables.operators)),

@@ -67,9 +67,9 @@ def _stretch(v: View, rails: Rails, start: int, end: int, widest: float, scale: 
         repeats = lines[0].rows[0].repeats
         title = join(el("b", f"block {run + 1}" if len(d.runs) > 1 else "block"), el("span", f"× {repeats:,}", class_="times"))
     else:
-        title = el("b", "before the block" if start == 0 and end < len(rails.lines) else "after the block" if start else "operators")
-        if len(d.runs) > 1 and start > 0 and end < len(rails.lines):
-            title = el("b", "between blocks")
+        blocks = "block" if len(d.runs) == 1 else "blocks"
+        place = ("between" if start else "before") if end < len(rails.lines) else "after" if start else ""
+        title = el("b", f"{place} the {blocks}" if place else "operators")
     moved = sum(m.total_bytes for line in lines for m in line.moves)
     facts = [f.plural(sum(len(line.rows) for line in lines), "operator"), f"{f.time(seconds)} a step", f"{f.size(moved)} moved" if moved else ""]
     head = el("summary", _through(rails, start), el("span", title, class_="title"), el("span", " · ".join(x for x in facts if x), class_="muted num"))
@@ -125,8 +125,8 @@ def _line(v: View, rails: Rails, k: int, widest: float, scale: float) -> Markup:
     ops = list(dict.fromkeys(r.op for r in line.rows))
     others = [op for op in ops if op != main.op]
     called = short_name(main.id, main.op)
-    words = [main.op] if called != main.op else []
-    label = el("span", name(called), el("small", " + ".join([*words, ", ".join(others)] if others else words)) if words or others else None, class_="what")
+    words = " ".join([main.op] * (called != main.op) + [f"+ {', '.join(others)}"] * bool(others))
+    label = el("span", name(called), el("small", words) if words else None, class_="what")
     total = line.kernels_s + line.comm_s
     bars = el("span", [el("i", class_=f"k-{kind}", style=f"width:{100 * s / scale:.2f}%") for kind, s in (("forward", line.kernels_s), ("comm", line.comm_s)) if s > 0 and scale],
               class_="duo", aria_hidden="true")  # fmt: skip

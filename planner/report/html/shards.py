@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -48,7 +49,8 @@ def cards(s: Strategy) -> list[Card]:
     for g in groups[:TENSORS]:
         zero = by_key.get((g.shape, g.dims))
         state = tuple((*a, *zero["axes"]) if zero and zero["level"] < 3 and i == zero["dim"] else a for i, a in enumerate(g.dims))
-        out.append(Card(labels[g.label], "W" + cells([names.get(n, f"{n:,}") for n in g.shape], g.dims), g.shape, g.dims, () if state == g.dims else state, g.count))
+        label = re.sub(r"[./]weight$", "", labels[g.label])
+        out.append(Card(label, "W" + cells([names.get(n, f"{n:,}") for n in g.shape], g.dims), g.shape, g.dims, () if state == g.dims else state, g.count))
     x = residual(s, names)
     for block in s.blocks[:1]:
         last: Mapping[str, Any] = s.nodes.get(block["body"][-1], {}) if block["body"] else {}
@@ -72,13 +74,11 @@ def _mesh(v: View, sizes: Mapping[str, int]) -> Markup:
     devices = prod(sizes.values())
     grid = None
     if 1 < devices <= CELLS:
-        columns = list(sizes.values())[-1]
-        rows = devices // columns
-        if columns < rows and columns * 6 < rows:  # tall and thin: turned on its side
-            columns, rows = rows, columns
-        cellspx = max(3.0, min(16.0, 560.0 / max(columns, rows)))
+        inner = list(sizes.values())[-1]
+        down = inner * inner < devices  # the longer side lies across
+        cell = max(3.0, min(16.0, 560.0 / max(inner, devices // inner)))
         marks = [el("i", data_device=str(k)) for k in range(devices)]
-        grid = el("div", marks, class_="devices", style=f"--cols:{columns};--cell:{cellspx:.1f}px", aria_hidden="true")
+        grid = el("div", marks, class_="devices down" if down else "devices", style=f"--cols:{inner};--rows:{inner};--cell:{cell:.1f}px", aria_hidden="true")
     pick = el("p", "Device ", el("b", "0", class_="device"), f" of {devices:,}", class_="cap")
     return el("div", el("div", pick, sliders, class_="pick"), grid, class_="mesh", data_mesh=json.dumps([[a, n] for a, n in sizes.items()]))
 

@@ -109,7 +109,7 @@ def double(views: Sequence[View]) -> Markup:
     row(f"{unit_of_work(views[1].strategy)} per second and device", a["tokens_per_s_per_device"], b["tokens_per_s_per_device"], lambda x: f"{x:,.0f}", False)
     row("model FLOPs used", a["model_flops_utilization"], b["model_flops_utilization"], f.share, False)
     rows.append(["memory", fit(views[0]), fit(views[1]), ""])
-    rows.append(["search", *(": ".join(proof(v)) for v in views), ""])
+    rows.append(["gap to the bound", *(join(el("b", gap), el("small", words)) for gap, words in map(proof, views)), ""])
     heads = ["", *(join(el("b", v.letter, class_=f"letter letter-{v.letter.lower()}"), " ", name(v.file)) for v in views), "change"]
     figures = table(heads, rows, (1, 2, 3), "figures of both plans")
     columns = beside(views, lambda v: [mesh(v), binding(v), remarks(v)])
@@ -124,13 +124,13 @@ def changes(views: Sequence[View]) -> Markup:
     if not d.changes:
         return section("changes", "What changed", None, note("Nothing: the same decisions."))
     cause = {"search": "the search: model, workload, machine and cost model are the same"}.get(d.causes[0], " and ".join(d.causes))
-    most = 12
+    most = 6
     parts: list[Markup] = []
     for key in dict.fromkeys(c.section for c in d.changes):
         own = [c for c in d.changes if c.section == key]
         rows = [[name(c.what), name(c.before or "–"), name(c.after or "–")] for c in own[:most]]
-        more = f" (the first {most} of {len(own):,})" if len(own) > most else ""
-        parts.append(table([key + more, "A", "B"], rows, (), f"changes: {key}", wide=(0,)))
+        more = f" ({most} of {len(own):,}; plan diff lists all)" if len(own) > most else ""
+        parts.append(table([key + more, "A", "B"], rows, (), f"changes: {key}"))
     return section("changes", "What changed", f"The difference comes from {cause}.", el("div", parts, class_="stack"))
 
 

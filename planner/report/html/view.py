@@ -77,9 +77,9 @@ def runner_up(row: Mapping[str, Any]) -> Markup | None:
     return join(name(split_words(other["split"])), " ", el("span", f.extra(other["extra_s"]), class_="muted num")) if other else None
 
 
-def table(head: Sequence[Child], rows: Sequence[Sequence[Child]], right: Sequence[int] = (), caption: str = "", wide: Sequence[int] = ()) -> Markup:
-    """A table in a box that scrolls sideways by itself; `right`: columns of numbers; `wide`: columns that take what is left."""
-    cls = lambda i: " ".join(c for c, on in (("num", i in right), ("wide", i in wide)) if on) or None  # noqa: E731
+def table(head: Sequence[Child], rows: Sequence[Sequence[Child]], right: Sequence[int] = (), caption: str = "") -> Markup:
+    """A table in a box that scrolls sideways by itself; `right`: columns of numbers."""
+    cls = lambda i: "num" if i in right else None  # noqa: E731
     top = el("tr", [el("th", h, scope="col", class_=cls(i)) for i, h in enumerate(head)])
     body = [el("tr", [el("td", c if c is not None else "", class_=cls(i)) for i, c in enumerate(r)]) for r in rows]
     made = el("table", el("caption", caption) if caption else None, el("thead", top), el("tbody", body))
