@@ -80,6 +80,10 @@ def _text(pattern: str):
     return lambda call: pattern.format(*call.args)
 
 
+def _lean(function: str):
+    return lambda call: f"{call.use('lean')}({function})({call.args[0]})"
+
+
 def _clip(call: Call) -> str:
     low, high = call.node.attrs.get("min"), call.node.attrs.get("max")
     return f"jnp.clip({call.args[0]}, {number_text(low)}, {number_text(high)})"
@@ -90,7 +94,7 @@ def _cast(call: Call) -> str:
 
 
 def _gelu(call: Call) -> str:
-    return f"jax.nn.gelu({call.args[0]}, approximate={call.attr('approximate', 'none') == 'tanh'})"
+    return f"{call.use('lean')}(lambda x: jax.nn.gelu(x, approximate={call.attr('approximate', 'none') == 'tanh'}))({call.args[0]})"
 
 
 def _pow(call: Call) -> str:
@@ -106,9 +110,13 @@ def _div(call: Call) -> str:
 _UNARY = {
     "Relu": "jax.nn.relu({0})", "Sigmoid": "jax.nn.sigmoid({0})", "Tanh": "jnp.tanh({0})", "Erf": "jax.lax.erf({0})", "Exp": "jnp.exp({0})",
     "Log": "jnp.log({0})", "Sqrt": "jnp.sqrt({0})", "Reciprocal": "(1 / {0})", "Abs": "jnp.abs({0})", "Sin": "jnp.sin({0})", "Cos": "jnp.cos({0})",
-    "Tan": "jnp.tan({0})", "Softplus": "jax.nn.softplus({0})", "Silu": "jax.nn.silu({0})", "Softsign": "jax.nn.soft_sign({0})",
-    "Mish": "({0} * jnp.tanh(jax.nn.softplus({0})))", "HardSwish": "jax.nn.hard_swish({0})",
+    "Tan": "jnp.tan({0})",
 }  # fmt: skip
+_COMPOSED = {
+    "Softplus": "jax.nn.softplus", "Silu": "jax.nn.silu", "Softsign": "jax.nn.soft_sign", "HardSwish": "jax.nn.hard_swish",
+    "Mish": "(lambda x: x * jnp.tanh(jax.nn.softplus(x)))",
+}  # fmt: skip
+"""Several steps each, of which nothing is kept but the operand."""
 _UNARY_NO_GRAD = {
     "IsNaN": "jnp.isnan({0})", "Not": "jnp.logical_not({0})", "Floor": "jnp.floor({0})", "Ceil": "jnp.ceil({0})", "Round": "jnp.round({0})",
     "Sign": "jnp.sign({0})",
@@ -123,6 +131,8 @@ _POLES = frozenset({"Log", "Sqrt", "Reciprocal"})
 
 for _name, _pattern in _UNARY.items():
     register(Operator(_name, _pole(0) if _name in _POLES else pointwise_rule, _text(_pattern), saves="in", fusible=True))
+for _name, _function in _COMPOSED.items():
+    register(Operator(_name, pointwise_rule, _lean(_function), saves="in", fusible=True))
 for _name, _pattern in _UNARY_NO_GRAD.items():
     register(Operator(_name, pointwise_rule, _text(_pattern), saves="", fusible=True))
 for _name, _pattern in _BINARY.items():

@@ -65,6 +65,14 @@ def recompute(block, policy=None):
     return run
 
 
+def lean(function):
+    """A memory-bound function of whose insides nothing is kept: its backward pass begins with its operands, in the same pass over memory.
+
+    Only repeated blocks under lax.scan are held to this; where both passes stand in one computation, the compiler chooses.
+    """
+    return jax.checkpoint(function, prevent_cse=False)
+
+
 def no_gathers(primitive, *_, **__):
     """Checkpoint policy: keep everything except what a gather made and views of anything, so that gathered weights are gathered again.
     Collectives between activations are named, and names are kept."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -15,8 +17,9 @@ def truncated_div(a, b):
     return lax.div(*jnp.broadcast_arrays(a, b))
 
 
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
 def layer_norm(x, scale, bias, axes, epsilon):
-    """Layer normalisation over `axes`, statistics in float32."""
+    """Layer normalisation over `axes`, statistics in float32; kept for the backward pass are its operands."""
     h = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     mean = jnp.mean(h, axes, keepdims=True)
     variance = jnp.mean(jnp.square(h - mean), axes, keepdims=True)
@@ -24,8 +27,9 @@ def layer_norm(x, scale, bias, axes, epsilon):
     return y if bias is None else y + bias
 
 
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(2, 3))
 def rms_norm(x, scale, axes, epsilon):
-    """Root-mean-square normalisation over `axes`, statistics in float32."""
+    """Root-mean-square normalisation over `axes`, statistics in float32; kept for the backward pass are its operands."""
     h = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (h * lax.rsqrt(jnp.mean(jnp.square(h), axes, keepdims=True) + epsilon)).astype(x.dtype) * scale
 

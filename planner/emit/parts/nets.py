@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,7 @@ def conv_transpose(x, w, strides, pads, dilations, out, groups):
     return lax.conv_general_dilated(x, flipped, (1,) * n, padding, lhs_dilation=strides, rhs_dilation=dilations, feature_group_count=groups)
 
 
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
 def group_norm(x, scale, bias, groups, epsilon):
     """Normalisation of each of `groups` groups of channels over channels and space; x [N, C, ...]."""
     h = x.reshape(x.shape[0], groups, -1).astype(jnp.promote_types(x.dtype, jnp.float32))
