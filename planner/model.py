@@ -89,7 +89,12 @@ class Model:
         from planner.trainable import choose
 
         w = self.workload
-        return choose(graph, trainable=w.trainable, freeze=w.freeze, tie=w.tie, lora=w.lora)
+        graph = choose(graph, trainable=w.trainable, freeze=w.freeze, tie=w.tie, lora=w.lora)
+        if w.kind == "train" and self.folder is not None and self.proto.producer_name:
+            from planner.modes import mode_notes
+
+            graph = replace(graph, notes=(*graph.notes, *mode_notes(graph)))
+        return graph
 
     @property
     def plain(self) -> Graph:

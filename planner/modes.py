@@ -58,6 +58,20 @@ def training(graph: Graph, microbatches: int = 1) -> Graph:
     return replace(graph, nodes=tuple(nodes), tensors=tensors, inputs=(*graph.inputs, seed))
 
 
+def mode_notes(graph: Graph) -> tuple[str, ...]:
+    """What training an export in evaluation mode means, a sentence; nothing for one in training mode."""
+    norms = [n for n in graph.nodes if n.op == "BatchNormalization"]
+    if any(_drops(n) for n in graph.nodes) or any(n.attrs.get("training_mode") for n in norms):
+        return ()
+    if norms:
+        kept = f"{len(norms)} BatchNormalization nodes keep the running statistics of the export"
+    elif any(n.op in ("Conv", "ConvTranspose") for n in graph.nodes):
+        kept = "BatchNormalization, where the model had any, is folded into its neighbours"
+    else:
+        return ("exported in evaluation mode, or without dropout: it trains without dropout",)
+    return (f"exported in evaluation mode, as far as its nodes show: it trains without dropout, and {kept}",)
+
+
 def _drops(node: Node) -> bool:
     return node.op == "Dropout" and bool(node.attrs.get("training_mode"))
 

@@ -173,6 +173,12 @@ def sweep(p: argparse.ArgumentParser) -> None:
     add_search(p)
 
 
+def ops(p: argparse.ArgumentParser) -> None:
+    """Options of `plan ops`."""
+    add_model(p)
+    p.add_argument("--parameters", action="store_true", help="the weights instead: labels, shapes, what they feed, whether they train")
+
+
 def hardware(p: argparse.ArgumentParser) -> None:
     """Options of `plan hardware`."""
     p.add_argument("name", nargs="?", metavar="NAME", help="a shipped device or a file: every figure with its source")

@@ -93,12 +93,17 @@ def sweep(args: argparse.Namespace) -> int:
 
 
 def ops(args: argparse.Namespace) -> int:
-    """Coverage: per operator how often, its rule or why it has none, and its share of the FLOPs."""
+    """Coverage: per operator how often, its rule or why it has none, and its share of the FLOPs. With --parameters: the weights and which of them train."""
     import planner.api as api
     from planner.report.tables import coverage
     from planner.space import Base
 
     model = api.open_model(args.model, 1, **workload(args))
+    if args.parameters:
+        from planner.report.parameters import parameter_table
+
+        console.data(parameter_table(model.plain, console.width(), console.colour(sys.stdout)))
+        return 0
     base = Base.of(model.graph(1), training=args.workload == "train")
     console.data(coverage(base, console.width(), console.colour(sys.stdout)))
     return 0

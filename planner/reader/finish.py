@@ -35,7 +35,7 @@ def finish(draft: Draft) -> Graph:
     weights, constants = _roles(draft, trainable)
     idle = [w for w in weights if named(w) and w not in trainable and draft.is_float(w) and not w.endswith(("running_mean", "running_var"))]
     if idle:
-        draft.notes.append(f"not trained, because they are added or joined rather than multiplied: {', '.join(map(repr, idle[:6]))}")
+        draft.notes.append(f"not trained, because they are added or joined rather than multiplied: {', '.join(map(repr, idle[:6]))} (--trainable +GLOB trains them)")
     _name_ids(draft.ops)
     tensors = _tensors(draft, weights, constants)
     labels = _labels(draft, list(weights), uses)

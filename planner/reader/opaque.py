@@ -31,6 +31,8 @@ def keep_or_expand(call: Call, domain: str) -> None:
     if schema is not None and (body := _body(call, schema)) is not None:
         call.lowering._enter(call, body)
         return
+    if schema is not None:
+        _check_attributes(call, schema)
     found = _declared(call) or (_inferred(call, schema) if schema is not None else None)
     if found is None:
         raise Unsupported("custom operator without declared output shapes" if schema is None else "its output shapes are not known before running")
@@ -91,6 +93,16 @@ def _code(dtype: str) -> int:
         if dtype_name(code) == dtype:
             return int(code)
     raise Unsupported(f"type {dtype}")
+
+
+def _check_attributes(call: Call, schema: Any) -> None:
+    """Nobody reads the attributes of a kept operator before its kernel does. Raises TypeError for those that are missing or of another kind."""
+    for name, wanted in schema.attributes.items():
+        given = call.attrs.get(name)
+        if given is None and wanted.required:
+            raise TypeError(f"attribute {name!r} is missing")
+        if given is not None and int(given.type) != int(wanted.type.value):
+            raise TypeError(f"attribute {name!r} is of another kind than {wanted.type.name}")
 
 
 def _declared(call: Call) -> list[Type] | None:

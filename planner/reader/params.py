@@ -231,6 +231,6 @@ def lost_ties(draft: Draft, uses: list[Use]) -> Iterator[str]:
             a, b = draft.value(table, 1 << 33), draft.value(head, 1 << 33)
             if a is not None and b is not None:
                 if (a.shape == b.shape and np.array_equal(a, b)) or (a.shape == b.T.shape and np.array_equal(a, b.T)):
-                    yield f"{table!r} and {head!r} hold equal values: the tie was lost in the export, and training would untie them"
+                    yield f"{table!r} and {head!r} hold equal values: the tie was lost in the export, and training would untie them (--tie joins them)"
             elif use.op.outputs[0] in draft.outputs and d and shape[0 if use.op.attrs.get("trans_b") else 1] == v:
-                yield f"{table!r} and {head!r} have matching shapes: if they were tied before the export, training would untie them"
+                yield f"{table!r} and {head!r} have matching shapes: if they were tied before the export, training would untie them (--tie joins them)"
