@@ -152,8 +152,8 @@ def explain(predicted: Predicted, compiled: Compiled, rows: tuple[Figure, ...], 
     return tuple(lines)
 
 
-def planned_memory(graph: Graph, plan: Plan, topology: Any, compute: str, training: bool, runtime: str, optimizer: str) -> dict[str, int]:
-    """The planner's memory of a device by part, as its cost model has it, without the allowance for fragmentation."""
+def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runtime: str, optimizer: str) -> dict[str, int]:
+    """The planner's memory of a device by part, as its cost model has it, without the allowance for fragmentation. Bytes do not depend on the machine."""
     from dataclasses import asdict, replace
 
     from costmodels.precision import load_recipe
@@ -161,8 +161,9 @@ def planned_memory(graph: Graph, plan: Plan, topology: Any, compute: str, traini
     from planner.base import Base
     from planner.evaluate import price_plan
     from planner.price import Pricer
-    from planner.topology import pinned_mesh
+    from planner.topology import for_devices, pinned_mesh
 
+    topology = for_devices("cpu", plan.devices)
     mesh = pinned_mesh(topology, dict(plan.mesh))
     recipe = load_recipe("bf16-mixed" if compute == "bfloat16" else "fp32", optimizer, training)
     pricer = Pricer(topology, mesh, replace(RUNTIMES[runtime], memory_slack=0.0), recipe)

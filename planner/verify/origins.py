@@ -1,7 +1,7 @@
 """From a compiled instruction back to the line of the emitted program it came from, and so to the operator or tensor that line names.
 
 HLO text ends its metadata with `stack_frame_id=N`; the tables at its head lead from there to files, functions and lines. Every line of an
-emitted program says what it is for in a comment (`# MatMul /h.0/fc -> [...]`, `# all-reduce over model: NAME`). Of a stack of frames the
+emitted program says what it is for in a comment (`# /h.0/fc/MatMul -> [...]`, `# all-reduce over model: NAME`). Of a stack of frames the
 innermost one with such a line counts; optimizer and gradient code has none and is called by its functions' names.
 """
 
@@ -14,8 +14,8 @@ _ROW = re.compile(r"(\d+) (.*)")
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-_NODE = re.compile(r"#\s+[A-Z]\w*\s+(\S+)\s+->")
-_COLLECTIVE = re.compile(r"#\s+.*(?:over|pending over)\s+[\w, ()']+?(?:; backward [\w-]+)?:\s+(\S+)")
+_NODE = re.compile(r"#\s+(?:[A-Z]\w*\s+)?(\S+)\s+->")
+_COLLECTIVE = re.compile(r"#\s+.*\bover\b.*:\s+(\S+)\s*$")
 
 
 @dataclass(frozen=True)

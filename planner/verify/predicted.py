@@ -85,13 +85,12 @@ def flops_by_node(flow: Flow, runs: tuple[Run, ...]) -> dict[str, int]:
 
 
 def _loss_in_float32(flow: Flow, use: Use, size: ItemSize) -> Use:
-    """The loss is summed in float32 whatever the rest computes in."""
+    """The loss, one number, is summed in float32 whatever the rest computes in (and so are the rows inside its kernel, which say so themselves)."""
     if not flow.training:
         return use
     loss = flow.graph.outputs[0]
-    if use.what != flow.graph.labels.get(loss, loss):
-        return use
-    return replace(use, payload_bytes=int(use.payload_bytes * 4 / size(flow.graph.tensors[loss].dtype)))
+    each = int(size(flow.graph.tensors[loss].dtype))
+    return replace(use, payload_bytes=4) if use.what == flow.graph.labels.get(loss, loss) and use.payload_bytes == each else use
 
 
 def _bytes(flow: Flow, name: str, layout: Layout, itemsize: float) -> int:

@@ -267,7 +267,6 @@ def recorded_model(strategy: Strategy, source: str) -> Model:
 
 def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyReport:
     """The report for a target that is not there."""
-    from planner.topology import from_json
     from planner.verify import ahead
     from planner.verify.targets import parse_target
 
@@ -280,7 +279,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     written = len(graph.nodes) if unroll else sum(period for _, period, _ in plan.runs) + len(graph.nodes) - sum(p * r for _, p, r in plan.runs)
     ahead.refuse_if_too_large(written, free_bytes())
     target = parse_target(request["target"], plan.devices)
-    memory = ahead.planned_memory(graph, plan, from_json(strategy.topology), compute, kind == "train", str(strategy.workload["runtime"]), optimizer)
+    memory = ahead.planned_memory(graph, plan, compute, kind == "train", str(strategy.workload["runtime"]), optimizer)
     found = ahead.check(graph, plan, target, memory, workload=kind, backend=backend, optimizer=optimizer, compute=compute, unroll=unroll,
                         tolerance=request["tolerance"])  # fmt: skip
     how = f"from shapes, {'unrolled' if unroll else 'repeated blocks as loops'}, {compute}"

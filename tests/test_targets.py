@@ -1,0 +1,285 @@
+"""plan verify for hardware that is not there: targets, what stored texts of the GPU and TPU compilers are read as, and the compilers themselves.
+
+tests/compiled holds what they wrote for a small perceptron (batch 16, 8 to 16 to 4, mesh data=2 by model=4, optimizer level 1 over data, bfloat16)
+and the convolutions of a small ResNet, without the instructions that are not asked about.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.account import Use
+from planner.errors import PlanError
+from planner.pins import Pins
+from planner.verify import ahead, differences, worker
+from planner.verify.buffers import read_assignment
+from planner.verify.chips import CHIPS, chip
+from planner.verify.hlo import traffic
+from planner.verify.hlo_flops import dot_flops, dots
+from planner.verify.origins import Origins
+from planner.verify.passes import changes, pieces, totals
+from planner.verify.predicted import flops_by_node, predict
+from planner.verify.report import Figure, VerifyReport
+from planner.verify.targets import Target, parse_target, require
+
+ROOT = Path(__file__).parents[1]
+SAMPLES = Path(__file__).with_name("compiled")
+MESH = (("data", 2), ("model", 4))
+FIRST, SECOND = "/layers.0/linear/MatMul", "/layers.1/linear/MatMul"
+
+
+def sample(name: str) -> str:
+    return (SAMPLES / f"{name}.txt").read_text()
+
+
+def origins(text: str) -> Origins:
+    return Origins.of(text, sample("mlp_program"))
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "found"),
+    [
+        ("cpu", 3, Target("cpu")), ("gpu:h100", 12, Target("gpu", "h100")), ("gpu:h100-sxm", 8, Target("gpu", "h100-sxm")),
+        ("tpu:v5e:4x4", 16, Target("tpu", "v5e", (4, 4))), ("tpu:v4:2x2x1", 4, Target("tpu", "v4", (2, 2, 1))), ("tpu:v3:2x2", 8, Target("tpu", "v3", (2, 2))),
+    ],
+)  # fmt: skip
+def test_targets_are_read(text: str, devices: int, found: Target) -> None:
+    assert parse_target(text, devices) == found and found.text == text
+    assert found.devices in (0, devices)
+
+
+@pytest.mark.parametrize("text", ["gpu", "gpu:h1000", "tpu:v5e", "tpu:v5e:4x", "cpu:8", "", "tpu:v5e:4x4"])
+def test_other_targets_are_refused(text: str) -> None:
+    with pytest.raises(PlanError) as error:
+        parse_target(text, 8)
+    assert error.value.code == ("P165" if text.endswith("4x4") else "P164") and error.value.help
+
+
+@pytest.mark.parametrize("text", ["gpu:a100", "tpu:v5e:2x4"])
+def test_an_absent_compiler_says_what_to_install(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None if name.startswith(("jax_", "libtpu")) else real(name, package))
+    with pytest.raises(PlanError) as error:
+        require(parse_target(text, 8))
+    assert error.value.code == "P163" and f"meshwright[{text[:3]}-compiler]" in error.value.help[0]
+    assert f"{text[:3]}-compiler" in (ROOT / "pyproject.toml").read_text()
+
+
+def test_chips_describe_themselves() -> None:
+    for known in CHIPS.values():
+        text = known.description()
+        assert text.count("{") == text.count("}") and f'name: "{known.name}"' in text and f"core_count: {known.cores}\n" in text
+    assert chip("a100-80gb") is CHIPS["a100"] and chip("tpu-v4") is None
+    given = ROOT.parent / "shared" / "data" / "gpu" / "h100_sxm.textproto"
+    if given.exists():
+        keys = [line.split(":")[0].split("{")[0].strip() for line in given.read_text().splitlines()]
+        assert keys == [line.split(":")[0].split("{")[0].strip() for line in CHIPS["h100"].description().splitlines()]
+
+
+def test_a_host_without_room_refuses() -> None:
+    ahead.refuse_if_too_large(100, ahead.host_need_bytes(100))
+    with pytest.raises(PlanError) as error:
+        ahead.refuse_if_too_large(100, ahead.host_need_bytes(100) - 1)
+    assert error.value.code == "P166" and "operators" in error.value.what
+
+
+def test_collectives_of_both_compilers() -> None:
+    # 8 rows of this device's 4 outputs are summed over model; weights [8, 4] and [4, 4] and biases 4 and 4 go over data, and the loss.
+    whole, loss = 2 * (8 * 4 + 4 * 4 + 4 + 4), 4
+    gpu = {kind: {axes: cell["payload"] for axes, cell in by.items()} for kind, by in traffic(sample("gpu_mlp"), MESH).items()}
+    assert gpu == {"all-gather": {"data": whole}, "reduce-scatter": {"data": whole}, "all-reduce": {"model": 2 * 8 * 4, "data": loss}}
+    tpu = traffic(sample("tpu_mlp"), MESH)
+    # Over two devices the TPU compiler sums whole arrays instead of scattering, and gathers biases by summing them into zeros.
+    assert tpu["all-reduce"]["data"]["payload"] == whole + 2 * (4 + 4) + loss and tpu["all-gather"]["data"]["payload"] == 2 * (8 * 4 + 4 * 4)
+
+
+def test_products_are_named_by_their_operators() -> None:
+    text = sample("tpu_mlp")
+    found: Counter[str] = Counter()
+    for instruction, flops in dots(text):
+        found[origins(text).name(instruction.attributes)] += flops
+    # Batch 8 a device: forward and weight gradient of the first layer, and the operand's gradient too of the second.
+    assert found == {FIRST: 2 * 2 * 8 * 8 * 4, SECOND: 3 * 2 * 8 * 4 * 4} and dot_flops(text) == sum(found.values())
+    lines = differences.of_flops(text, sample("mlp_program"), {FIRST: 1024, SECOND: 1024})
+    assert lines == (f"products of {SECOND}: predicted 1,024 FLOPs, compiled 768",)
+
+
+def test_small_products_are_padded_for_cublas_and_said() -> None:
+    lines = differences.of_flops(sample("gpu_mlp"), sample("mlp_program"), {FIRST: 1024, SECOND: 768})
+    assert lines == (f"products of {SECOND}: predicted 768 FLOPs, compiled 3,072", f"products of {FIRST}: predicted 1,024 FLOPs, compiled 2,048")
+
+
+def test_convolutions_of_the_gpu_compiler_count_like_their_forward() -> None:
+    by = Counter[str]()
+    for instruction, flops in dots(sample("gpu_convolutions")):
+        by[instruction.name.split(".")[0]] += flops
+    stem, inner = 2 * (2 * 16 * 16 * 8) * (7 * 7 * 3), 2 * (2 * 8 * 8 * 8) * (3 * 3 * 8)
+    assert by["cudnn-conv"] == by["cudnn-conv-bw-filter"] == stem + 2 * inner and by["cudnn-conv-bw-input"] == 2 * inner
+
+
+def test_arguments_and_outputs_are_counted_without_tiles() -> None:
+    elements = 2 * (8 * 4 + 4 * 4 + 4 + 4) + 3 * 4 * (4 * 4 + 2 * 4 + 2 + 2)
+    batch, rest = 2 * 8 * 8 + 4 * 8, 4
+    for name in ("gpu_mlp", "tpu_mlp"):
+        assert differences.entry_bytes(sample(name)) == (elements + batch + rest, elements + rest)
+    (line,) = differences.of_arguments(sample("tpu_mlp"), read_assignment(sample("tpu_mlp_buffers")))
+    assert line.startswith("layout: 19 arguments are padded to whole tiles, +17,820 B (state['layers.0.linear.weight'][0] f32[4,4] 64 B as 2,048 B")
+    assert differences.of_arguments(sample("gpu_mlp"), read_assignment(sample("gpu_mlp_buffers"))) == ()
+
+
+def test_temporaries_are_named_and_never_counted_twice() -> None:
+    held = read_assignment(sample("gpu_mlp_buffers")).temporaries
+    assert (held[0].name, held[0].size_bytes) == ("cublas-lt-matmul.1", 4 * 2**20)
+    assert differences.of_temporaries(sample("gpu_mlp"), sample("mlp_program"), read_assignment(sample("gpu_mlp_buffers"))) == (
+        f"temporary: s8[4194304] 4,194,304 B of {FIRST} (cublas-lt-matmul.1)",
+    )
+    text = """allocation 3: size 32, preallocated-temp:
+ value: <1 a @0> (size=16,offset=0): f32[4]{0}
+ value: <2 b @0> (size=16,offset=8): f32[4]{0}
+ value: <3 c{1} @0> (size=8,offset=16): f32[2]{0}
+ value: <4 d @0> (size=99,offset=0): f32[2]{0:T(128)S(1)}
+allocation 4: size 64, parameter 2, shape |f32[16]| at ShapeIndex {}:
+ value: <5 e @0> (size=64,offset=0): f32[16]{0}
+"""
+    found = read_assignment(text)
+    assert [(h.name, h.size_bytes) for h in found.temporaries] == [("a", 16), ("c", 8)] and found.parameters == {2: 64}
+
+
+def test_passes_that_change_totals_are_named() -> None:
+    first, later = changes(SAMPLES / "tpu_passes", MESH, lambda text: origins(text).name)
+    assert totals(first) == {("all-gather", "data"): 112, ("reduce-scatter", "data"): 112, ("all-reduce", "model"): 64, ("all-reduce", "data"): 4}
+    moved = {(c.by, c.kind, c.axes): c.delta_bytes for c in later}
+    assert moved["reduce-scatter-decomposer", "reduce-scatter", "data"] == -112 and moved["reduce-scatter-decomposer", "all-reduce", "data"] == 112
+    assert moved["all_gather_decomposer", "all-gather", "data"] == -16 == -moved["all_gather_decomposer", "all-reduce", "data"]
+    assert not any(c.by == "all-reduce-combiner" for c in later)
+    served = {what for _, _, what in first["all-reduce", "model"]}
+    assert served == {f"{SECOND}_output_0"}
+
+
+def test_lines_about_collectives_add_up_or_say_so() -> None:
+    uses = [Use("all-gather", ("data",), 112, 1, "optimizer", "w"), Use("reduce-scatter", ("data",), 100, 1, "gradient", "w"),
+            Use("all-reduce", ("data",), 4, 1, "forward", "loss"), Use("all-reduce", ("model",), 64, 1, "forward", "h")]  # fmt: skip
+    final = {("all-reduce", "model"): 64, ("all-reduce", "data"): 132, ("all-gather", "data"): 96}
+    lines = differences.of_traffic(SAMPLES / "tpu_passes", MESH, uses, final, sample("mlp_program"), True)
+    assert lines[0].startswith("as emitted: reduce-scatter over data +12 B (not predicted: ") and "predicted and not there: 100 B (gradient of w)" in lines[0]
+    assert sum(line.startswith("reduce-scatter-decomposer: ") for line in lines) == 2 and not any(line.startswith("not seen") for line in lines)
+    lines = differences.of_traffic(SAMPLES / "tpu_passes", MESH, uses, {**final, ("all-gather", "data"): 90}, sample("mlp_program"), True)
+    assert lines[-1] == "not seen in any pass: all-gather over data -6 B"
+
+
+def test_a_folder_without_dumps_is_said(tmp_path: Path) -> None:
+    assert "no dumps" in differences.of_traffic(tmp_path, MESH, (), {}, "", True)[0]
+
+
+def test_pieces_multiply_by_loops() -> None:
+    found = pieces(sample("gpu_mlp"), MESH, lambda attributes: "")
+    assert totals(found)["all-reduce", "model"] == 64 and totals(found)["all-gather", "data"] == 112
+
+
+def test_figures_have_tolerances_and_sums_that_do_not_cancel() -> None:
+    exact, near, far = Figure("a", 100, 100), Figure("b", 100, 104, tolerance=0.05), Figure("c", 100, 110, tolerance=0.05)
+    assert (exact.ok, near.ok, far.ok) == (True, True, False) and far.mark == "DIFFERS +10.00%" and near.mark == "+4.00%, within 0.05"
+    swapped = Figure("all collectives", 100, 100, tolerance=0.01, off=50)
+    assert not swapped.ok and "50.00%" in swapped.mark
+    assert Figure("new", 0, 7, judged=False, shown=True).mark == "+7 B"
+    report = VerifyReport("m", "shard_map", {"data": 2}, "train", "from shapes", (near, swapped), None, "", False, (), "h100 GPUs", ("cse: all-reduce over data -2 B",))
+    assert not report.ok and "  - cse: all-reduce over data -2 B" in report.text() and "2 h100 GPUs" in report.text()
+    assert VerifyReport.from_dict(report.to_dict()) == report
+
+
+@pytest.fixture(scope="module")
+def strategy() -> planner.Strategy:
+    return planner.plan("zoo:mlp-tiny", devices=8, batch=16, pins=Pins(mesh={"data": (2,), "model": (4,)}), baselines=False,
+                        hardware=str(ROOT / "benchmarks" / "eager.toml"))  # fmt: skip
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_predicted_bytes_are_those_of_the_emitted_tables(strategy: planner.Strategy, compute: str) -> None:
+    """Against the arrays that the program itself names, on the devices of this process; and FLOPs by node add up."""
+    import jax
+    import numpy as np
+
+    from planner.emit.program import emit
+    from planner.verify.compiled import shapes
+    from planner.verify.numerics import load_program
+
+    assert strategy.graph is not None
+    for zero in (0, 1, 3):
+        plan = replace(strategy.plan, zero=zero, zero_axes=("data",))
+        found = predict(strategy.graph, plan, workload="train", compute=compute)
+        module = load_program(emit(strategy.graph, plan, workload="train", compute=compute), compute=compute)
+        mesh = module.make_mesh()
+        tables: dict[str, Any] = {name: shapes(module, name, mesh) for name in ("PARAMS", "FROZEN", "INPUTS")}
+
+        def local(array: Any) -> int:
+            return int(np.prod(array.sharding.shard_shape(array.shape), dtype=int)) * array.dtype.itemsize
+
+        parameters, batch = (sum(local(a) for a in tables[name].values()) for name in ("PARAMS", "INPUTS"))
+        state = 0
+        for key, moments in jax.eval_shape(module.start_state, {k: jax.ShapeDtypeStruct(a.shape, "float32") for k, a in tables["PARAMS"].items()}).items():
+            spec = jax.sharding.NamedSharding(mesh, module.GRADIENTS[key][-1])
+            state += sum(int(np.prod(spec.shard_shape(m.shape), dtype=int)) * m.dtype.itemsize for m in moments)
+        assert found.argument_bytes == parameters + state + batch + 4 and found.output_bytes == parameters + state + 4
+        assert sum(flops_by_node(found.flow, found.runs).values()) == found.flops
+
+
+def test_precision_decides_the_bytes_and_never_those_of_the_loss(strategy: planner.Strategy) -> None:
+    assert strategy.graph is not None
+    wide, short = (predict(strategy.graph, strategy.plan, workload="train", compute=c) for c in ("float32", "bfloat16"))
+    loss = [u.payload_bytes for u in short.uses if u.what == "loss"]
+    assert loss and loss == [u.payload_bytes for u in wide.uses if u.what == "loss"] and set(short.traffic) == set(wide.traffic)
+    assert sum(u.payload_bytes for u in wide.uses) - sum(loss) == 2 * (sum(u.payload_bytes for u in short.uses) - sum(loss))
+    assert wide.flops == short.flops
+
+
+def test_the_caller_sets_no_cpu_flags_for_other_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAX_DEFAULT_MATMUL_PRECISION", raising=False)
+    assert "host_platform_device_count=8" in worker.environment(8)["XLA_FLAGS"]
+    other = worker.environment(8, "gpu")
+    assert "host_platform_device_count" not in other["XLA_FLAGS"] and "JAX_DEFAULT_MATMUL_PRECISION" not in other and other["JAX_PLATFORMS"] == "cpu"
+
+
+def compiler(text: str) -> str:
+    """The target, or a skip where its compiler is not installed."""
+    try:
+        require(parse_target(text, 8))
+    except PlanError as e:
+        pytest.skip(e.what)
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["shard_map", "jit"])
+@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+def test_the_gpu_compiler_agrees(strategy: planner.Strategy, backend: str, compute: str) -> None:
+    report = worker.verify(strategy, "zoo:mlp-tiny", target=compiler("gpu:h100"), backend=backend, compute=compute)
+    by = {f.what: f for f in report.figures}
+    assert report.ok, report.text()
+    assert by["all collectives"].compiled > 0 and not by["all collectives"].distance and not by["argument bytes"].distance
+    assert report.numbers is None and "compiled without them" in report.text()
+
+
+@pytest.mark.slow
+def test_the_tpu_compiler_is_read_and_its_passes_are_named(strategy: planner.Strategy) -> None:
+    report = worker.verify(strategy, "zoo:mlp-tiny", target=compiler("tpu:v5e:2x4"))
+    by = {f.what: f for f in report.figures}
+    assert not by["argument bytes"].distance and not by["output bytes"].distance and by["arguments as stored"].compiled > by["argument bytes"].compiled
+    if by["all collectives"].distance:
+        assert any(line.startswith(("reduce-scatter-decomposer", "all_gather_decomposer")) for line in report.differences)
+    assert not any(line.startswith("not seen in any pass") for line in report.differences)
+
+
+@pytest.mark.slow
+def test_a_compiler_that_ends_its_process_is_an_error_message(strategy: planner.Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler("tpu:v5e:2x4")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--no_such_flag=1")
+    with pytest.raises(PlanError) as error:
+        worker.verify(strategy, "zoo:mlp-tiny", target="tpu:v5e:2x4")
+    assert error.value.code == "P162" and "tpu:v5e:2x4" in error.value.what
