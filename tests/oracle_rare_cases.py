@@ -69,6 +69,8 @@ def rare() -> list[Case]:
         Case("isinf", "IsInf", (np.where(small > 0.5, np.inf, small).astype(np.float32),), ((8, 12),), {"detect_negative": 0}, ("bool",), frozen=(0,)),
         Case("fmod", "Mod", ((8, 12), small + np.float32(2)), ((8, 12),), {"fmod": 1}, frozen=(0, 1)),
         Case("shrink", "Shrink", ((8, 12),), ((8, 12),), {"bias": 0.2, "lambd": 0.4}),
+        Case("selu", "Selu", ((8, 12),), ((8, 12),), {"alpha": 1.5, "gamma": 2.0}),
+        Case("onehot-negative", "OneHot", (of("int32", 8, 6, high=5),), ((8, 6, 12),), {"axis": -1 % 3, "depth": 12, "on_value": 2.0, "off_value": 0.5}),
         Case("lrn", "LRN", ((8, 6, 4, 12),), ((8, 6, 4, 12),), {"size": 3, "alpha": 0.5, "beta": 0.75, "bias": 1.0}),
         Case("l2-normalization", "LpNormalization", ((8, 6, 12),), ((8, 6, 12),), {"axis": 1, "p": 2}),
         Case("l1-normalization", "LpNormalization", ((8, 6, 12),), ((8, 6, 12),), {"axis": -1, "p": 1}),

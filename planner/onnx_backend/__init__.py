@@ -56,11 +56,11 @@ class Prepared(BackendRep):
         else:
             given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             if len(given) > len(self.names):
-                raise PlanError("P302", f"{len(given)} inputs are given, the model has {len(self.names)}")
+                raise PlanError("P172", f"{len(given)} inputs are given, the model has {len(self.names)}")
             found = dict(zip(self.names, given, strict=False))
         missing = [n for n in self.names if n not in found]
         if missing:
-            raise PlanError("P302", f"input {missing[0]!r} is not given")
+            raise PlanError("P172", f"input {missing[0]!r} is not given")
         return {n: numpy_helper.to_array(v) if isinstance(v, TensorProto) else np.asarray(v) if isinstance(v, np.generic) else v for n, v in found.items()}
 
 
@@ -71,7 +71,7 @@ class Backend(_Backend):
     def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> Prepared:
         """A runnable form of a ModelProto. Raises PlanError for another device."""
         if not cls.supports_device(device):
-            raise PlanError("P303", f"device {device!r} is not supported", help=["use device CPU"])
+            raise PlanError("P173", f"device {device!r} is not supported", help=["use device CPU"])
         return Prepared(model, kwargs.get("folder"))
 
     @classmethod
@@ -89,7 +89,7 @@ class Backend(_Backend):
         arrays = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
         names = [n for n in dict.fromkeys(node.input) if n]
         if len(arrays) != len(names):
-            raise PlanError("P302", f"{len(arrays)} inputs are given, the node has {len(names)}")
+            raise PlanError("P172", f"{len(arrays)} inputs are given, the node has {len(names)}")
         infos = [value_info(name, np.asarray(array)) for name, array in zip(names, arrays, strict=True)]
         graph = helper.make_graph([node], "node", infos, [helper.make_empty_tensor_value_info(o) for o in node.output if o])
         opset = helper.make_opsetid(node.domain, int(kwargs.get("opset_version", defs.onnx_opset_version())))

@@ -60,12 +60,12 @@ class Machine:
         self.ways: collections.Counter[str] = collections.Counter()
 
     def __call__(self, values: Mapping[str, Value]) -> list[Value]:
-        """Outputs in the model's order. Raises PlanError P301 when a node cannot be run."""
+        """Outputs in the model's order. Raises PlanError P171 when a node cannot be run."""
         scope = Scope(dict(values), opsets=self.opsets)
         try:
             return self.graph(self.model.graph, scope)
         except Refused as reason:
-            raise PlanError("P301", f"the model cannot be run: {reason}") from reason
+            raise PlanError("P171", f"the model cannot be run: {reason}") from reason
 
     def graph(self, graph: Any, scope: Scope) -> list[Value]:
         """Outputs of a (sub)graph whose inputs are in the scope."""
@@ -108,7 +108,7 @@ class Machine:
                 self.ways["kernel"] += 1
                 return made
             except PlanError as error:
-                reason = f"{node.op_type}: {error.what}{''.join('; ' + d.strip() for d in error.detail[:1])}"
+                reason = "; ".join([error.what, *(d.strip() for d in error.detail[:1])])
         handler = handler_of(domain, node.op_type, opset)
         if handler is not None:
             values = {n: attribute_value(a) if a.type not in _RAW else a for n, a in attributes.items()}

@@ -66,7 +66,7 @@ class Static:
     def __call__(self, values: Mapping[str, Any]) -> list[np.ndarray]:
         """Outputs in the model's order. Raises PlanError when no graph holds the model at these values."""
         if not fits(list(values.values())):
-            raise PlanError("P300", "a value is no tensor, or of a type that cannot be planned")
+            raise PlanError("P170", "a value is no tensor, or of a type that cannot be planned")
         last: PlanError | None = None
         tried: set[tuple[str, ...]] = set()
         for level in range(self.level, len(LEVELS)):

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from planner.emit.body import Body
+from planner.emit.program import check_kernels
 from planner.emit.source import helper_sources
 from planner.errors import PlanError
 from planner.flow import Plan, derive
 from planner.graph import DTYPE_BYTES, Graph
-from planner.ops import OPERATORS, NoRule
+from planner.ops import NoRule
 from planner.reader.fold import numpy_dtype
 from planner.weights import load_one
 
@@ -34,8 +35,8 @@ EXACT = frozenset(DTYPE_BYTES) - {"float8_e4m3fn", "float8_e5m2", "int4", "uint4
 class ExactBody(Body):
     """Statements with exact dtypes: names in capitals, bound where the text is run."""
 
-    def _dtype(self, dtype: str) -> str:
-        return dtype.upper()
+    def _dtype(self, tensor: str) -> str:
+        return self.flow.graph.tensors[tensor].dtype.upper()
 
     def exact(self, index: int) -> None:
         """Write one node; 64-bit integers that its kernel holds in 32 bits are widened."""
@@ -47,13 +48,11 @@ class ExactBody(Body):
 
 
 def source(graph: Graph) -> tuple[str, dict[str, np.ndarray]]:
-    """(text of a function `run(inputs, weights)`, arrays it calls CONSTANTS). Raises PlanError P300 for operators without a kernel."""
-    missing = sorted({n.op for n in graph.nodes if n.op not in OPERATORS})
-    if missing:
-        raise PlanError("P300", f"no kernel for {', '.join(missing)}")
+    """(text of a function `run(inputs, weights)`, arrays it calls CONSTANTS). Raises PlanError for operators without a kernel."""
+    check_kernels(graph)
     odd = sorted({t.dtype for t in graph.tensors.values()} - EXACT)
     if odd:
-        raise PlanError("P300", f"no kernel computes with {', '.join(odd)}")
+        raise PlanError("P170", f"no kernel computes with {', '.join(odd)}")
     flow = derive(graph, Plan((), {}), training=False)
     body = ExactBody(flow, "jit")
     for store, names in (("inputs", graph.inputs), ("weights", tuple(graph.weights))):
@@ -66,22 +65,27 @@ def source(graph: Graph) -> tuple[str, dict[str, np.ndarray]]:
         for index in range(len(graph.nodes)):
             body.exact(index)
     except NoRule as reason:
-        raise PlanError("P300", f"no kernel for this form of an operator: {reason}") from None
+        raise PlanError("P170", f"no kernel for this form of an operator: {reason}") from None
     results = [f"jnp.asarray({body.value(o, flow.source[o].stored)}, {graph.tensors[o].dtype.upper()})" for o in graph.outputs]
     lines = [line if isinstance(line, str) else line() for line in body.lines]
     text = "\n".join(["def run(inputs, weights):", *(f"    {line}" for line in lines), f"    return [{', '.join(results)}]"])
     return "\n\n\n".join([HEADER, *helper_sources(body.helpers), text]), body.arrays
 
 
+def function_of(graph: Graph, folder: str | None = None) -> tuple[Callable[[Any, Any], list[Any]], dict[str, np.ndarray]]:
+    """The graph as a function `run(inputs, weights)` of arrays by name, and its weights. Raises PlanError."""
+    text, arrays = source(graph)
+    space: dict[str, Any] = {name.upper(): numpy_dtype(name) for name in EXACT} | {"CONSTANTS": arrays}
+    exec(compile(text, f"<{graph.name[:40]!a}>", "exec"), space)
+    return space["run"], {name: load_one(graph, name, folder) for name in graph.weights}
+
+
 def compiled(graph: Graph, folder: str | None = None) -> Callable[[Mapping[str, Any]], list[np.ndarray]]:
     """The graph as a jitted function of its inputs by name; weights are loaded once. Raises PlanError."""
     import jax
 
-    text, arrays = source(graph)
-    space: dict[str, Any] = {name.upper(): numpy_dtype(name) for name in EXACT} | {"CONSTANTS": arrays}
-    exec(compile(text, f"<{graph.name[:40]!a}>", "exec"), space)
-    weights = {name: load_one(graph, name, folder) for name in graph.weights}
-    function = jax.jit(space["run"])
+    run, weights = function_of(graph, folder)
+    function = jax.jit(run)
 
     def call(inputs: Mapping[str, Any]) -> list[np.ndarray]:
         with jax.enable_x64(True):

@@ -71,7 +71,7 @@ def matrix(out: int, size: int, scale: float, roi: tuple[float, float], call: Ca
         span = int(np.ceil(reach / shrink)) + 1
         taps = np.floor(at)[:, None] + np.arange(-span, span + 1)
         weights = kernel((taps - at[:, None]) * shrink)
-        if call.attr("exclude_outside", 0) or call.attr("antialias", 0):
+        if call.attr("exclude_outside", 0):
             weights = np.where((taps >= 0) & (taps < size), weights, 0.0)
         weights = weights / weights.sum(1, keepdims=True)
         np.add.at(rows, (np.arange(out)[:, None], np.clip(taps, 0, size - 1).astype(int)), weights)

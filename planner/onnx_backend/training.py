@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -61,3 +62,45 @@ def adam(call: Call) -> tuple[Value, ...]:
         return np.float32(1 - after) * (x - rate * m / (np.sqrt(v) + np.float32(epsilon))), m, v
 
     return _each(call, 4, step)
+
+
+@handles("Gradient", domain=PREVIEW)
+def gradient(call: Call) -> tuple[Value, ...]:
+    """Derivatives of tensor `y` by the tensors `xs`, through the nodes of the graph around; `zs` are held fixed."""
+    import jax
+
+    from planner.onnx_backend.machine import value_info
+    from planner.onnx_backend.program import function_of
+    from planner.reader import read_model
+
+    names, target = list(call.attr("xs")), str(call.attr("y"))
+    values = dict(zip([*names, *call.attr("zs", [])], (as_array(v) for v in call.inputs), strict=True))
+    model = _between(call.machine.model, values, target)
+    del model.graph.input[:]
+    model.graph.input.extend(value_info(name, value) for name, value in values.items())
+    graph = read_model(model)
+    run, weights = function_of(graph)
+
+    def total(xs: dict[str, Value]) -> Value:
+        return run({**values, **xs}, weights)[0].sum()
+
+    with jax.enable_x64(True):
+        made = jax.grad(total)({n: values[n] for n in names})
+    return tuple(np.asarray(made[n]) for n in names)
+
+
+def _between(model: Any, values: dict[str, Value], target: str) -> Any:
+    """A copy of a model that keeps the nodes on the way from the given values to a target, which becomes its output."""
+    from onnx import ModelProto, helper
+
+    made = ModelProto()
+    made.CopyFrom(model)
+    wanted, nodes = {target}, []
+    for node in reversed(model.graph.node):
+        if wanted & set(node.output) - set(values):
+            nodes.append(node)
+            wanted |= set(node.input)
+    del made.graph.node[:], made.graph.output[:]
+    made.graph.node.extend(reversed(nodes))
+    made.graph.output.append(helper.make_empty_tensor_value_info(target))
+    return made

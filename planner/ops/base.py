@@ -102,14 +102,10 @@ def jnp_dtype(dtype: str) -> str:
     return dtype if dtype.isupper() else f"jnp.{JNP.get(dtype, dtype)}"
 
 
-def number_text(value: object) -> str:
-    """A number (or None) as an expression; infinities and NaN have no literal."""
-    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
-
-
 def axes_text(axes: Axes) -> str:
     """Axis names as a Python literal, a bare string when there is one."""
-    return repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
+    names = ", ".join(f'"{a}"' if a.isidentifier() and a.isascii() else ascii(a) for a in axes)
+    return names if len(axes) == 1 else f"({names})"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.graph import Graph, Node
-from planner.ops.base import Call, Operator, jnp_dtype, number_text, register
+from planner.ops.base import Call, Operator, jnp_dtype, register
 from planner.rule import Rule, parse
 
 
@@ -86,7 +86,7 @@ def _lean(function: str):
 
 def _clip(call: Call) -> str:
     low, high = call.node.attrs.get("min"), call.node.attrs.get("max")
-    return f"jnp.clip({call.args[0]}, {number_text(low)}, {number_text(high)})"
+    return f"jnp.clip({call.args[0]}, {low!r}, {high!r})"
 
 
 def _cast(call: Call) -> str:

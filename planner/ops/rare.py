@@ -32,6 +32,10 @@ def _shrink(call: Call) -> str:
     return f"{call.use('shrink')}({call.args[0]}, {call.attr('bias', 0.0)!r}, {call.attr('lambd', 0.5)!r})"
 
 
+def _selu(call: Call) -> str:
+    return f"({call.attr('gamma', 1.0507009873554805)!r} * jax.nn.elu({call.args[0]}, {call.attr('alpha', 1.6732632423543772)!r}))"
+
+
 def _lrn_rule(node: Node, graph: Graph) -> Rule:
     """Neighbouring channels are read: channels stay whole, batch and space split."""
     (shape,) = graph.shapes(node.inputs)
@@ -83,6 +87,7 @@ register(
     Operator("BitShift", pointwise_rule, _shift, saves="", fusible=True),
     Operator("IsInf", pointwise_rule, _is_inf, saves="", fusible=True),
     Operator("Shrink", pointwise_rule, _shrink, saves="in", fusible=True),
+    Operator("Selu", pointwise_rule, _selu, saves="in", fusible=True),
     Operator("LRN", _lrn_rule, _lrn, saves="in"),
     Operator("LpNormalization", _along_axis, _lp_normalize, saves="in"),
     Operator("Hardmax", _along_axis, _hardmax, saves=""),

@@ -72,7 +72,8 @@ def _onehot_rule(node: Node, graph: Graph) -> Rule:
 def _onehot(call: Call) -> str:
     width = call.rule.local(call.split, call.mesh)["v"]
     on, off = call.attr("on_value", 1.0), call.attr("off_value", 0.0)
-    hot = f"jax.nn.one_hot({call.args[0]} - {call.start('v')}, {width}, axis={call.attr('axis')})"
+    x, depth = call.args[0], call.rule.sizes["v"]
+    hot = f"jax.nn.one_hot(jnp.where({x} < 0, {x} + {depth}, {x}) - {call.start('v')}, {width}, axis={call.attr('axis')})"
     return hot if (on, off) == (1.0, 0.0) else f"({off!r} + ({on!r} - {off!r}) * {hot})"
 
 

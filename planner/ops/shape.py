@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.graph import Graph, Node
-from planner.ops.base import Call, NoRule, Operator, number_text, register
+from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.pointwise import broadcast_line, letters
 from planner.rule import Rule, parse
 
@@ -124,7 +124,7 @@ def _pad(call: Call) -> str:
     widths = [(pads[i], pads[i + n]) for i in range(n)]  # type: ignore[index]
     mode = {"constant": "", "reflect": ", mode='reflect'", "edge": ", mode='edge'", "wrap": ", mode='wrap'"}[str(call.attr("mode", "constant"))]
     value = call.node.attrs.get("value", 0.0)
-    return f"jnp.pad({call.args[0]}, {widths}{mode or f', constant_values={number_text(value)}'})"
+    return f"jnp.pad({call.args[0]}, {widths}{mode or f', constant_values={value!r}'})"
 
 
 def _tile_rule(node: Node, graph: Graph) -> Rule:

@@ -72,15 +72,13 @@ def max_pool(x, kernel, strides, pads, dilations, out):
 
 def average_pool(x, kernel, strides, pads, dilations, out, count_include_pad):
     """Average pooling; padding counts in the divisor only where asked."""
-    window = _window(x, kernel, strides, pads, dilations, out)
-    total = lax.reduce_window(x, 0.0, lax.add, *window)
-    if not count_include_pad:
-        ones = jnp.ones((1, 1, *x.shape[2:]), x.dtype)
-        return total / lax.reduce_window(ones, 0.0, lax.add, *window)
-    n = len(kernel)
-    inside = jnp.pad(jnp.ones(x.shape[2:], x.dtype), [(pads[i], pads[i + n]) for i in range(n)], constant_values=1)[None, None]
-    spare = [(0, 0), (0, 0)] + [(0, w[1] - pads[i + n]) for i, w in enumerate(window[2][2:])]
-    return total / lax.reduce_window(inside, 0.0, lax.add, window[0], window[1], spare, None, window[4])
+    total = lax.reduce_window(x, 0.0, lax.add, *_window(x, kernel, strides, pads, dilations, out))
+    n, divisor = len(kernel), np.ones((), int)
+    for i in range(n):
+        at = np.arange(out[i])[:, None] * strides[i] - pads[i] + np.arange(kernel[i]) * dilations[i]
+        low, high = (-pads[i], x.shape[2 + i] + pads[i + n]) if count_include_pad else (0, x.shape[2 + i])
+        divisor = divisor * np.sum((at >= low) & (at < high), 1).reshape([-1 if k == i else 1 for k in range(n)])
+    return total / divisor.astype(x.dtype)
 
 
 def _window(x, kernel, strides, pads, dilations, out):
@@ -97,13 +95,13 @@ def resize(x, out, scales, mode, coordinate, nearest):
         size, dim = x.shape[2 + i], 2 + i
         at = np.arange(n, dtype=np.float64)
         if coordinate == "align_corners":
-            at = at * (size - 1) / max(n - 1, 1)
+            at = at * (size - 1) / (s * size - 1) if s * size != 1 else at * 0
         elif coordinate == "asymmetric":
             at = at / s
         elif coordinate == "pytorch_half_pixel" and n == 1:
             at = at * 0
         else:
-            at = (at + 0.5) / s - 0.5
+            at = (at + 0.5) / s - 0.5 + (size / 2 * (1 - n / (s * size)) if coordinate == "half_pixel_symmetric" else 0)
         if mode == "nearest":
             nearby = {"floor": np.floor(at), "ceil": np.ceil(at), "round_prefer_ceil": np.floor(at + 0.5)}.get(nearest, np.ceil(at - 0.5))
             x = jnp.take(x, np.clip(nearby, 0, size - 1).astype(np.int32), axis=dim)

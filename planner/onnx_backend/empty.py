@@ -1,4 +1,4 @@
-"""Reductions of tensors without elements: the neutral element of each."""
+"""Tensors without elements: reductions give their neutral element, element-wise operators nothing."""
 
 from __future__ import annotations
 
@@ -47,3 +47,13 @@ def reduce(call: Call) -> Value:
     over = tuple(int(a) % x.ndim for a in axes) or tuple(range(x.ndim))
     with np.errstate(divide="ignore"):
         return np.asarray(_WAYS[call.node.op_type](x, axis=over, keepdims=bool(call.attr("keepdims", 1)))).astype(x.dtype)
+
+
+@handles("Abs", "Add", "Div", "Exp", "Log", "Max", "Min", "Mul", "Neg", "Pow", "Sqrt", "Sub")
+def nothing(call: Call) -> Value:
+    """No elements of the shape that operands broadcast to."""
+    arrays = [as_array(v) for v in call.inputs]
+    shape = np.broadcast_shapes(*(a.shape for a in arrays))
+    if 0 not in shape:
+        raise Refused(f"{call.node.op_type} of {arrays[0].dtype.name}")
+    return np.zeros(shape, arrays[0].dtype)
