@@ -32,7 +32,7 @@ def keep_or_expand(call: Call, domain: str) -> None:
         call.lowering._enter(call, body)
         return
     if schema is not None:
-        _check_attributes(call, schema)
+        _check_call(call, schema)
     found = _declared(call) or (_inferred(call, schema) if schema is not None else None)
     if found is None:
         raise Unsupported("custom operator without declared output shapes" if schema is None else "its output shapes are not known before running")
@@ -95,8 +95,12 @@ def _code(dtype: str) -> int:
     raise Unsupported(f"type {dtype}")
 
 
-def _check_attributes(call: Call, schema: Any) -> None:
-    """Nobody reads the attributes of a kept operator before its kernel does. Raises TypeError for those that are missing or of another kind."""
+def _check_call(call: Call, schema: Any) -> None:
+    """Nobody looks at a kept operator before its kernel does. Raises TypeError for operands and attributes that are missing, too many or of another kind."""
+    if not schema.min_input <= len(call.inputs) <= schema.max_input or not schema.min_output <= len(call.node.output) <= schema.max_output:
+        raise TypeError(f"{len(call.inputs)} inputs and {len(call.node.output)} outputs")
+    if not all(call.inputs[: schema.min_input]):
+        raise TypeError("an operand that is needed is absent")
     for name, wanted in schema.attributes.items():
         given = call.attrs.get(name)
         if given is None and wanted.required:

@@ -125,7 +125,7 @@ def _name_outputs(draft: Draft, names: list[str], frame: Frame) -> None:
     made = [frame.find(name) for name in names]
     renamed: dict[str, str] = {}
     for name, tensor in zip(names, made, strict=True):
-        if tensor is None:
+        if not tensor:  # nothing is known of it, or a function hands on an operand it was not given
             raise PlanError("P130", f"output {name!r} of the graph cannot be planned")
         tensor = renamed.get(tensor, tensor)
         if tensor != name and name not in draft.types and tensor in draft.maker and tensor not in draft.outputs and tensor not in names:
