@@ -8,6 +8,7 @@ reserved apart (planner.memory). Under recompute a repeated block keeps only wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,7 +115,7 @@ class _Flat:
     again: np.ndarray  # the same under recomputation
     pieces: np.ndarray  # the most microbatches
     work: np.ndarray  # working set of one node
-    working: float  # the largest of the operators' smallest working sets, gradients included
+    working: float  # the largest of the operators' smallest working sets
 
 
 def _flat(space: Space) -> _Flat:
@@ -137,22 +138,17 @@ def _flat(space: Space) -> _Flat:
             again_keep_s=np.where(repeated, forward - row("replay_s"), 0.0), each=rows("each_s"), reduce=rows("reduce_s"),
             state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), pieces=row("pieces"),
             work=row("work_bytes"),
-            working=max((float(v.work_bytes.min()) for v in every if v.kind == "op"), default=0.0) * _working_times(space),
+            working=max((float(v.work_bytes.min()) for v in every if v.kind == "op"), default=0.0),
         )  # fmt: skip
     found: _Flat = space.memo["flat"]
     return found
 
 
-def _working_times(space: Space) -> float:
-    """An operator's working set counts with its gradients and the allowance for fragmentation."""
-    return (2 if space.base.training else 1) * (1 + space.pricer.runtime.memory_slack)
-
-
-def usage_of(space: Space, techniques: Techniques, choice: tuple[int, ...], uncut: bool = False) -> tuple[float, float]:
+def usage_of(space: Space, techniques: Techniques, choice: Sequence[int] | np.ndarray, uncut: bool = False) -> tuple[float, float]:
     """(state and kept activations, largest working set of an operator) of a choice, in bytes, as in `assemble`."""
     flat, pieces = _flat(space), techniques.microbatches if uncut else 1
     at = flat.first + np.asarray(choice, np.int64)
-    return float(bytes_of(space, techniques, uncut)[at].sum()), float(flat.work[at].max(initial=0.0)) * _working_times(space) / pieces
+    return float(bytes_of(space, techniques, uncut)[at].sum()), float(flat.work[at].max(initial=0.0)) / pieces
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

@@ -17,12 +17,15 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from planner.assemble import PICO, Techniques, assemble, least_usage, usage_of
 from planner.possible import RECOMPUTE
 from planner.problem import evaluate
+from planner.relax import Relaxed
 from planner.space import Base, Space
 from planner.topology import Mesh
 
@@ -77,7 +80,8 @@ class Explorer:
         self.unit_s = 1 / PICO
         """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range of exact floats."""
         self._known: list[tuple[int, int, int, int, float]] = []  # mesh, level, recompute, microbatches, bound of all leaves beyond
-        self._free: dict[tuple, tuple[tuple[int, ...], float]] = {}
+        self._relaxed: dict[int, Relaxed] = {}
+        self._free: dict[tuple, tuple[np.ndarray, float] | None] = {}
         self._sizes: list[tuple[float, Leaf]] = []  # least usage of each leaf
 
     @property
@@ -142,7 +146,10 @@ class Explorer:
         if space is None:
             return
         self._uncut_up_to[index] = min((float(v.pieces.min()) for v in space.variables), default=math.inf)
-        bound = 0.0 if self.memory_first else self.search.free_bound(space)
+        self._relaxed[index] = Relaxed(space)
+        bound = 0.0 if self.memory_first else self._relaxed[index].least(sorted(LEVEL_ORDER[k] for k in self.levels))
+        if not self.memory_first:
+            self.search.bounded(bound)
         if bound > LONG_S:
             self.unit_s = 1e-9
         for micro in self.search.microbatches():
@@ -165,30 +172,29 @@ class Explorer:
         known = max((v for m, z, r, k, v in self._known if m == leaf.mesh and z == leaf.level and r <= leaf.recompute and k <= leaf.micro), default=0.0)
         if known > leaf.bound:
             return known
-        space, limit = self._first[leaf.mesh], self.search.request.limit_bytes
-        assert space is not None
+        limit = self.search.request.limit_bytes
         if leaf.stage == 0:
-            return self._free_bound(space, leaf, 1)[0]
+            return self._free_bound(leaf, 1)[0]
         if leaf.stage == 1 and leaf.micro > 1:
-            bound, usage = self._free_bound(space, leaf, leaf.micro)
+            bound, usage = self._free_bound(leaf, leaf.micro)
             if usage <= limit or bound > leaf.bound:
                 return bound
-            found = self.search.relaxed(assemble(space, leaf.techniques, limit, uncut=True, unit_s=self.unit_s), self.unit_s)
-            return None if found is None else max(bound, found[1])
+            limited = self._relaxed[leaf.mesh].limited(leaf.techniques, limit)
+            return None if math.isinf(limited) else max(bound, limited)
         return leaf.bound
 
-    def _free_bound(self, space: Space, leaf: Leaf, micro: int) -> tuple[float, float]:
+    def _free_bound(self, leaf: Leaf, micro: int) -> tuple[float, float]:
         """(bound, usage of its solution with the leaf's microbatches) of the leaf's techniques without a memory limit.
 
         micro: reductions are repeated at least that often. What is reduced once a step makes the same problem for any number that leaves every split legal.
         """
         each = micro if LEVEL_ORDER[leaf.level] >= 2 or micro > self._uncut_up_to[leaf.mesh] else 1
         key = (leaf.mesh, leaf.level, leaf.recompute, each)
+        relaxed = self._relaxed[leaf.mesh]
         if key not in self._free:
-            problem = assemble(space, replace(leaf.techniques, microbatches=each), None, uncut=True, unit_s=self.unit_s)
-            self._free[key] = self.search.relaxed(problem, self.unit_s) or ((), math.inf)
-        choice, bound = self._free[key]
-        return bound, usage_of(space, leaf.techniques, choice, uncut=True)[0] if choice else math.inf
+            self._free[key] = relaxed.free(leaf.techniques, each)
+        found = self._free[key]
+        return (found[1], relaxed.usage(leaf.techniques, found[0])) if found else (math.inf, math.inf)
 
     def _price(self, leaf: Leaf) -> None:
         """Solve the leaf with the chosen solver and price what it finds; the room shrinks by what the whole plan needs beside."""

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from planner.base import Base
-from planner.batch import batch_factors
 from planner.naming import role_named
 from planner.rule import PENDING, Limits, Split, candidates, legal
 from planner.space import Link, Space, Variable
@@ -22,7 +21,7 @@ def batch_only(base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...
     sizes = dict(mesh)
     used = [a for a in (tuple(sizes) if axes is None else axes) if sizes[a] > 1]
     out: Allowed = {}
-    factors = batch_factors(base)
+    factors = base.batch_factors
     for i in base.times:
         rule, split = base.rules[i], Split()
         for k in range(len(used), 0, -1):
@@ -61,7 +60,7 @@ def megatron_only(base: Base, mesh: Mesh) -> Allowed:
     """Batch over "data"; over "model" anything but the batch (heads, columns, rows, vocabulary), nothing left pending."""
     sizes = dict(mesh.shape)
     data = batch_only(base, mesh.shape, tuple(a for a in sizes if a == "data"))
-    factors = batch_factors(base)
+    factors = base.batch_factors
     out: Allowed = {}
     for i, (fixed,) in data.items():
         rule = base.rules[i]

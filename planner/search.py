@@ -39,8 +39,6 @@ from planner.topology import Mesh, Topology, meshes, pinned_mesh
 TIE = 1e-3
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
 """Work units of one solve: about a third of a second where the memory limit binds hard; the bound is kept either way."""
-RELAXED_WORK = 200_000
-"""Of a bound: the memory prices are worth a few eliminations, closing the last of the gap is not."""
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 Progress = Callable[[str, float | None, float | None], None]
 Family = Callable[[Base, Mesh], Allowed]
@@ -287,11 +285,6 @@ class Search:
         name = self.request.solver if self.request.solver != "auto" else "dp"
         return self._ask(problem, name, Budget(time_limit_s=left, work=WORK.get(name), seed=self.request.seed))
 
-    def relaxed(self, problem: Problem, unit_s: float = 1 / PICO) -> tuple[tuple[int, ...], float] | None:
-        """A choice (maybe none) and a proven lower bound (seconds) of a relaxed problem, by elimination whatever the solver; None where it is impossible."""
-        solution = self._ask(problem, "dp", Budget(work=RELAXED_WORK, seed=self.request.seed))
-        return None if solution.status == "infeasible" else (solution.choice, self.proven(problem, solution, unit_s))
-
     @staticmethod
     def _ask(problem: Problem, name: str, budget: Budget) -> Solution:
         """A solver's answer; one that was interrupted hands the interruption on."""
@@ -307,16 +300,9 @@ class Search:
         """A solver's bound in seconds, less what rounding to whole units may have added."""
         return max(0.0, ((solution.bound or 0.0) - 0.5 * (len(problem.cost) + len(problem.edges))) * unit_s)
 
-    def free_bound(self, space: Space) -> float:
-        """No plan on the space's mesh costs less: the whole batch in one piece, no memory limit, each weight at its cheapest optimizer level."""
-        levels = self._levels()
-        variables = []
-        for v in space.variables:
-            least = np.minimum.reduce([v.reduce_s[z] + v.each_s[z] for z in levels])
-            variables.append(replace(v, reduce_s={**v.reduce_s, 0: least}, each_s={**v.each_s, 0: 0 * least}))
-        found = self.relaxed(assemble(replace(space, variables=variables, memo={}), Techniques(), None))
-        self._bound = min(self._bound or np.inf, found[1]) if found else self._bound
-        return found[1] if found else np.inf
+    def bounded(self, bound_s: float) -> None:
+        """A mesh's bound, for those who watch."""
+        self._bound = min(self._bound or np.inf, bound_s)
 
     def price_smallest(self, space: Space, mesh: Mesh, techniques: Techniques, label: str) -> Candidate | None:
         """The fastest of the plans that need the least memory under these techniques."""

@@ -50,9 +50,10 @@ def clock_of(budget: Budget, work: float) -> Clock:
     return Clock(float(budget.work or work), None if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s)
 
 
-def solve_model(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None = None, caps: tuple[int, ...] = CAPS) -> Outcome:
-    """Optimum of a model, or the best choice and bound within the clock's limits."""
-    tree = compile_tree(model, integer=not model.exact and model.cost_int is not None)
+def solve_model(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None = None, caps: tuple[int, ...] = CAPS,
+                tree: Tree | None = None) -> Outcome:  # fmt: skip
+    """Optimum of a model, or the best choice and bound within the clock's limits. tree: the model's elimination where it is compiled already."""
+    tree = tree or compile_tree(model, integer=not model.exact and model.cost_int is not None)
     if tree is None:
         from planner.solvers.minibucket import bounded
 

@@ -121,7 +121,7 @@ def build(problem: Problem) -> Model:
     offset = np.concatenate(([0], np.cumsum(sizes)))
     raw = np.concatenate(problem.cost).astype(np.int64) if len(problem.cost) else np.zeros(0, np.int64)
     forbidden = raw >= FORBIDDEN
-    bound = float(np.abs(np.where(forbidden, 0, raw)).sum())
+    bound = float(np.maximum.reduceat(np.abs(np.where(forbidden, 0, raw)), offset[:-1]).sum()) if len(raw) else 0.0
     floats: dict[int, np.ndarray] = {}
     high: dict[int, float] = {}
     pairs: dict[tuple[int, int], np.ndarray] = {}

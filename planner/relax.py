@@ -1,0 +1,100 @@
+"""Lower bounds of one space, many at a time: elimination compiled once, run for each choice of techniques.
+
+The space is that of the whole batch (`planner.assemble`, uncut): its optimum is below that of every number of microbatches. Techniques change only the costs
+of single options, and (when collectives are replayed) the tables of links, so at most two compiled eliminations serve a space.
+
+Costs are picoseconds in float64, not rounded; what rounding in their sums can add to a bound is taken off it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.assemble import PICO, Techniques, bytes_of, replayed, seconds_of, usage_of
+from planner.problem import Budget
+from planner.solvers.dp import clock_of, solve_model
+from planner.solvers.elimination import Tree, compile_tree
+from planner.solvers.model import Memory, Model
+from planner.space import Space
+
+WORK = 200_000
+"""Of a bound under a memory limit: its prices are worth a few eliminations, closing the last of the gap is not."""
+ROUNDING, STEP = 1e-11, 2.0
+"""What a bound may be too high by: relatively, and in picoseconds (solvers call a gap below one unit closed)."""
+
+
+class Relaxed:
+    """Bounds of a space without a memory limit, or under one. The tree of the last call is overwritten by the next."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.offset = np.concatenate(([0], np.cumsum([len(v.kept_bytes) for v in space.variables])))
+        self._trees: dict[bool, tuple[Model, Tree | None]] = {}
+
+    def least(self, levels: Sequence[int]) -> float:
+        """No plan of the space is faster (seconds): one microbatch, nothing replayed, each weight at its cheapest optimizer level, no memory limit."""
+        found = self._run(np.minimum.reduce([seconds_of(self.space, Techniques(z)) for z in levels]), Techniques(), None)
+        return np.inf if found is None else found[1]
+
+    def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
+        """A fastest choice and the bound (seconds) without a memory limit, for this many microbatches; None where none is possible."""
+        at = Techniques(techniques.zero, techniques.recompute, microbatches)
+        return self._run(seconds_of(self.space, at, uncut=True), at, None)
+
+    def limited(self, techniques: Techniques, limit_bytes: float) -> float:
+        """The bound (seconds) under a memory limit, +inf where nothing fits."""
+        found = self._run(seconds_of(self.space, techniques, uncut=True), techniques, limit_bytes)
+        return np.inf if found is None else found[1]
+
+    def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
+        """Bytes of a choice, its working set left out."""
+        return usage_of(self.space, techniques, choice, uncut=True)[0]
+
+    def _run(self, seconds: np.ndarray, techniques: Techniques, limit: float | None) -> tuple[np.ndarray, float] | None:
+        cost = np.where(np.isfinite(seconds), seconds * PICO, np.inf)
+        shape, tree = self._compiled(techniques)
+        memory = None if limit is None else self._memory(techniques, limit)
+        if tree is not None and memory is None:
+            value, x, _ = tree.run(cost)
+            return (x, self._proven(value)) if np.isfinite(value) else None
+        clock = clock_of(Budget(work=WORK), WORK)
+        model = Model(self.offset, cost, shape.pairs, memory)
+        if tree is not None:
+            tree.model = model
+        found = solve_model(model, clock, tree=tree)
+        if clock.stopped == "interrupt":
+            raise KeyboardInterrupt
+        if found.infeasible:
+            return None
+        choice = np.zeros(0, np.int64) if found.choice is None else found.choice
+        return choice, self._proven(found.bound)
+
+    @staticmethod
+    def _proven(value: float) -> float:
+        return max(0.0, (value * (1 - ROUNDING) - STEP) / PICO) if np.isfinite(value) else 0.0
+
+    def _compiled(self, techniques: Techniques) -> tuple[Model, Tree | None]:
+        twice = replayed(self.space, techniques)
+        key = any(twice)
+        if key not in self._trees:
+            tables: dict[tuple, np.ndarray] = {}
+            pairs: dict[tuple[int, int], np.ndarray] = {}
+            for link, again in zip(self.space.links, twice, strict=True):
+                at = (id(link.forward_s), id(link.backward_s), link.count, again)
+                if at not in tables:
+                    tables[at] = PICO * link.count * (link.forward_s * (2 if again else 1) + link.backward_s)
+                ends, table = ((link.a, link.b), tables[at]) if link.a < link.b else ((link.b, link.a), tables[at].T)
+                pairs[ends] = pairs[ends] + table if ends in pairs else table
+            model = Model(self.offset, np.zeros(self.offset[-1]), pairs, None)
+            self._trees[key] = model, compile_tree(model)
+        return self._trees[key]
+
+    def _memory(self, techniques: Techniques, limit: float) -> Memory | None:
+        """One row: everything is alive at the end of the last forward pass. None where no choice can exceed the limit."""
+        use, first = bytes_of(self.space, techniques, uncut=True), self.offset[:-1]
+        if np.maximum.reduceat(use, first).sum() <= limit:
+            return None
+        n = len(first)
+        return Memory(float(limit), 1, np.arange(n), np.zeros(n, np.int64), np.ones(n, np.int64), self.offset, use, np.arange(len(use)))
