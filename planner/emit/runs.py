@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from planner.flow import Flow
@@ -68,6 +69,12 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
                 key = made[names[1]]
                 if any(made[n] != (key[0] + (r - 1) * period, key[1]) for r, n in enumerate(names) if r) or enters.setdefault(key, name) != name:
                     return f"{base.id} reads another place in a later repeat"
+    places = range(first, first + period * repeats)
+    stacked = [n for names in weights for n in names]
+    stacked = Counter(n for names in weights for n in names)
+    for n, times in stacked.items():
+        if times > 1 or n in shared or any(i not in places for i, _ in graph.consumers[n]):
+            return f"{graph.labels.get(n, n)} is also used elsewhere, so it cannot be stacked"
     carries = []
     for (j, k), name in enters.items():
         leaves = tuple(nodes[first + r * period + j].outputs[k] for r in range(repeats))
@@ -76,9 +83,8 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
             return f"{name} cannot be carried from block to block"
         carries.append(Carry(name, leaves, hub))
     last = {c.leaves[-1] for c in carries}
-    inside = set(range(first, first + period * repeats))
     for o in made:
-        outside = [i for i, _ in graph.consumers.get(o, ()) if i not in inside]
+        outside = [i for i, _ in graph.consumers.get(o, ()) if i not in places]
         if (outside or o in graph.outputs) and o not in last:
             return f"{o} leaves the middle of a repeated block"
     return Run(first, period, repeats, tuple(carries), tuple(weights), tuple(shared))
