@@ -13,6 +13,7 @@ import argparse
 import functools
 import json
 import math
+import re
 import subprocess
 import sys
 import tempfile
@@ -93,14 +94,20 @@ def run_model(source: str, args: argparse.Namespace) -> list[Row]:
         code = process.wait()
         clock.cancel()
         log.seek(0)
-        tail = [x for x in log.read().splitlines() if x.strip()][-1:]
+        why = last_words(log.read())
     if code:
-        rows.append(Row(Path(source).name, "-", "-", "-", "", failure=f"the process ended with code {code}: {''.join(tail)[:200]}"))
+        rows.append(Row(Path(source).name, "-", "-", "-", "", failure=f"the process ended with code {code}: {why}"))
         print(table_line(rows[-1]), flush=True)
     elif absent := missing_rows(rows, args.quick):
         rows.append(Row(Path(source).name, "-", "-", "-", "", failure=f"rows that never came: {', '.join(absent)}"))
         print(table_line(rows[-1]), flush=True)
     return rows
+
+
+def last_words(log: str) -> str:
+    """What a process that ended early said of it: the first fatal line of a library, else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if re.match(r"F\d{4}[ \d]|Check failed", line)), (lines or [""])[-1])[:300]
 
 
 @functools.cache

@@ -193,3 +193,14 @@ def test_shrunk_models_have_the_same_weights_at_every_batch(monkeypatch: pytest.
     assert isinstance(model, equivalence_models.Shrunk) and any(n.startswith("shrunk from") for n in model.plain.notes)
     assert equivalence_models.weight_shapes(model.graph(2)) == equivalence_models.weight_shapes(model.plain)
     assert model.graph(2).dims["batch"] == 4
+
+
+def test_virtual_devices_have_threads_to_wait_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 8 threads for 8 devices, independent collectives of jit programs deadlock: every way to start virtual devices asks for more."""
+    from planner.verify.numerics import emit
+    from planner.verify.worker import environment
+
+    monkeypatch.delenv("NPROC", raising=False)
+    assert int(environment(8)["NPROC"]) >= 64 and int(equivalence.quick_environment(8)["NPROC"]) >= 64
+    text = emit(zoo("mlp-tiny").model("infer").graph(1), Plan((("data", 8),), {}), workload="infer").text
+    assert text.index('os.environ.setdefault("NPROC"') < text.index('jax.config.update("jax_platforms", "cpu")')

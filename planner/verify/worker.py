@@ -84,13 +84,18 @@ def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map"
 
 
 def environment(devices: int, kind: str = "cpu") -> dict[str, str]:
-    """Environment of a process able to import this package; on cpu with that many virtual devices and products in float32."""
+    """Environment of a process able to import this package; on cpu with that many virtual devices and products in float32.
+
+    NPROC, the number of XLA's threads, is well above that of devices: independent collectives of one device run at once, each holding a thread
+    until the other devices come, and with 8 threads for 8 devices they were seen to wait for one another for ever.
+    """
     root = str(Path(__file__).resolve().parents[2])
     flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
     if kind != "cpu":
         return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
     return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "JAX_DEFAULT_MATMUL_PRECISION": "float32",
+            "NPROC": os.environ.get("NPROC", str(min(32 * devices, 2048))),
             "XLA_FLAGS": " ".join([f"--xla_force_host_platform_device_count={devices}", *flags])}  # fmt: skip
 
 

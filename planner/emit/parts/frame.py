@@ -130,6 +130,8 @@ def command_line():
     args = parser.parse_args()
     if args.virtual_devices:
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={args.virtual_devices} " + os.environ.get("XLA_FLAGS", "")
+        # Threads of XLA: a device runs independent collectives at once, each holding a thread; with hardly more threads than devices they wait for ever.
+        os.environ.setdefault("NPROC", str(min(32 * args.virtual_devices, 2048)))
         jax.config.update("jax_platforms", "cpu")
     if args.float32:
         COMPUTE = jnp.float32
