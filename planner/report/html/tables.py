@@ -35,7 +35,7 @@ def operators(v: View) -> Markup:
     rest = sum(r[0] for r in found[SHOWN:])
     if rest:
         rows.append([el("span", f.plural(len(found) - SHOWN, "other operator"), class_="muted"), f.time(rest), f.share(rest / step), "", ""])
-    return table(["operator", "kernels a step", "of the step", "split", "runner-up and its price"], rows, (1, 2), "costliest operators")
+    return table(["operator", "kernels a step", "of the step", "split", "runner-up"], rows, (1, 2), "costliest operators", 1)
 
 
 def reshards(v: View) -> Markup:
@@ -66,8 +66,8 @@ def reshards(v: View) -> Markup:
         seconds = sum(m.exposed_s for ms in rest for m in ms)
         rows.append([el("span", f.plural(len(rest), "other reshard"), class_="muted"), "", f.time(seconds), f.share(seconds / step),
                      f.size(sum(m.total_bytes for ms in rest for m in ms)), f"{sum(m.count for ms in rest for m in ms):,}", ""])  # fmt: skip
-    heads: list[Child] = ["what moves", "how", "exposed a step", "of the step", "payload", "times", "runner-up of its operator"]
-    return table(heads, rows, (2, 3, 4, 5), "costliest reshards")
+    heads: list[Child] = ["what moves", "how", "exposed a step", "of the step", "payload", "times", "runner-up"]
+    return table(heads, rows, (2, 3, 4, 5), "costliest reshards", 2)
 
 
 def _phases(ms: Iterable[Move]) -> list[str]:
@@ -83,7 +83,7 @@ def _by_kind(v: View) -> Markup:
     cells.sort(key=lambda r: (-r[0], -r[3], r[1], r[2]))
     step, most = c["step_time_s"] or 1.0, cells[0][0]
     rows = [[join(kind, " over ", name(axes)), join(meter(s, most, "k-comm"), f.time(s)), f.share(s / step), f.size(size)] for s, kind, axes, size in cells]
-    return join(table(["collectives", "exposed a step", "of the step", "payload"], rows, (1, 2, 3), "collectives by kind"), note("What each one serves needs the model."))
+    return join(table(["collectives", "exposed a step", "of the step", "payload"], rows, (1, 2, 3), "collectives by kind", 1), note("What each one serves needs the model."))
 
 
 def baselines(v: View) -> Markup:
@@ -108,4 +108,4 @@ def baselines(v: View) -> Markup:
         rows.append([el("span", el("b", title) if r is own else name(title), el("small", words) if words else None, class_="what"), bar, f.time(r["step_time_s"]),
                      "" if r is own else f"{ratio:,.2f}×", over, el("span", fits, class_=f"fit {cls}")])  # fmt: skip
     text = f"Each baseline is tuned over microbatches, recompute and optimizer level. Whiskers are ranges; a tie lies within the other’s range. {f.size(limit)} are usable."
-    return join(table(["", "", "step", "relative", "memory", ""], rows, (2, 3, 4), "this plan beside the baselines"), el("p", text, class_="small"))
+    return join(table(["", "", "step", "relative", "memory", ""], rows, (2, 3, 4), "this plan beside the baselines", 2), el("p", text, class_="small"))

@@ -77,12 +77,14 @@ def runner_up(row: Mapping[str, Any]) -> Markup | None:
     return join(name(split_words(other["split"])), " ", el("span", f.extra(other["extra_s"]), class_="muted num")) if other else None
 
 
-def table(head: Sequence[Child], rows: Sequence[Sequence[Child]], right: Sequence[int] = (), caption: str = "") -> Markup:
-    """A table in a box that scrolls sideways by itself; `right`: columns of numbers."""
-    cls = lambda i: "num" if i in right else None  # noqa: E731
+def table(head: Sequence[Child], rows: Sequence[Sequence[Child]], right: Sequence[int] = (), caption: str = "", main: int = 0) -> Markup:
+    """A table in a box that scrolls sideways by itself. right: columns of numbers. main: the column of the figure that ranks the rows; with one,
+    rows of a narrow table become entries of two lines, the name and that figure first."""
+    cls = lambda i: " ".join(c for c, on in (("num", i in right), ("main", main and i == main)) if on) or None  # noqa: E731
     top = el("tr", [el("th", h, scope="col", class_=cls(i)) for i, h in enumerate(head)])
-    body = [el("tr", [el("td", c if c is not None else "", class_=cls(i)) for i, c in enumerate(r)]) for r in rows]
-    made = el("table", el("caption", caption) if caption else None, el("thead", top), el("tbody", body))
+    label = lambda i: str(head[i]) if main and i and i != main and head[i] else None  # noqa: E731
+    body = [el("tr", [el("td", c if c is not None else "", class_=cls(i), data_label=label(i)) for i, c in enumerate(r)]) for r in rows]
+    made = el("table", el("caption", caption) if caption else None, el("thead", top), el("tbody", body), class_="ranked" if main else None)
     return el("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption or "table")
 
 
