@@ -70,7 +70,6 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
                 if any(made[n] != (key[0] + (r - 1) * period, key[1]) for r, n in enumerate(names) if r) or enters.setdefault(key, name) != name:
                     return f"{base.id} reads another place in a later repeat"
     places = range(first, first + period * repeats)
-    stacked = [n for names in weights for n in names]
     stacked = Counter(n for names in weights for n in names)
     for n, times in stacked.items():
         if times > 1 or n in shared or any(i not in places for i, _ in graph.consumers[n]):
