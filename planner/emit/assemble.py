@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from planner.emit.external import external_table
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import gradients_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
+from planner.emit.text import array_table, inlined
 from planner.emit.writer import Workload, Writer
 
 DTYPES = {"float32": "jnp.float32", "bfloat16": "jnp.bfloat16"}
@@ -26,7 +29,7 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     functions = parts_for(roots | mentioned, files)
     before = parts_for(mentioned, files)
     tables = _tables(w, workload, compute, model_folder)
-    if w.arrays:
+    if kept(w):
         file = literal(weights_file or "program.safetensors")
         constants = f'CONSTANTS = read_safetensors(Path(__file__).with_name({file}), "constant/")'
         functions = parts_for(roots | mentioned | {"read_safetensors"}, files)
@@ -56,4 +59,10 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
         parts.append(gradients_table(w, params))
     else:
         parts.append(outputs_line(w))
-    return "".join(parts + w.tables)
+    small = [array_table(key.upper(), value) for key, value in w.arrays.items() if inlined(value)]
+    return "".join(parts + w.tables + small)
+
+
+def kept(w: Writer) -> dict[str, np.ndarray]:
+    """The constants that are too long for the text."""
+    return {key: value for key, value in w.arrays.items() if not inlined(value)}

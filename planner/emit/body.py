@@ -4,21 +4,25 @@
 
 Functions nest. What an inner function lacks it asks of the one around it, and what it made is returned where someone outside asks; so
 arguments and results are found, not declared. Variable names come from one counter, hence mean the same thing everywhere.
+
+Floats are of the type the program computes in, except those made of constants and integers alone (`precise`): positions, rotary angles and masks
+stay float32, whatever the program computes in, and are rounded once, where they meet values that depend on the weights.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from planner.emit.replay import sharded
 from planner.emit.source import comment
-from planner.emit.text import rule_cells, small_literal, spec_text
+from planner.emit.text import counted, inlined, rule_cells, short_floats, small_literal, spec_text
 from planner.flow import Flow
-from planner.graph import Node
+from planner.graph import Graph, Node
 from planner.layout import Layout, Step, group, local_shape, padded
 from planner.ops import OPERATORS, Call
 from planner.ops.base import axes_text, jnp_dtype
@@ -34,8 +38,11 @@ Line = str | Callable[[], str]
 class Body:
     """Writes the statements of one function: `value(tensor, layout)` names a variable, writing what is missing to get it.
 
-    held: (tensor, steps from its source) -> variable. given: (tensor, layout) -> variable bound from outside in any layout.
-    weights: weight -> expression of it as it is kept. tie: whether gathers wait for the operand beside them (unrolled programs).
+    arrays: "c" and its number -> constant too long for a statement. held: (tensor, steps from its source) -> variable.
+    given: (tensor, layout) -> variable bound from outside in any layout.
+    cast: (tensor, layout) -> variable of a precise value in the type the program computes in. repeats: names of the first repeat of a block ->
+    what to call them in a function that stands for all. weights: weight -> expression of it as it is kept. tie: whether gathers wait for the
+    operand beside them (unrolled programs).
     name_collectives: whether results of collectives are named for checkpoint policies.
     """
 
@@ -46,12 +53,15 @@ class Body:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     counter: list[int] = field(default_factory=lambda: [0])
     float_dtype: str = ""
+    precise: frozenset[str] = frozenset()
     weights: dict[str, str] = field(default_factory=dict)
+    repeats: Mapping[str, str] = field(default_factory=dict)
     tie: bool = False
     name_collectives: bool = False
     parent: Body | None = None
     held: dict[tuple[str, Way], str] = field(default_factory=dict)
     given: dict[tuple[str, Layout], str] = field(default_factory=dict)
+    cast: dict[tuple[str, Layout], str] = field(default_factory=dict)
     arguments: dict[str, None] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
     made_in: dict[str, Body] = field(default_factory=dict)
@@ -64,7 +74,7 @@ class Body:
     def inner(self, flow: Flow | None = None, **changes: object) -> Body:
         """A function inside this one."""
         return Body(flow or self.flow, self.backend, helpers=self.helpers, arrays=self.arrays, counter=self.counter, float_dtype=self.float_dtype,
-                    parent=self, **changes)  # type: ignore[arg-type]  # fmt: skip
+                    precise=self.precise, parent=self, **changes)  # type: ignore[arg-type]  # fmt: skip
 
     def fresh(self, stem: str = "t") -> str:
         """A new variable name from a fixed alphabet; never derived from the model."""
@@ -114,6 +124,20 @@ class Body:
             self.held[tensor, way[:end]] = self._step(self.held[tensor, way[: end - 1]], way[end - 1], tensor)
         return self.held[tensor, way]
 
+    def computed(self, tensor: str, layout: Layout) -> str:
+        """`value` of a precise tensor in the type the program computes in, rounded where it is made: outside repeated blocks where it can be."""
+        if tensor in self.flow.graph.constants and not self.flow.graph.tensors[tensor].shape:
+            return self.value(tensor, layout)  # a literal has no type of its own
+        key = (tensor, layout)
+        if key not in self.cast:
+            if self.parent is None or tensor in self.made_in or (tensor, ()) in self.held:
+                value, self.cast[key] = self.value(tensor, layout), self.fresh()
+                self.lines.append(f"{self.cast[key]} = {value}.astype({self.float_dtype})")
+            else:
+                self.cast[key] = self.parent.computed(tensor, layout)
+                self.arguments[self.cast[key]] = None
+        return self.cast[key]
+
     def _nearest(self, tensor: str, way: Way) -> int | None:
         """Length of the longest beginning of the way that is at hand."""
         return next((end for end in range(len(way), -1, -1) if (tensor, way[:end]) in self.held), None)
@@ -130,18 +154,21 @@ class Body:
 
     def _constant(self, tensor: str) -> str | None:
         """A literal that fits its neighbours, or None after binding a variable to the array."""
-        value, t = self.flow.graph.constants[tensor], self.flow.graph.tensors[tensor]
+        value = self.flow.graph.constants[tensor]
         if value.ndim == 0:
             return small_literal(value)
         variable = self.fresh()
-        dtype = jnp_dtype(self._dtype(t.dtype))
-        if value.size <= 16:
+        dtype = jnp_dtype(self._dtype(tensor))
+        if run := counted(value):
+            self.lines.append(f"{variable} = jnp.arange({run}, dtype={dtype})" + (f".reshape({value.shape})" if value.ndim > 1 else ""))
+        elif value.size <= 16:
             self.lines.append(f"{variable} = jnp.array({small_literal(value)}, {dtype}).reshape({value.shape})" if value.ndim > 1 or not value.size
                               else f"{variable} = jnp.array({small_literal(value)}, {dtype})")  # fmt: skip
         else:
             key = f"c{list(self.flow.graph.constants).index(tensor)}"
             self.arrays[key] = value
-            self.lines.append(f'{variable} = jnp.asarray(CONSTANTS["{key}"], {dtype})')
+            place = key.upper() if inlined(value) else f'CONSTANTS["{key}"]'
+            self.lines.append(f"{variable} = jnp.asarray({place}, {dtype})")
         self.held[tensor, ()] = variable
         return None
 
@@ -153,7 +180,7 @@ class Body:
             where = f"{axes_text(plan.axes)}, {plan.dim}"
             cause = self.cause if self.tie else ""
             self.helpers.add("gather_after" if cause else "gather_weight")
-            label = comment(self.flow.graph.labels.get(tensor, tensor), 60)
+            label = comment(self._spoken(tensor), 60)
             self.lines.append(f"{variable} = {f'gather_after({cause}, ' if cause else 'gather_weight('}{text}, {where})  # {label}")
             text = variable
         self.held[tensor, ()] = text
@@ -203,8 +230,12 @@ class Body:
             return ""
         back = f"; backward {step.backward}" if step.backward and tensor in self.flow.grad else ""
         what = {"fan": "same value, gradients pending", "slice": "own piece", "all-gather-invariant": "all-gather"}.get(step.kind, step.kind)
+        return f"  # {comment(what + ' over ' + '+'.join(step.axes) + back, 90)}: {comment(self._spoken(tensor), 60)}"
+
+    def _spoken(self, tensor: str) -> str:
+        """What to call a tensor in a comment."""
         label = self.flow.graph.labels.get(tensor, tensor)
-        return f"  # {comment(what + ' over ' + '+'.join(step.axes) + back, 90)}: {comment(label, 60)}"
+        return self.repeats.get(label, label)
 
     def node(self, index: int) -> None:
         """Write one node."""
@@ -220,30 +251,42 @@ class Body:
                 name = node.inputs[slot]
                 if name in graph.weights and self.tie:
                     self.cause = next((a for a, n in zip(args, node.inputs, strict=True) if a.isidentifier() and graph.tensors[n].is_float), "")
-                args[slot] = self.value(name, needs[slot])  # type: ignore[arg-type]
+                args[slot] = (self.computed if self._rounded(node, slot) else self.value)(name, needs[slot])  # type: ignore[arg-type]
         results = [rule.result(k, split, self.flow.plan.order) for k in range(len(live))]
         whole = self.backend == "jit"
         local = lambda name, layout: graph.tensors[name].shape if whole else local_shape(graph.tensors[name].shape, layout, self.mesh)  # noqa: E731
         call = Call(
-            node, rule, split, self.mesh, tuple(self._masked(node, rule, split, args)),
+            replace(node, attrs=short_floats(node.attrs)), rule, split, self.mesh, tuple(self._masked(node, rule, split, args)),
             tuple(local(n, need) if need is not None else () for n, need in zip(node.inputs, needs, strict=True)),
             tuple(local(o, layout) for o, layout in zip(live, results, strict=True)),
             graph.shapes(node.inputs), graph.shapes(live),
-            tuple(graph.tensors[n].dtype if n else "" for n in node.inputs), tuple(self._dtype(graph.tensors[o].dtype) for o in live), self.helpers,
+            tuple(graph.tensors[n].dtype if n else "" for n in node.inputs), tuple(self._dtype(o) for o in live), self.helpers,
         )  # fmt: skip
         text = OPERATORS[node.op].kernel(call)
         text = text[1:-1] if _wrapped(text) else text
         names = [self.fresh() for _ in live]
         cells = " ".join(rule_cells(rule.results[k], self.flow.split(index)) for k in range(len(live)))
         pending = "".join(f" partial over {'+'.join(r.partial)}" for r in results[:1] if r.partial)
-        self.lines.append(f"{', '.join(names)} = {text}  # {comment(node.op, 24)} {comment(node.id, 64)} -> {comment(cells + pending, 120)}")
+        spoken = self.repeats.get(node.id, node.id)
+        what = spoken if node.op in spoken.rpartition("/")[2] else f"{node.op} {spoken}"
+        self.lines.append(f"{', '.join(names)} = {text}  # {comment(what, 88)} -> {comment(cells + pending, 120)}")
         for name, variable, layout in zip(live, names, results, strict=True):
             self.bind(name, layout, variable)
             if whole:
                 self._constrain(name, variable)
 
-    def _dtype(self, dtype: str) -> str:
-        return self.float_dtype if self.float_dtype and dtype in ("float64", "float32", "float16", "bfloat16") else dtype
+    def _dtype(self, tensor: str) -> str:
+        """The type a tensor has in the program."""
+        dtype = self.flow.graph.tensors[tensor].dtype
+        if not self.float_dtype or dtype not in ("float64", "float32", "float16", "bfloat16"):
+            return dtype
+        return "float32" if tensor in self.precise else self.float_dtype
+
+    def _rounded(self, node: Node, slot: int) -> bool:
+        """Whether an operand is a precise float that must be brought to the type of the others. Losses and attention's scores are float32 themselves."""
+        if not self.float_dtype or node.inputs[slot] not in self.precise or any(o in self.precise for o in node.outputs):
+            return False
+        return node.op not in OWN_MASKS and not (node.op == "Attention" and slot > 2)
 
     def _constrain(self, tensor: str, variable: str) -> None:
         """jit programs: state how the value is cut; where a plan has a collective, its result is named for checkpoint policies."""
@@ -270,13 +313,23 @@ class Body:
         return out
 
 
+def precise(graph: Graph) -> frozenset[str]:
+    """Floats made of constants and integers alone."""
+    learned = {*graph.weights, *(n for n in graph.inputs if graph.tensors[n].is_float)}
+    for node in graph.nodes:
+        if any(n in learned for n in node.inputs):
+            learned.update(o for o in node.outputs if o)
+    return frozenset(n for n, t in graph.tensors.items() if t.is_float and n not in learned)
+
+
 def _wrapped(text: str) -> bool:
     """Whether one pair of brackets encloses the whole expression."""
-    if not (text.startswith("(") and text.endswith(")")) or "'" in text or '"' in text:
+    plain = re.sub(r'"[^"\\]*"|\'[^\'\\]*\'', lambda m: "_" * len(m[0]), text)
+    if not (plain.startswith("(") and plain.endswith(")")) or "'" in plain or '"' in plain:
         return False
     depth = 0
-    for i, c in enumerate(text):
+    for i, c in enumerate(plain):
         depth += (c == "(") - (c == ")")
         if depth == 0:
-            return i == len(text) - 1 and "," not in text[1:2]
+            return i == len(plain) - 1 and "," not in plain[1:2]
     return False

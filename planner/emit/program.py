@@ -11,12 +11,13 @@ Functions of the forward pass:
 
 from __future__ import annotations
 
-from planner.emit.assemble import assemble
-from planner.emit.body import Backend, Body
+from planner.emit.assemble import assemble, kept
+from planner.emit.body import Backend, Body, precise
 from planner.emit.replay import block_mode, parts, sharded
 from planner.emit.runs import Run, find_run, inner_flow, outer_flow
 from planner.emit.source import comment, literal, user_function
 from planner.emit.tables import block_table, collect_parameters
+from planner.emit.text import pattern
 from planner.emit.writer import Function, Program, Training, Workload, Writer
 from planner.errors import PlanError
 from planner.flow import Flow, Plan, derive
@@ -50,7 +51,7 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     w.functions.append(Function(name, doc, body, ("params", "frozen", "batch"), as_tuple=workload == "infer"))
     text = assemble(w, workload, header, weights_file, compute, model_folder)
     labels = {p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in w.parameters.values()}
-    return Program(text, w.arrays, labels, tuple(w.reasons))
+    return Program(text, kept(w), labels, tuple(w.reasons))
 
 
 def check_kernels(graph: Graph) -> None:
@@ -81,7 +82,7 @@ def _forward(w: Writer) -> Body:
     for run in w.runs:
         flow = outer_flow(flow, run)
     own = {n for run in w.runs for names in run.weights for n in names}
-    body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, float_dtype="COMPUTE")
+    body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, float_dtype="COMPUTE", precise=precise(graph))
     body.weights = {t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own}
     for name in graph.inputs:
         if name in flow.source:
@@ -143,7 +144,7 @@ def _block(w: Writer, body: Body, run: Run, number: int) -> None:
     gathers = w.backend == "shard_map" and any(sharded(flow, names[0]) for names in run.weights)
     entering = [body.value(c.enters, c.layout) for c in run.carries]
     table = block_table(w, run, f"BLOCK{number}")
-    inner = body.inner(inner_flow(body.flow, run), tie=w.unroll and gathers, name_collectives=bool(mode),
+    inner = body.inner(inner_flow(body.flow, run), repeats=_spoken(w, run), tie=w.unroll and gathers, name_collectives=bool(mode),
                        weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights})  # fmt: skip
     carried = tuple(inner.fresh("x") for _ in run.carries)
     for carry, variable in zip(run.carries, carried, strict=True):
@@ -177,6 +178,20 @@ def _block(w: Writer, body: Body, run: Run, number: int) -> None:
         body.lines.append(lambda: f"{head}{more()}{rest}")
     for i, carry in enumerate(run.carries):
         body.bind(carry.leaves[-1], carry.layout, out if len(run.carries) == 1 else f"{out}[{i}]")
+
+
+def _spoken(w: Writer, run: Run) -> dict[str, str]:
+    """What node ids, tensors and labels of the first repeat are called in the function of all."""
+    graph, out = w.flow.graph, {}
+    for names in run.weights:
+        labels = [graph.labels.get(n, n) for n in names]
+        out[labels[0]] = pattern(labels)
+    for i in range(run.first, run.first + run.period):
+        nodes = [graph.nodes[i + r * run.period] for r in range(run.repeats)]
+        out[nodes[0].id] = pattern([n.id for n in nodes])
+        for k, name in enumerate(nodes[0].outputs):
+            out[name] = pattern([n.outputs[k] for n in nodes])
+    return out
 
 
 def _part(w: Writer, body: Body, part: range, name: str) -> None:

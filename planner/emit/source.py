@@ -121,7 +121,7 @@ def helper_sources(names: set[str]) -> list[str]:
 
 
 def imports_for(text: str) -> str:
-    """The import lines that a program's text needs, standard library first."""
+    """The import lines that a program's text needs, standard library first; a renamed one on a line of its own."""
     mentioned = names_in(text)
     used = [name for name in IMPORTS if name in mentioned]
     blocks = []
@@ -130,8 +130,9 @@ def imports_for(text: str) -> str:
         members: dict[str, list[str]] = {}
         for name in used:
             module, what = IMPORTS[name]
-            if (name in STANDARD) == first:
-                lines += [] if module else [f"import {what}"]
-                members.setdefault(module, []).append(what)
-        blocks.append(sorted(lines) + [f"from {m} import {', '.join(sorted(own))}" for m, own in sorted(members.items()) if m])
+            if (name in STANDARD) == first and not module:
+                lines.append(f"import {what}")
+            elif (name in STANDARD) == first:
+                members.setdefault(f"{module} {what}" if " as " in what else module, []).append(what)
+        blocks.append(sorted(lines) + [f"from {m.split()[0]} import {', '.join(sorted(own))}" for m, own in sorted(members.items())])
     return "\n\n".join("\n".join(block) for block in blocks if block)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,55 @@ def small_literal(value: np.ndarray) -> str:
 
 def _number(item: bool | int | float) -> str:
     return f'float("{item}")' if isinstance(item, float) and not math.isfinite(item) else repr(item)
+
+
+def counted(value: np.ndarray) -> str:
+    """Arguments of the `arange` that makes an array of evenly spaced whole numbers along its one real dim; "" where there is none."""
+    flat = value.reshape(-1)
+    if value.dtype.kind not in "iuf" or flat.size < 3 or flat.size not in value.shape or not np.all(np.isfinite(flat)):
+        return ""
+    first, step = flat[0].item(), flat[1].item() - flat[0].item()
+    if not step or first != int(first) or step != int(step) or abs(flat).max() >= 2**24 or not np.array_equal(flat, first + step * np.arange(flat.size)):
+        return ""
+    first, step = int(first), int(step)
+    end = first + step * flat.size
+    return str(end) if (first, step) == (0, 1) else f"{first}, {end}" if step == 1 else f"{first}, {end}, {step}"
+
+
+INLINE = 256
+"""Arrays of at most so many numbers stand in the text; longer ones lie in a file beside the program."""
+
+
+def inlined(value: np.ndarray) -> bool:
+    """Whether an array stands in the text."""
+    return value.size <= INLINE and value.dtype.kind in "biuf"
+
+
+def array_table(name: str, value: np.ndarray) -> str:
+    """`NAME = np.array(...)`, a dozen numbers a line, floats as short as their type tells them apart."""
+    flat = value.reshape(-1)
+    numbers = [str(v) if value.dtype.kind == "f" and np.isfinite(v) else _number(v.item()) for v in flat]
+    rows = ["    " + ", ".join(numbers[i : i + 12]) + ",\n" for i in range(0, len(numbers), 12)]
+    shape = f".reshape({value.shape})" if value.ndim != 1 else ""
+    return f'{name} = np.array([\n{"".join(rows)}], "{value.dtype}"){shape}\n'
+
+
+def short_floats(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes with floats as short as float32 tells them apart: 1e-05 instead of 9.999999747378752e-06, which is the same float32."""
+    return {k: _short(v) if isinstance(v, float) else v for k, v in attrs.items()}
+
+
+def _short(value: float) -> float:
+    narrow = np.float32(value) if abs(value) < 3e38 else value
+    return float(str(narrow)) if narrow == value else value
+
+
+def pattern(texts: Sequence[str]) -> str:
+    """One text for several that differ in numbers alone, with * for those that differ (layers.*.norm.weight); else the first."""
+    rows = [re.split(r"(\d+)", text) for text in texts]
+    if len({len(row) for row in rows}) > 1 or any(len(set(column)) > 1 for column in list(zip(*rows, strict=True))[::2]):
+        return texts[0]
+    return "".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*rows, strict=True))
 
 
 def rule_cells(dims: tuple[tuple[str, ...], ...], split: Split) -> str:
