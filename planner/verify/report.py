@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-WIDTHS = (34, 22, 22)
+WIDTHS = (34, 26, 26)
 
 
 @dataclass(frozen=True)
