@@ -15,7 +15,7 @@ from planner.report.html.view import View
 from planner.report.notation import cells, extent_names, residual, short_labels, weight_groups
 from planner.strategy import Strategy
 
-TENSORS = 8
+TENSORS = 7
 SIDE = 132.0
 APART = 3.0
 """Pixels between cuts: more of them are drawn as a hatch of this width."""

@@ -35,7 +35,10 @@ def operators(v: View) -> Markup:
     rest = sum(r[0] for r in found[SHOWN:])
     if rest:
         rows.append([el("span", f.plural(len(found) - SHOWN, "other operator"), class_="muted"), f.time(rest), f.share(rest / step), "", ""])
-    return table(["operator", "kernels a step", "of the step", "split", "runner-up"], rows, (1, 2), "costliest operators", 1)
+    made = table(["operator", "kernels a step", "of the step", "split", "runner-up"], rows, (1, 2), "costliest operators", 1)
+    below = any(row.get("runner_up") and row["runner_up"]["extra_s"] < 0 for *_, row in found[:SHOWN])
+    why = "A negative price: faster by itself, yet not taken, because it needs too much memory or because the solver’s objective and the final price disagree about it."
+    return join(made, el("p", why, class_="small") if below else None)
 
 
 def reshards(v: View) -> Markup:
