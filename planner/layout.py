@@ -66,18 +66,23 @@ def replicated(rank: int) -> Layout:
 
 def group(axes: Axes, mesh: Mapping[str, int]) -> int:
     """Number of devices along the axes together."""
-    return math.prod(mesh[a] for a in axes)
+    n = 1
+    for a in axes:
+        n *= mesh[a]
+    return n
 
 
 def padded(size: int, axes: Axes, mesh: Mapping[str, int]) -> int:
     """The dim's size rounded up to a multiple of its axes."""
+    if not axes:
+        return size
     n = group(axes, mesh)
     return -(-size // n) * n
 
 
 def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mapping[str, int]) -> tuple[int, ...]:
     """Shape of one device's piece (padding included)."""
-    return tuple(padded(s, a, mesh) // group(a, mesh) for s, a in zip(shape, layout.dims, strict=True))
+    return tuple([-(-s // group(a, mesh)) if a else s for s, a in zip(shape, layout.dims, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)

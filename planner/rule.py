@@ -68,13 +68,22 @@ class Rule:
         return tuple(dict.fromkeys(f for dim in dims for f in dim))
 
     @cached_property
+    def compound(self) -> tuple[Dim, ...]:
+        """Dims made of several factors, each once."""
+        return tuple(dict.fromkeys(dim for dims in (*self.operands, *self.results) for dim in dims if len(dim) > 1))
+
+    @cached_property
     def summed(self) -> frozenset[str]:
         """Factors some result lacks."""
         return frozenset(f for r in self.results for f in self.factors if not any(f in d for d in r))
 
     def local(self, split: Split, mesh: Mapping[str, int]) -> dict[str, int]:
         """Local size of each factor (padded)."""
-        return {f: padded(n, split.axes(f), mesh) // group(split.axes(f), mesh) for f, n in self.sizes.items()}
+        found = dict(self.sizes)
+        for f, axes in split.pairs:
+            if f in found:
+                found[f] = -(-found[f] // group(axes, mesh))
+        return found
 
     def operand(self, slot: int, split: Split, order: Sequence[str]) -> Layout:
         """Layout in which operand `slot` is needed under `split`; `order` is the mesh's axis order."""
@@ -204,12 +213,10 @@ def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Li
         wide = padded(size, axes, mesh)
         if size < n or ((wide > size) and (f in rule.no_pad or (wide - size) / wide > limits.waste)):
             return False
+    if not rule.compound:
+        return True
     local = rule.local(split, mesh)
-    for dims in (*rule.operands, *rule.results):
-        for dim in dims:
-            if len(dim) > 1 and not _compound_ok(dim, split, local, rule, mesh):
-                return False
-    return True
+    return all(_compound_ok(dim, split, local, rule, mesh) for dim in rule.compound)
 
 
 def _compound_ok(dim: Dim, split: Split, local: Mapping[str, int], rule: Rule, mesh: Mapping[str, int]) -> bool:
