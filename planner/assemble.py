@@ -61,7 +61,7 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *,
 
 
 def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> float:
-    """Bytes that every plan of the space needs at least: each decision at its smallest, and the largest of the operators' smallest working sets.
+    """Bytes that every plan of the space needs at least: each decision at its smallest, and what only lives for a while likewise.
 
     uncut: as in `assemble`.
     """
@@ -69,7 +69,9 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
     bytes_ = bytes_of(space, techniques, uncut)
     if uncut:
         bytes_ = np.where(flat.pieces < techniques.microbatches, np.inf, bytes_)
-    return flat.working / (techniques.microbatches if uncut else 1) + float(np.minimum.reduceat(bytes_, flat.first).sum())
+    pieces = techniques.microbatches if uncut else 1
+    end = flat.least_end / pieces - (flat.most_late if techniques.zero < 3 else 0.0)
+    return max(flat.least_work / pieces, end) + float(np.minimum.reduceat(bytes_, flat.first).sum())
 
 
 def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
@@ -87,7 +89,7 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     flat = _flat(space)
     kept = flat.again if techniques.recompute != "none" else flat.kept
     bytes_: np.ndarray = flat.state[techniques.zero] + kept / (techniques.microbatches if uncut else 1)
-    return bytes_
+    return bytes_ + flat.held[techniques.zero] if techniques.microbatches > 1 else bytes_
 
 
 def replayed(space: Space, techniques: Techniques) -> list[bool]:
@@ -114,8 +116,14 @@ class _Flat:
     kept: np.ndarray  # kept activations
     again: np.ndarray  # the same under recomputation
     pieces: np.ndarray  # the most microbatches
+    held: dict[int, np.ndarray]  # level -> bytes of the sums over microbatches
+    tail: np.ndarray  # activations kept by nodes after the repeated blocks
+    late: np.ndarray  # gradients of repeated blocks
     work: np.ndarray  # working set of one node
-    working: float  # the largest of the operators' smallest working sets
+    after: np.ndarray  # whether that is after the repeated blocks
+    least_work: float  # the largest of the operators' smallest working sets, those after the repeated blocks aside
+    least_end: float  # the least that is alive only at the end of the forward pass
+    most_late: float
 
 
 def _flat(space: Space) -> _Flat:
@@ -137,18 +145,24 @@ def _flat(space: Space) -> _Flat:
             first=np.concatenate([[0], np.cumsum(sizes)[:-1]]), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),
             again_keep_s=np.where(repeated, forward - row("replay_s"), 0.0), each=rows("each_s"), reduce=rows("reduce_s"),
             state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), pieces=row("pieces"),
-            work=row("work_bytes"),
-            working=max((float(v.work_bytes.min()) for v in every if v.kind == "op"), default=0.0),
+            held={z: count * x for z, x in rows("held_bytes").items()}, tail=row("tail_bytes"), late=count * row("late_bytes"),
+            work=row("work_bytes"), after=np.repeat([v.node in space.base.tail for v in every], sizes),
+            least_work=max((float(v.work_bytes.min()) for v in every if v.node not in space.base.tail), default=0.0),
+            least_end=sum(float(v.tail_bytes.min()) for v in every) + max((float(v.work_bytes.min()) for v in every if v.node in space.base.tail), default=0.0),
+            most_late=sum(v.count * float(v.late_bytes.max()) for v in every),
         )  # fmt: skip
     found: _Flat = space.memo["flat"]
     return found
 
 
 def usage_of(space: Space, techniques: Techniques, choice: Sequence[int] | np.ndarray, uncut: bool = False) -> tuple[float, float]:
-    """(state and kept activations, largest working set of an operator) of a choice, in bytes, as in `assemble`."""
+    """(state and kept activations, what lives only for a while) of a choice, in bytes, as in `assemble` and planner.evaluate."""
     flat, pieces = _flat(space), techniques.microbatches if uncut else 1
     at = flat.first + np.asarray(choice, np.int64)
-    return float(bytes_of(space, techniques, uncut)[at].sum()), float(flat.work[at].max(initial=0.0)) / pieces
+    late = float(flat.late[at].sum()) if techniques.zero < 3 else 0.0
+    work, after = flat.work[at], flat.after[at]
+    end = (float(flat.tail[at].sum()) + float(work[after].max(initial=0.0))) / pieces - late
+    return float(bytes_of(space, techniques, uncut)[at].sum()), max(float(work[~after].max(initial=0.0)) / pieces, end)
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

@@ -82,24 +82,38 @@ class Base:
         return sum((dot.flops * (1 + dot.backward) for i, rule in nodes for dot in dots(self.graph, i, rule, self.grad)), Fraction(0))
 
     @cached_property
+    def repeated(self) -> frozenset[int]:
+        """Nodes of repeated blocks."""
+        return frozenset(i for first, period, repeats in self.runs for i in range(first, first + period * repeats))
+
+    @cached_property
+    def tail(self) -> frozenset[int]:
+        """Nodes after the last repeated block: what they keep is gone before the gradients of repeated blocks are there."""
+        return frozenset(range(max(self.repeated, default=len(self.graph.nodes)) + 1, len(self.graph.nodes)))
+
+    @cached_property
     def savers(self) -> dict[tuple[int, int], str]:
         """See planner.kernels.savers."""
         return find_savers(self)
 
     @cached_property
-    def kept(self) -> Mapping[tuple[int, int], tuple[int, int, int]]:
-        """(class, slot as in `savers`) -> how many of the class's nodes keep it; how many of those keep what enters a repeat; how many, in the first
-        repeat, what is made in it. Recomputed blocks keep all that enters and one repeat's own, of one run at a time: the largest run's is counted."""
+    def kept(self) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
+        """(class, slot as in `savers`) -> how many of the class's nodes keep it, those of the tail aside; how many of those keep what enters a repeat;
+        how many, in the first repeat, what is made in it; and how many are of the tail. Recomputed blocks keep all that enters and one repeat's own,
+        of one run at a time: the largest run's is counted."""
         largest = max(self.runs, key=lambda run: run[1], default=(-1, 1, 1))[0]
         inside = {i: (first, period) for first, period, repeats in self.runs for i in range(first, first + period * repeats)}
-        found: dict[tuple[int, int], tuple[int, int, int]] = {}
+        found: dict[tuple[int, int], tuple[int, int, int, int]] = {}
         for (i, slot), name in self.savers.items():
             first, period = inside.get(i, (i, 1))
             made = self.graph.producer.get(name, -1)
             enters = i not in inside or made < first or (i - first) // period != (made - first) // period
             key = (self.shared[i], slot)
-            a, b, c = found.get(key, (0, 0, 0))
-            found[key] = a + 1, b + enters, c + (not enters and first == largest and i < first + period)
+            a, b, c, d = found.get(key, (0, 0, 0, 0))
+            if i in self.tail:
+                found[key] = a, b, c, d + 1
+            else:
+                found[key] = a + 1, b + enters, c + (not enters and first == largest and i < first + period), d
         return found
 
     @cached_property
@@ -134,7 +148,7 @@ class Base:
             )  # fmt: skip
             outs = tuple((graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad, self.kept.get((i, -1 - k)))
                          for k, o in enumerate(o for o in node.outputs if o))  # fmt: skip
-            out[i] = found.setdefault((node.op, line, cells, outs, self.batch_factors[i]), len(found))
+            out[i] = found.setdefault((node.op, line, cells, outs, self.batch_factors[i], i in self.repeated, i in self.tail), len(found))
         return out
 
     @cached_property

@@ -3,7 +3,11 @@
 Every printed figure comes from here, for our plans and for the baselines alike. With m microbatches:
 
     step = m * (forward + backward + recomputed) + gradient reduction * (1 - overlap) + optimizer
-    peak = parameters + gradients + optimizer state + kept activations + temporary      (all live at the end of the last forward pass)
+    peak = parameters + gradients + optimizer state + kept activations + temporary
+
+There are two moments of most memory. When the backward pass of the last repeated block begins, what the tail behind it (head and loss) kept is gone,
+and the gradients of all repeats are there. While the tail's own backward pass runs it is the other way round. `temporary` is the larger of what
+lives in the first (working set of an operator) and in the second (what the tail keeps, its working set, less the gradients not there yet).
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from planner import account
 from planner.base import Base
 from planner.emit.runs import Run, find_run
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
-from planner.kernels import kernel_times, savers
-from planner.layout import local_shape
+from planner.kernels import kernel_times, savers, working_bytes
+from planner.layout import Layout, local_shape
 from planner.price import Pricer
 
 
@@ -90,15 +94,15 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     distinct = float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1))) if flops else 1.0
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     return Cost(
-        compute + exposed + optimizer, compute, micro * again, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer, bool(runs)),
+        compute + exposed + optimizer, compute, micro * again, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer),
         account.traffic(uses, plan.order, mesh), distinct, by_axes,
     )  # fmt: skip
 
 
-def memory(base: Base, flow: Flow, pricer: Pricer, folded: bool) -> Breakdown:
+def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
     graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
-    parameters = gradients = state = 0.0
+    parameters = gradients = state = late = 0.0
     gathered: dict[int, float] = {}
     parts: dict[tuple, tuple[float, float, float]] = {}
     for name, w in flow.weights.items():
@@ -114,25 +118,28 @@ def memory(base: Base, flow: Flow, pricer: Pricer, folded: bool) -> Breakdown:
             held = (cut if level >= 2 else full) if flow.plan.microbatches > 1 and level < 3 else 0
             gradients += ((cut if level == 3 else full) + held) * recipe.gradient_bytes
             state += cut * recipe.state_bytes
-            if w.zero == 3 and w.dim >= 0:
-                for i, _ in graph.consumers[name]:
+            for i, _ in graph.consumers[name]:
+                if w.zero == 3 and w.dim >= 0:
                     gathered[i] = gathered.get(i, 0.0) + full * recipe.parameter_bytes
-    activations = kept_activations(base, flow, pricer)
+                if name in base.own and i in base.repeated and flow.plan.zero < 3:
+                    late += full * recipe.gradient_bytes
+    activations, tail = kept_activations(base, flow, pricer)
     slack = 1 + pricer.runtime.memory_slack
-    temporary = temporaries(base, flow, pricer, gathered, folded)
-    return Breakdown(int(parameters), int(gradients), int(state), int(activations * slack), int(temporary * slack))
+    work, end = temporaries(base, flow, pricer, gathered)
+    temporary = max(work * slack, (tail + end) * slack - late)
+    return Breakdown(int(parameters), int(gradients), int(state), int(activations * slack), int(temporary))
 
 
-def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> float:
-    """Bytes the backward pass reads: every kept tensor once, in the layout its first keeper needs it.
+def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, float]:
+    """Bytes the backward pass reads, and those of the tail apart: every kept tensor once, in the layout its first keeper needs it.
 
     Under recompute a repeated block keeps what enters each repeat, and one repeat's own activations at a time.
     """
     graph, plan, mesh = base.graph, flow.plan, dict(flow.plan.mesh)
     if not base.training:
-        return 0.0
+        return 0.0, 0.0
     inside = {i: (first, period) for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
-    total = 0.0
+    total = tail = 0.0
     transient: dict[int, float] = {}
     sizes: dict[tuple, float] = {}
     for (i, slot), name in savers(base).items():
@@ -141,7 +148,9 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> float:
         if key not in sizes:
             sizes[key] = prod(local_shape(tensor.shape, layout, mesh)) * pricer.itemsize(tensor.dtype)
         size = sizes[key]
-        if plan.recompute != "none" and i in inside:
+        if i in base.tail:
+            tail += size
+        elif plan.recompute != "none" and i in inside:
             first, period = inside[i]
             made = graph.producer.get(name, -1)
             entering = made < first or (i - first) // period != (made - first) // period
@@ -151,30 +160,32 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> float:
                 transient[first] = transient.get(first, 0.0) + size
         else:
             total += size
-    return total + max(transient.values(), default=0.0)
+    return total + max(transient.values(), default=0.0), tail
 
 
-def temporaries(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float], folded: bool) -> float:
-    """The largest working set of one operator: its operands and results, and their gradients, with gathered weights of two layers."""
+def temporaries(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]) -> tuple[float, float]:
+    """The largest working set of one operator (planner.kernels), with gathered weights of two layers: before the tail, and in it."""
     graph, mesh = base.graph, dict(flow.plan.mesh)
-    largest = 0.0
+    largest = {False: 0.0, True: 0.0}
+
+    def local(name: str, layout: Layout) -> float:
+        return prod(local_shape(graph.tensors[name].shape, layout, mesh)) * pricer.itemsize(graph.tensors[name].dtype)
+
     for i, node in enumerate(graph.nodes):
         if base.shared[i] != i:
             continue
-        size = 0.0
-        for slot, name in enumerate(node.inputs):
-            if name and name not in graph.weights:
-                size += prod(local_shape(graph.tensors[name].shape, flow.need[i, slot], mesh)) * pricer.itemsize(graph.tensors[name].dtype)
-        for name in node.outputs:
-            if name:
-                size += prod(local_shape(graph.tensors[name].shape, flow.source[name], mesh)) * pricer.itemsize(graph.tensors[name].dtype)
-        largest = max(largest, size * (2 if base.training else 1))
+        sizes = [(name in graph.weights, local(name, flow.need[i, slot])) for slot, name in enumerate(node.inputs) if name]
+        outs = sum(local(name, flow.source[name]) for name in node.outputs if name)
+        weights = sum(size for weight, size in sizes if weight)
+        size = working_bytes(base, i, flow.split(i), sum(size for weight, size in sizes if not weight), outs, weights, pricer)
+        largest[i in base.tail] = max(largest[i in base.tail], size)
     if gathered:
         layer: dict[int, float] = {}
         for i, size in gathered.items():
             layer[block_of(flow.plan, i)] = layer.get(block_of(flow.plan, i), 0.0) + size
-        largest += 3 * max(layer.values())  # two layers' gathered weights, and the gradient of one before it is scattered
-    return largest
+        full = 3 * max(layer.values())  # two layers' gathered weights, and the gradient of one before it is scattered
+        largest = {at: size + full for at, size in largest.items()}
+    return largest[False], largest[True]
 
 
 def block_of(plan: Plan, i: int) -> int:

@@ -1,14 +1,18 @@
-"""Time of one node's kernels under a split, and what its backward pass keeps: shared by the space and by the price of whole plans."""
+"""Time of one node's kernels under a split, what its backward pass keeps and what it needs while it runs: shared by the space and by the price of
+whole plans."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
 from planner.emit.replay import reads
 from planner.layout import group, local_shape, padded
 from planner.ops import OPERATORS
-from planner.rule import Split
+from planner.ops.attention import QUERY_BLOCK, in_query_blocks
+from planner.ops.loss import LOSS_ROWS
+from planner.rule import Rule, Split
 
 if TYPE_CHECKING:
     from planner.base import Base
@@ -35,12 +39,7 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
     """`kernel_times` where the bytes of the node's local operands and results are known."""
     graph, node, rule, mesh = base.graph, base.graph.nodes[i], base.rules[i], pricer.sizes
     operator = OPERATORS.get(node.op)
-    share = 1.0
-    for f, axes in split.pairs:
-        n = rule.sizes.get(f)
-        if n:
-            share *= padded(n, axes, mesh) / group(axes, mesh) / n
-    flops = rule.flops * share
+    flops = rule.flops * _share(rule, split, mesh)
     live = [o for o in node.outputs if o]
     fused = operator is not None and operator.fusible
     moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * (operator.traffic if operator else 1.0)
@@ -52,6 +51,38 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
     if base.training and any(o in base.grad for o in live):
         backward = (base.backward[i] if flops else 2) * forward
     return forward, backward
+
+
+def _share(rule: Rule, split: Split, mesh: Mapping[str, int], without: str = "") -> float:
+    """What part of all index tuples of a rule's factors one device has, padding included; `without` a factor."""
+    share = 1.0
+    for f, axes in split.pairs:
+        n = rule.sizes.get(f)
+        if n and f != without:
+            share *= padded(n, axes, mesh) / group(axes, mesh) / n
+    return share
+
+
+def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, weights: float, pricer: Pricer) -> float:
+    """Bytes that live only while the node runs, where it needs most: training, its backward pass.
+
+    ins, outs, weights: bytes of its local operands, results and weights. Gradients of operands and results are as large as they are. In a repeated
+    block operands, results and weights are also cut out of what all repeats keep, and a weight's gradient is made before it is put with the others.
+    """
+    graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
+    trained = base.training and any(o in base.grad for o in node.outputs)
+    size = 2 * (ins + outs + weights) if trained and i in base.repeated else ins + outs
+    itemsize = pricer.itemsize("float32")
+    if node.op == "Attention":  # scores and their gradient in float32, the weights as computed with
+        q, _, v = graph.shapes(node.inputs[:3])
+        scores = rule.flops / (2 * (q[3] + v[3])) * _share(rule, split, pricer.sizes, "e")
+        queries = rule.local(split, pricer.sizes).get("s", q[2])
+        size += scores * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1) * ((8 if trained else 4) + itemsize)
+    elif node.op == "CrossEntropyLoss":  # a block of rows in float32; the gradient takes the logits' place
+        size -= ins if trained else 0
+        rows, logits = prod(graph.tensors[node.inputs[1]].shape), graph.tensors[node.inputs[0]].shape
+        size += 4 * prod(logits) * _share(rule, split, pricer.sizes) * min(1.0, LOSS_ROWS / (rows * _share(rule, split, pricer.sizes, "v")))
+    return size
 
 
 def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from planner.base import Base as Base
 from planner.base import Wire
 from planner.emit.replay import reads
 from planner.flow import Plan, weight_plan
-from planner.kernels import inner_times, times_of
+from planner.kernels import inner_times, times_of, working_bytes
 from planner.layout import Axes, Layout, group, local_shape
 from planner.rule import Limits, Rule, Split, candidates
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from planner.price import Pricer
 
 ZERO_LEVELS = (0, 1, 2, 3)
-NONE = (0, 0, 0)
-NO_WEIGHT = np.zeros((len(ZERO_LEVELS), 3))
+NONE = (0, 0, 0, 0)
+NO_WEIGHT = np.zeros((len(ZERO_LEVELS), 4))
 
 
 @dataclass
@@ -53,7 +53,10 @@ class Variable:
     kept_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # activations the backward pass reads, of all its nodes
     again_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the same when repeated blocks are recomputed
     pieces: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the most microbatches that leave the split's batch long enough
-    work_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # operands and results of one node while it runs
+    work_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # what lives only while one of its nodes runs
+    held_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> sums of gradients that microbatches add up
+    tail_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # activations kept by nodes after the repeated blocks
+    late_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # gradients of one node of a repeated block: not there before its backward pass
     flops: float = 0.0
 
 
@@ -132,7 +135,7 @@ class _Builder:
         needs = [self._read(rule, slot, splits, name in base.grad) if name else [] for slot, name in enumerate(node.inputs)]
         results = [self._read(rule, -1 - k, splits, True) for k in range(len([o for o in node.outputs if o]))]
         live = [o for o in node.outputs if o]
-        forward, backward, replayed, kept, again, work = (np.zeros(len(splits)) for _ in range(6))
+        forward, backward, replayed, kept, again, work, tail = (np.zeros(len(splits)) for _ in range(7))
         slack = 1 + self.pricer.runtime.memory_slack
         for k, split in enumerate(splits):
             ins = [self._bytes(name, needs[slot][k]) if name else 0.0 for slot, name in enumerate(node.inputs)]
@@ -141,15 +144,20 @@ class _Builder:
             inner_f, inner_b = inner_times(base, i, split, self.pricer)
             forward[k], backward[k], replayed[k] = f + inner_f, b + (inner_b if b else 0.0), inner_f
             for slot, size in (*enumerate(ins), *((-1 - o, n) for o, n in enumerate(outs))):
-                total, entering, first = base.kept.get((i, slot), NONE)
+                total, entering, first, after = base.kept.get((i, slot), NONE)
+                tail[k] += after * size * slack
                 kept[k] += total * size * slack
                 again[k] += (entering + first) * size * slack
-            work[k] = sum(n for name, n in zip(node.inputs, ins, strict=True) if name not in graph.weights) + sum(outs)
+            weights = sum(n for name, n in zip(node.inputs, ins, strict=True) if name in graph.weights)
+            work[k] = working_bytes(base, i, split, sum(ins) - weights, sum(outs), weights, self.pricer) * slack
         backwards = reads(node, base.grad).slots
         own = [(name, needs[slot], slot in backwards) for slot, name in enumerate(node.inputs) if name in base.own]
         cells = np.array([sum((self.weight_costs(name, row[k], twice) for name, row, twice in own), NO_WEIGHT) for k in range(len(splits))])
-        v = Variable("", "op", 0, i, splits, (), forward, backward, replayed, *_by_level(cells), kept, again,
-                     np.array([self._pieces(rule, s, base.batch_factors[i]) for s in splits]), work)
+        reduce, each, state, held = _by_level(cells)
+        late = np.array([sum(self._local(graph.tensors[name].shape, row[k]) for name, row, _ in own if i in base.repeated and name in base.grad)
+                         for k in range(len(splits))]) * self.pricer.recipe.gradient_bytes  # fmt: skip
+        v = Variable("", "op", 0, i, splits, (), forward, backward, replayed, reduce, each, state, kept, again,
+                     np.array([self._pieces(rule, s, base.batch_factors[i]) for s in splits]), work, held, tail, late)
         return _Kind(v, needs, results)
 
     def _pieces(self, rule: Rule, split: Split, batch: str) -> float:
@@ -193,7 +201,7 @@ class _Builder:
         return self._local(t.shape, layout) * self.pricer.itemsize(t.dtype)
 
     def weight_costs(self, name: str, layout: int, twice: bool) -> np.ndarray:
-        """[levels, 3]: seconds once a step, seconds each microbatch and state bytes of one weight needed in a layout, per optimizer level.
+        """[levels, 4]: seconds once a step, seconds each microbatch, state bytes and bytes of the sum over microbatches of one weight needed in a layout, per optimizer level.
 
         twice: the backward pass reads the weight too, so that level 3 gathers it again.
         """
@@ -209,7 +217,7 @@ class _Builder:
         local = float(self._local(t.shape, layout))
         if name not in self.base.grad:
             held = local * (recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype))
-            return np.array([(0.0, 0.0, held)] * len(ZERO_LEVELS))
+            return np.array([(0.0, 0.0, held, 0.0)] * len(ZERO_LEVELS))
         plan = weight_plan(self.graph, name, [need], Plan(self.mesh, {}, 1, self.zero_axes), True)
         cut = group(plan.axes, self.sizes) if plan.zero and plan.dim >= 0 else 1
         shown = 1 - price.runtime.overlap  # of the gradients' reduction: the rest hides under the backward pass
@@ -223,7 +231,8 @@ class _Builder:
             collect = price.collective_s("all-gather", plan.axes, local * recipe.parameter_bytes) if level else 0.0
             step = shown * price.collective_s("all-reduce", rest, full / n) + price.optimizer_s(local / n)
             once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
-            rows.append((once, (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0), state))
+            rows.append((once, (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0), state,
+                         0.0 if level == 3 else local * recipe.gradient_bytes / (n if level == 2 else 1)))  # fmt: skip
         return np.array(rows)
 
     def _connect(self, wire: Wire) -> None:
@@ -253,11 +262,11 @@ class _Builder:
         inner = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), [h for h, _ in pairs], [h if b < 0 else b for h, b in pairs],
                                   name in self.base.grad)  # fmt: skip
         v.forward_s, v.backward_s = np.diag(inner[0]).copy(), np.diag(inner[1]).copy()
-        v.replay_s, v.kept_bytes, v.again_bytes, v.work_bytes = v.forward_s, *np.zeros((3, len(pairs)))
+        v.replay_s, v.kept_bytes, v.again_bytes, v.work_bytes, v.tail_bytes, v.late_bytes = v.forward_s, *np.zeros((5, len(pairs)))
         v.pieces = np.full(len(pairs), np.inf)
         twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot in wire.uses)
-        cells = np.array([self.weight_costs(name, h, twice) for h, _ in pairs]) if weight else np.zeros((len(pairs), len(ZERO_LEVELS), 3))
-        v.reduce_s, v.each_s, v.state_bytes = _by_level(cells)
+        cells = np.array([self.weight_costs(name, h, twice) for h, _ in pairs]) if weight else np.zeros((len(pairs), len(ZERO_LEVELS), 4))
+        v.reduce_s, v.each_s, v.state_bytes, v.held_bytes = _by_level(cells)
         index = len(self.variables)
         self.variables.append(v)
         if wire.made is not None:
@@ -303,9 +312,9 @@ class _Builder:
             v.forward_s = v.forward_s + forward[row_of, column_of] / v.count
 
 
-def _by_level(cells: np.ndarray) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray], dict[int, np.ndarray]]:
-    """[options, levels, 3] -> reduction once, reduction each microbatch and state bytes: level -> [options]."""
-    return tuple({z: np.ascontiguousarray(cells[:, z, part]) for z in ZERO_LEVELS} for part in range(3))  # type: ignore[return-value]
+def _by_level(cells: np.ndarray) -> tuple[dict[int, np.ndarray], ...]:
+    """[options, levels, 4] -> reduction once, reduction each microbatch, state bytes and bytes of sums: level -> [options]."""
+    return tuple({z: np.ascontiguousarray(cells[:, z, part]) for z in ZERO_LEVELS} for part in range(4))
 
 
 def _unique(items: Sequence) -> tuple[list, np.ndarray]:

@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from planner.emit.parts.kernels import LOSS_ROWS, attention, attention_rows, cross_entropy, row_blocks
+from planner.ops import loss
 
 
 def plain(logits, labels):
@@ -20,6 +21,7 @@ def plain(logits, labels):
 
 
 def test_blocks_are_equal_and_small():
+    assert LOSS_ROWS == loss.LOSS_ROWS  # memory is priced by it
     for rows in (1, 511, 512, 513, 1024, 1536, 3 * 1024, 8192):
         assert rows % row_blocks(rows) == 0
         assert rows // row_blocks(rows) <= LOSS_ROWS

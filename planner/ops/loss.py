@@ -9,6 +9,9 @@ from planner.ops.base import Call, Operator, register
 from planner.ops.pointwise import letters
 from planner.rule import Inner, Rule, parse
 
+LOSS_ROWS = 512
+"""Rows per block of the emitted kernel (planner/emit/parts/kernels.py; a test holds the two together)."""
+
 
 def _cross_entropy_rule(node: Node, graph: Graph) -> Rule:
     """Rows and vocabulary split. With the vocabulary cut, the kernel reduces the row maximum, the sum of exponentials and the picked logit
