@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from planner.emit.source import comment
+from planner.emit.text import pattern
 
 if TYPE_CHECKING:
     from planner.strategy import Strategy
 
-SHOWN = 14
+SHOWN = 24
 
 
 def header(strategy: Strategy, backend: str) -> str:
@@ -22,16 +24,29 @@ def header(strategy: Strategy, backend: str) -> str:
     lines += ["", "    python PROGRAM.py --virtual-devices " + f"{strategy.topology['devices']} --steps 3", ""]
     if w["kind"] == "train":
         lines.append(f"Techniques: optimizer sharding level {t['zero_stage']}, recompute {t['recompute']}, {t['microbatches']} microbatch(es).")
-    lines.append("Parameters, in the notation of the plan (dim/axis: the dim is cut over the mesh axis):")
-    rows = [(str(r["label"]), r) for r in strategy.tensors.values() if r.get("label")]
-    for label, row in rows[:SHOWN]:
-        dims = ", ".join(f"{n}" + ("/" + "+".join(a) if a else "") for n, a in zip(row["shape"], row["layout"], strict=True))
+    lines.append("Comments behind statements name the node and the layout of its result: [b/data, n] is cut over axis data along b; partial: a sum not yet taken.")
+    lines.append("Parameters, likewise:")
+    rows = parameters(strategy)
+    for label, dims in rows[:SHOWN]:
         lines.append(f"    {comment(label, 64):64} [{dims}]")
     if len(rows) > SHOWN:
         lines.append(f"    ... and {len(rows) - SHOWN} more, in PARAMS below")
-    unit = "float32 programs move the payload of the compute type they run in" if w["precision"] != "fp32" else "float32"
-    lines.append(f"Collectives per step and device, as planned in {w['precision']} (payload, bytes on the wire of a ring; {unit}):")
+    if not strategy.costs["communication_bytes_per_device"]:
+        lines.append("Collectives: none.")
+        return "\n".join(lines)
+    lines.append(f"Collectives per step and device, as planned in {w['precision']}: payload, and bytes on the wire of a ring")
     for kind, axes in strategy.costs["communication_bytes_per_device"].items():
         for axis, cell in axes.items():
             lines.append(f"    {kind:20} over {axis:16} {cell['payload']:>16,} B {round(cell['wire']):>16,} B")
     return "\n".join(lines)
+
+
+def parameters(strategy: Strategy) -> list[tuple[str, str]]:
+    """(label, dims) of every parameter; those of repeated blocks once, with * for what counts the repeats."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in strategy.tensors.values():
+        if row.get("label"):
+            label = str(row["label"])
+            dims = ", ".join(f"{n}" + ("/" + "+".join(a) if a else "") for n, a in zip(row["shape"], row["layout"], strict=True))
+            groups.setdefault((re.sub(r"\d+", "*", label), dims), []).append(label)
+    return [(pattern(labels), dims) for (_, dims), labels in groups.items()]
