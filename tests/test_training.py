@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from planner.api import open_model, plan, program
 from planner.errors import PlanError
 from planner.graph import Graph, Node, Tensor
 from planner.training import add_loss, default_loss
+from planner.user_loss import read_user_loss
+from planner.verify.numerics import Twin, compare, seeded_values
 
 
 def graph(logits: tuple[int, ...] = (8, 5), dtype: str = "float32") -> Graph:
@@ -53,3 +58,149 @@ def test_impossible_losses_are_named(options: dict, code: str) -> None:
 def test_nothing_trainable_is_an_error() -> None:
     with pytest.raises(PlanError, match="nothing in this graph is trainable"):
         add_loss(replace(graph(), trainable=frozenset()))
+
+
+# what the loss is, against numpy
+
+
+def language(loss: str = "", **options: object) -> Graph:
+    """Logits [2, 6, 5] = x @ w."""
+    tensors = {"x": Tensor("x", (2, 6, 4), "float32", "input"), "w": Tensor("w", (4, 5), "float32", "weight"), "y": Tensor("y", (2, 6, 5), "float32")}
+    nodes = (Node("mm", "MatMul", ("x", "w"), ("y",)),)
+    g = Graph("g", nodes, tensors, ("x",), ("y",), weights={"w": None}, labels={"w": "w"}, trainable=frozenset({"w"}))  # type: ignore[dict-item]
+    return add_loss(g, loss, **options)  # type: ignore[arg-type]
+
+
+def computed(g: Graph, **feeds: np.ndarray) -> tuple[float, np.ndarray]:
+    """Loss of the unsharded program, and its gradient by w."""
+    loss, grads = Twin(g, "train", {"w": W}).gradients({"x": X, **feeds})
+    return float(loss), grads["w"]
+
+
+RNG = np.random.default_rng(3)
+X, W = RNG.normal(size=(2, 6, 4)).astype(np.float32), RNG.normal(size=(4, 5)).astype(np.float32)
+LABELS = np.array([[1, 2, 3, -100, 4, 0], [0, -100, -100, 2, 2, 1]], np.int32)
+
+
+def expected(labels: np.ndarray, counts: np.ndarray) -> float:
+    logits = (X @ W).astype(np.float64)
+    log = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    each = -np.take_along_axis(log, np.where(counts, labels, 0)[..., None], -1)[..., 0]
+    return float(each[counts].mean())
+
+
+def test_ignored_rows_do_not_count() -> None:
+    loss, grad = computed(language(ignore_index=-100), labels=LABELS)
+    assert loss == pytest.approx(expected(LABELS, LABELS != -100), rel=1e-5)
+    lower = (computed(language(ignore_index=-100), labels=LABELS)[0], W.copy())
+    W[0, 0] += 1e-2
+    try:
+        assert (computed(language(ignore_index=-100), labels=LABELS)[0] - lower[0]) / 1e-2 == pytest.approx(grad[0, 0], rel=0.05)
+    finally:
+        W[0, 0] = lower[1][0, 0]
+
+
+def test_shifted_labels_are_the_next_ones() -> None:
+    plain = np.where(LABELS < 0, 1, LABELS)
+    loss, _ = computed(language(shift_labels=True), labels=plain)
+    following = np.concatenate([plain[:, 1:], np.full((2, 1), -100)], 1)
+    assert loss == pytest.approx(expected(following, following != -100), rel=1e-5)
+    loss, _ = computed(language(shift_labels=True, ignore_index=-100), labels=LABELS)
+    following = np.concatenate([LABELS[:, 1:], np.full((2, 1), -100)], 1)
+    assert loss == pytest.approx(expected(following, following != -100), rel=1e-5)
+
+
+def test_a_batch_without_a_label_has_no_loss() -> None:
+    loss, grad = computed(language(ignore_index=-100), labels=np.full_like(LABELS, -100))
+    assert loss == 0 and not grad.any()
+
+
+@pytest.mark.parametrize(("loss", "formula"), [
+    ("mse", lambda y, t: np.square(y - t)), ("l1", lambda y, t: np.abs(y - t)), ("bce-with-logits", lambda y, t: np.logaddexp(0, y) - y * t),
+])  # fmt: skip
+def test_losses_of_targets(loss: str, formula: object) -> None:
+    targets = RNG.uniform(size=(2, 6, 5)).astype(np.float32)
+    assert computed(language(loss), targets=targets)[0] == pytest.approx(float(formula(X @ W, targets).mean()), rel=1e-5)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("options", [{"loss": "mse", "shift_labels": True}, {"loss": "mse", "ignore_index": 1}])
+def test_options_of_cross_entropy_are_for_nothing_else(options: dict) -> None:
+    with pytest.raises(PlanError, match="P033"):
+        language(**options)
+    with pytest.raises(PlanError, match="P033"):
+        add_loss(graph(), shift_labels=True)  # no sequence
+
+
+# a loss of one's own
+
+SMOOTH = """from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+WEIGHT = 0.1
+SUM = "loss_of"  # names of the program may be used
+
+
+def smooth(logits, labels, x):
+    \"\"\"Label smoothing,
+    and a term of the input.\"\"\"
+    p = jax.nn.log_softmax(logits.astype(jnp.float32))
+    hit = jnp.take_along_axis(p, labels[..., None], -1)[..., 0]
+    return -((1 - WEIGHT) * hit + WEIGHT * p.mean(-1)) + 0 * x.sum(-1)
+
+
+def other(y, targets):
+    return jnp.abs(y - targets) ** 1.5
+
+
+def scalar(logits):
+    return logits.mean()
+"""
+
+
+@pytest.fixture
+def smooth(tmp_path: Path) -> str:
+    (tmp_path / "my loss.py").write_text(SMOOTH)
+    return f"{tmp_path / 'my loss.py'}:smooth"
+
+
+def test_a_function_is_the_loss(smooth: str) -> None:
+    labels = np.where(LABELS < 0, 1, LABELS)
+    logits = (X @ W).astype(np.float64)
+    log = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    want = -(0.9 * np.take_along_axis(log, labels[..., None], -1)[..., 0] + 0.1 * log.mean(-1)).mean()
+    assert computed(language(smooth), labels=labels)[0] == pytest.approx(want, rel=1e-5)
+
+
+def test_a_function_is_the_same_on_every_mesh_and_its_file_is_in_the_program(smooth: str) -> None:
+    loss = smooth.replace(":smooth", ":other")
+    strategy = plan("zoo:mlp-tiny", devices=8, hardware="cpu", precision="fp32", batch=16, baselines=False, pins="dp=4,tp=2", loss=loss)
+    assert strategy.workload["training"]["loss"].endswith(":other")
+    model = open_model("zoo:mlp-tiny", 8, batch=16, loss=loss)
+    g = model.graph(int(strategy.techniques["microbatches"]))
+    found, _ = compare(g, strategy.plan_for(g), workload="train", backend="shard_map", values=seeded_values(g, {}))
+    assert found.gradients < 1e-4 and found.loss == pytest.approx(found.reference_loss, rel=1e-5)
+    assert "def other(" in program(strategy, "zoo:mlp-tiny").text
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("absent.py:f", ""), ("f.py:g", "def f(y): return y"), ("f.py:f", "def f(y: return"), ("f.py:f", "def f(*y): return y"), ("f.py:f", "def f(): return 0"),
+    ("f.py:f", "from math import *\ndef f(y): return y"), ("f.py:f", "def f(y, weather): return y"), ("f.py:f", "f = lambda y: y"), ("f.py:f", "\0"), ("f.py:f", "(" * 3000),
+])  # fmt: skip
+def test_functions_that_cannot_be_the_loss_are_named(name: str, text: str, tmp_path: Path) -> None:
+    if text:
+        (tmp_path / "f.py").write_text(text)
+    with pytest.raises(PlanError, match="P038"):
+        language(f"{tmp_path}/{name}")
+
+
+def test_a_file_is_read_and_not_run(tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text(f"from __future__ import annotations\nopen({str(tmp_path / 'mark')!r}, 'w')\ndef f(y): return y\n")
+    found = read_user_loss(f"{tmp_path / 'f.py'}:f")
+    assert found.arguments == ("y",) and "__future__" not in found.source and not (tmp_path / "mark").exists()
+
+
+def test_a_function_without_the_batch_is_told_when_it_runs(smooth: str) -> None:
+    with pytest.raises(ValueError, match="one value a sample"):
+        computed(language(smooth.replace(":smooth", ":scalar")))

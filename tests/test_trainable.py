@@ -1,0 +1,190 @@
+"""What trains: slots, globs, ties, adapters; and that what does not train costs nothing, in the price and in the program."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.api import open_model, plan, program
+from planner.errors import PlanError
+from planner.graph import Graph
+from planner.reader import read_model
+from planner.report.parameters import parameter_table
+from planner.trainable import choose
+from planner.verify.numerics import compare, load_program, seeded_values
+from tests.reader_models import model, rand
+
+GPT = "zoo:gpt-tiny"
+MACHINE: dict = {"devices": 8, "hardware": "cpu", "precision": "fp32", "batch": 16, "baselines": False}
+
+
+def trained(graph: Graph) -> set[str]:
+    return {graph.labels[n] for n in graph.trainable}
+
+
+# slots
+
+
+def test_mamba_trains_its_convolution_bias_a_and_d() -> None:
+    graph = open_model("zoo:ssm-tiny", 1).plain
+    assert len(graph.trainable) == len(graph.weights)
+    assert {f"backbone.layers.1.mixer.{n}" for n in ("conv1d.bias", "A_log", "D", "dt_bias")} <= trained(graph)
+
+
+def test_what_bounds_a_parameter_does_not_hide_it_and_masks_stay_constant() -> None:
+    made = model("(float[2,3,8] x) => (float[2,3,8] y) { e = Exp(a) n = Neg(e) h = Mul(x, n) m = Mul(h, mask) y = Add(m, table) }",
+                 a=rand(8), mask=np.tri(3, 8, dtype=np.float32), table=rand(3, 8))  # fmt: skip
+    assert trained(read_model(made)) == {"a"}
+
+
+# globs
+
+
+def test_globs_replace_add_to_and_take_from_the_choice() -> None:
+    graph = open_model(GPT, 1).plain
+    everything = trained(graph)
+    heads = {n for n in everything if n.startswith("transformer.h.1.")}
+    assert trained(choose(graph, trainable=["transformer.h.1.*"])) == heads
+    assert trained(choose(graph, freeze=["transformer.h.1.*"])) == everything - heads
+    part = choose(graph, trainable=["transformer.h.0.*"])
+    assert trained(choose(part, trainable=["+transformer.h.1.*"])) == trained(part) | heads
+    with pytest.raises(PlanError, match="P036"):
+        choose(graph, freeze=["transfomer.h.1.*"])
+
+
+def test_frozen_parameters_cost_nothing() -> None:
+    full = plan(GPT, **MACHINE, pins="dp=8,zero=0,micro=1")
+    part = plan(GPT, **MACHINE, pins="dp=8,zero=0,micro=1", trainable=["transformer.h.1.*"])
+    graph = open_model(GPT, 8, batch=16, trainable=["transformer.h.1.*"]).plain
+    elements = sum(graph.tensors[n].elements for n in graph.trainable)
+    cost = part.costs["memory_breakdown_bytes"]
+    assert cost["gradients"] == pytest.approx(4 * elements, rel=1e-3) and cost["optimizer"] == pytest.approx(8 * elements, rel=1e-3)
+    assert cost["parameters"] == full.costs["memory_breakdown_bytes"]["parameters"]
+    assert part.costs["flops_per_device"] < 0.8 * full.costs["flops_per_device"]  # nothing before layer 1 has a backward pass
+    moved = sum(x["payload"] for kind in part.costs["communication_bytes_per_device"].values() for x in kind.values())
+    assert 4 * elements <= moved < 4 * elements + 1000  # the gradients that exist, and the loss
+    module = load_program(program(part, GPT))
+    assert set(module.GRADIENTS) == set(module.PARAMS) == {graph.labels[n] for n in graph.trainable}
+    assert {graph.labels[n] for n in graph.weights} - set(module.PARAMS) == set(module.FROZEN)
+
+
+# ties
+
+
+def tie_model() -> Graph:
+    made = model("(int64[2,3] ids) => (float[2,3,16] y) { h = Gather(embed, ids) y = MatMul(h, head) }", embed=rand(16, 8), head=rand(16, 8).T.copy())
+    graph = read_model(made)
+    assert any("--tie" in n for n in graph.notes) and trained(graph) == {"embed", "head"}
+    return graph
+
+
+def test_lost_ties_are_reported_and_mended() -> None:
+    graph = choose(tie_model(), tie=["embed=head"])
+    assert list(graph.weights) == ["embed"] and trained(graph) == {"embed"}
+    (product,) = (n for n in graph.nodes if n.op == "MatMul")
+    assert product.inputs[1] == "embed" and product.attrs["trans_b"] == 1
+    assert "embed" in graph.notes[-1] and not any("would untie" in n for n in graph.notes)
+
+
+@pytest.mark.parametrize("pair", ["embed", "embed=embed", "embed=nope", "=head"])
+def test_impossible_ties_are_named(pair: str) -> None:
+    with pytest.raises(PlanError, match="P036"):
+        choose(tie_model(), tie=[pair])
+
+
+def test_a_tie_of_other_operators_is_transposed_in_the_graph() -> None:
+    made = model("(int64[2] i, int64[2] j) => (float[2,8] y, float[2,16] z) { y = Gather(a, i) z = Gather(b, j) }", a=rand(16, 8), b=rand(8, 16))
+    graph = choose(read_model(made), tie=["a=b"])
+    assert [n.op for n in graph.nodes] == ["Gather", "Transpose", "Gather"] and list(graph.weights) == ["a"]
+
+
+# adapters
+
+LORA = "rank=4,targets=*.attn.q_proj.weight,targets=*.mlp.c_fc.weight,alpha=8"
+
+
+def test_adapters_are_the_only_parameters_that_train_and_are_priced() -> None:
+    graph = open_model(GPT, 8, batch=16, lora=LORA).plain
+    assert trained(graph) == {f"transformer.h.{i}.{n}.weight.lora_{x}" for i in range(2) for n in ("attn.q_proj", "mlp.c_fc") for x in "AB"}
+    elements = sum(graph.tensors[n].elements for n in graph.trainable)
+    full, part = plan(GPT, **MACHINE, pins="dp=8,zero=0"), plan(GPT, **MACHINE, pins="dp=8,zero=0", lora=LORA)
+    assert part.model["parameters"] == full.model["parameters"] + elements
+    assert part.costs["memory_breakdown_bytes"]["optimizer"] == pytest.approx(8 * elements, rel=1e-3)
+    assert part.workload["training"]["lora"] == LORA and "lora" not in full.workload["training"]
+    table = parameter_table(graph, 120, False)
+    assert re.search(r"lora_B +x2 +4 x \d+ +float32 +[\d,]+ +yes", table) and re.search(r"wte.weight .* no ", table)
+
+
+def test_emitted_adapters_equal_the_unsharded_ones_and_leave_the_base_alone() -> None:
+    strategy = plan(GPT, **MACHINE, pins="dp=4,tp=2,micro=2", lora=LORA)
+    graph = open_model(GPT, 8, batch=16, lora=LORA).graph(2)
+    plan_ = strategy.plan_for(graph)
+    values = seeded_values(graph, {})  # B random: with B zero, gradients of A are zero
+    found, _ = compare(graph, plan_, workload="train", backend="shard_map", values=values, step=True)
+    assert found.compared == 8 and not found.blind and found.gradients < 1e-4 and found.update is not None and found.update < 1e-4
+    module = load_program(program(strategy, GPT))
+    assert all(".lora_" in key for key in module.PARAMS) and all(key in module.PARAMS for key in module.GRADIENTS)
+    assert any(key.endswith("wte.weight") for key in module.FROZEN)
+
+
+def test_the_base_is_bit_for_bit_the_same_after_a_step_and_b_starts_at_zero() -> None:
+    import jax.numpy as jnp
+
+    from planner.weights import load_one
+
+    strategy = plan("zoo:mlp-tiny", **MACHINE, pins="dp=8", lora="rank=2,targets=*.weight")
+    graph = open_model("zoo:mlp-tiny", 8, batch=16, lora="rank=2,targets=*.weight").plain
+    assert all(load_one(graph, n, None).any() != n.endswith("lora_B") for n in graph.trainable)
+    module = load_program(program(strategy, "zoo:mlp-tiny"))
+    mesh = module.make_mesh()
+    stored = {n: load_one(graph, n, None) for n in graph.trainable if n.endswith("lora_B")}
+    start = module.initial_values(module.PARAMS, 0, stored)
+    params = module.place(start, module.specs_of(module.PARAMS), mesh)
+    frozen = module.place(module.initial_values(module.FROZEN, 1, {}), module.specs_of(module.FROZEN), mesh)
+    before = {k: np.asarray(v).copy() for k, v in frozen.items()}
+    state = module.start_state(module.place(start, module.specs_of(module.GRADIENTS), mesh))
+    data = module.place(module.synthetic_batch(0), module.specs_of(module.INPUTS), mesh)
+    new, _, loss = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))
+    assert np.isfinite(float(loss)) and set(new) == set(module.PARAMS)
+    assert all(np.array_equal(before[k], np.asarray(frozen[k])) for k in before) and before
+    assert all(np.asarray(v).any() for k, v in new.items() if k.endswith("lora_B"))  # B has left zero
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "rank=4", "targets=*", "rank=0,targets=*", "rank=x,targets=*", "rank=4,rank=4,targets=*", "rank=4,targets=*,alpha=-1", "depth=3,targets=*", "rank=4,targets=*ln*"],
+)
+def test_impossible_adapters_are_named(spec: str) -> None:
+    graph = open_model(GPT, 1).plain
+    if not spec:
+        assert choose(graph, lora=spec).trainable == graph.trainable
+        return
+    with pytest.raises(PlanError, match="P039"):
+        choose(graph, lora=spec)
+
+
+def test_adapters_of_experts_and_of_heads_stored_transposed() -> None:
+    graph = open_model("zoo:mixtral-tiny", 1, lora="rank=2,targets=*").plain
+    shapes = {n: graph.tensors[n].shape for n in graph.trainable}
+    assert any(len(s) == 3 for s in shapes.values()) and all(2 in s[-2:] for s in shapes.values())
+
+
+# evaluation mode
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("h = MatMul(x, w) y = Relu(h)", "trains without dropout"), ("y = Relu(c) c = Conv <pads = [1,1,1,1]> (x, w)", "folded into its neighbours"),
+     ("y = BatchNormalization(x, s, b, m, v)", "1 BatchNormalization nodes keep")],
+)  # fmt: skip
+def test_exports_in_evaluation_mode_say_so(text: str, words: str, tmp_path: Path) -> None:
+    import onnx
+
+    made = model(f"(float[8,4,8,8] x) => (float[8,4,8,8] y) {{ {text} }}", **(
+        {"w": rand(4, 4, 3, 3)} if "Conv" in text else {"w": rand(8, 8)} if "MatMul" in text else {k: np.ones(4, np.float32) for k in "sbmv"}))  # fmt: skip
+    made.producer_name = "pytorch"
+    onnx.save(made, tmp_path / "m.onnx")
+    assert any(words in n for n in open_model(tmp_path / "m.onnx", 1).plain.notes)
+    assert not any("dropout" in n for n in open_model(tmp_path / "m.onnx", 1, workload="infer").plain.notes)
