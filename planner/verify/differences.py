@@ -1,6 +1,6 @@
 """The tensors, operators and compiler passes behind every difference between a prediction and a compiled program, a line each.
 
-    collectives   arrays as partitioned that no predicted use explains, and the reverse; then every later pass that changed a total
+    collectives   the passes whose changes add up to the difference, and the arrays that no predicted use explains (and the reverse)
     products      nodes whose compiled dots are not those predicted
     arguments     parameters that take more memory than their elements (tiles of TPU layouts)
     temporaries   the largest values of the compiler's buffer assignment, and what they serve
@@ -18,39 +18,42 @@ from planner.verify.hlo_flops import dots
 from planner.verify.hlo_groups import MeshAxes
 from planner.verify.hlo_text import Module, parse
 from planner.verify.origins import Origins
-from planner.verify.passes import Change, changes, totals
+from planner.verify.passes import history, totals
 
 LINES = 6
 """Differences of one sort that are written out; the rest is counted."""
 
 
 def of_traffic(folder: Path, mesh: MeshAxes, uses: Iterable[Use], compiled: Mapping[tuple[str, str], int], source: str, exact: bool) -> tuple[str, ...]:
-    """Lines about collectives. folder: the compiler's dumps after each pass; compiled: the final program's totals, which the named changes must
-    add up to (else a line says what is left); exact: the program writes its collectives out (shard_map)."""
-    first, later = changes(folder, mesh, lambda text: Origins.of(text, source).name, merge_ar_slice=not exact)
-    if not first:
+    """Lines about collectives. folder: the compiler's dumps after each pass; compiled: the final program's totals; what no pass explains of
+    them is said; exact: the program writes its collectives out (shard_map)."""
+    seen = history(folder, mesh, lambda text: Origins.of(text, source).name, merge_ar_slice=not exact)
+    if seen is None:
         return ("the compiler wrote no dumps after its passes, so no pass can be named",)
     wanted: dict[tuple[str, str], Counter[tuple[int, str]]] = {}
     for use in uses:
         label = "+".join(a for a, _ in mesh if a in use.axes)
         wanted.setdefault((use.kind, label), Counter())[use.payload_bytes, f"{use.phase} of {use.what}"] += use.count
-    by = "as emitted" if exact else "partitioner"
-    lines = [line for key in sorted({*wanted, *first}) if (line := _unexplained(by, key, wanted.get(key, Counter()), first.get(key, Counter())))]
-    sums = Counter(totals(first))
-    for change in later:
-        sums[change.kind, change.axes] += change.delta_bytes
-    lines += [change.text() for change in _netted(later)]
-    for key in sorted({*sums, *compiled}):
-        if sums[key] != compiled.get(key, 0):
-            lines.append(f"not seen in any pass: {key[0]} over {key[1]} {compiled.get(key, 0) - sums[key]:+,} B")
-    return _limited(lines)
+    begun = totals(seen.first)
+    rows = []
+    for key in {*wanted, *compiled, *begun}:
+        predicted = sum(size * n for (size, _), n in wanted.get(key, Counter()).items())
+        delta = compiled.get(key, 0) - predicted
+        if not delta:
+            continue
+        by = {"as emitted" if exact else "partitioner": begun.get(key, 0) - predicted}
+        for change in seen.later:
+            if (change.kind, change.axes) == key:
+                by[change.by] = by.get(change.by, 0) + change.delta_bytes
+        by["seen in no pass"] = delta - sum(by.values())
+        passes = ", ".join(f"{name} {size:+,} B" for name, size in by.items() if size)
+        what = _unexplained(wanted.get(key, Counter()), seen.settled.get(key, Counter()))
+        rows.append((-abs(delta), f"{key[0]} over {key[1]} {delta:+,} B by {passes}{f'; {what}' if what else ''}"))
+    return _limited([line for _, line in sorted(rows)])
 
 
-def _unexplained(by: str, key: tuple[str, str], wanted: Counter[tuple[int, str]], found: Counter[tuple[str, int, str]]) -> str:
+def _unexplained(wanted: Counter[tuple[int, str]], found: Counter[tuple[str, int, str]]) -> str:
     """What is left of predicted and compiled arrays of one kind once equal sizes cancel."""
-    predicted, compiled = (sum(row[i] * n for row, n in cell.items()) for cell, i in ((wanted, 0), (found, 1)))  # type: ignore[misc]
-    if predicted == compiled:
-        return ""
     sizes: Counter[int] = Counter()
     for (size, _), n in wanted.items():
         sizes[size] += n
@@ -67,20 +70,7 @@ def _unexplained(by: str, key: tuple[str, str], wanted: Counter[tuple[int, str]]
         if here:
             missing.append(f"{size:,} B{f' x{here}' if here > 1 else ''} ({what})")
     parts = [f"not predicted: {_few(extra)}"] if extra else []
-    parts += [f"predicted and not there: {_few(missing)}"] if missing else []
-    return f"{by}: {key[0]} over {key[1]} {compiled - predicted:+,} B ({'; '.join(parts)})"
-
-
-def _netted(later: Sequence[Change]) -> list[Change]:
-    """Changes without those that a later pass undid to the byte (forms a compiler goes through)."""
-    left: list[Change] = []
-    for change in later:
-        undone = next((k for k in range(len(left) - 1, -1, -1) if (left[k].kind, left[k].axes) == (change.kind, change.axes)), None)
-        if undone is not None and left[undone].delta_bytes == -change.delta_bytes:
-            del left[undone]
-        else:
-            left.append(change)
-    return left
+    return "; ".join(parts + ([f"predicted and not there: {_few(missing)}"] if missing else []))
 
 
 def of_flops(text: str, source: str, predicted: Mapping[str, int]) -> tuple[str, ...]:

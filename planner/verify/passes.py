@@ -1,14 +1,14 @@
 """Which compiler pass changed what a program communicates, read from the compiler's own dumps after each pass (`xla_dump_hlo_pass_re`).
 
 From the partitioner's result on, the payload by kind and axes is totalled after every pass whose text differs in its collectives; a pass
-that changes a total is named with the bytes and the arrays that it removed and added. Combining and renaming keep the totals and stay silent.
+that changes a total is named with its bytes. Combining and renaming keep the totals and stay silent.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,24 +26,22 @@ Pieces = dict[tuple[str, str], Counter[tuple[str, int, str]]]
 
 @dataclass(frozen=True)
 class Change:
-    """What one pass did to the payload of one kind over some axes. removed, added: arrays and what they serve."""
+    """What one pass did to the payload of one kind over some axes."""
 
     by: str
     kind: str
     axes: str
     delta_bytes: int
-    removed: tuple[str, ...]
-    added: tuple[str, ...]
-
-    def text(self) -> str:
-        """One line for people."""
-        parts = [f"removed {_few(self.removed)}"] if self.removed else []
-        parts += [f"added {_few(self.added)}"] if self.added else []
-        return f"{self.by}: {self.kind} over {self.axes} {self.delta_bytes:+,} B ({'; '.join(parts)})"
 
 
-def _few(names: tuple[str, ...], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+@dataclass(frozen=True)
+class History:
+    """What is sent as partitioned, every later pass that changed a total, and the arrays of each kind and axes after the last such pass
+    (combined ones still apart, where combining keeps the total)."""
+
+    first: Pieces
+    later: tuple[Change, ...]
+    settled: Pieces
 
 
 def pieces(text: str, mesh: MeshAxes, name: Callable[[str], str], merge_ar_slice: bool = False) -> Pieces:
@@ -95,12 +93,13 @@ def stages(folder: Path) -> Iterator[tuple[str, str]]:
             yield name, path.read_text(errors="replace")
 
 
-def changes(folder: Path, mesh: MeshAxes, namer: Callable[[str], Callable[[str], str]], merge_ar_slice: bool = False) -> tuple[Pieces, tuple[Change, ...]]:
-    """The arrays sent as partitioned, and every pass after that which changed a total. namer: text -> (attributes -> what it serves)."""
+def history(folder: Path, mesh: MeshAxes, namer: Callable[[str], Callable[[str], str]], merge_ar_slice: bool = False) -> History | None:
+    """Follow the collectives through the dumps of a folder; None where there are none. namer: text -> (attributes -> what an array serves)."""
     first: Pieces | None = None
     before: Pieces = {}
+    settled: Pieces = {}
     lines: list[str] = []
-    out: list[Change] = []
+    later: list[Change] = []
     for name, text in stages(folder):
         now = [line for line in text.splitlines() if _LINE.search(line)]
         if now == lines and first is not None:
@@ -111,24 +110,12 @@ def changes(folder: Path, mesh: MeshAxes, namer: Callable[[str], Callable[[str],
         except (ValueError, KeyError):
             continue  # between passes a module may use forms that final programs do not have
         if first is None:
-            first = after
+            first, settled = after, dict(after)
         else:
-            out += _difference(name, before, after)
+            a, b = totals(before), totals(after)
+            for key in sorted({*a, *b}):
+                if a.get(key, 0) != b.get(key, 0):
+                    later.append(Change(name, *key, b.get(key, 0) - a.get(key, 0)))
+                    settled[key] = after.get(key, Counter())
         before = after
-    return first or {}, tuple(out)
-
-
-def _difference(by: str, before: Pieces, after: Pieces) -> list[Change]:
-    a, b = totals(before), totals(after)
-    out = []
-    for key in sorted({*a, *b}):
-        delta = b.get(key, 0) - a.get(key, 0)
-        if delta:
-            old, new = before.get(key, Counter()), after.get(key, Counter())
-            out.append(Change(by, *key, delta, _named(old - new), _named(new - old)))
-    return out
-
-
-def _named(cell: Mapping[tuple[str, int, str], int]) -> tuple[str, ...]:
-    rows = sorted(cell.items(), key=lambda r: (-r[0][1] * r[1], r[0]))
-    return tuple(f"{array}{f' x{n}' if n > 1 else ''}{f' of {what}' if what else ''}" for (array, _, what), n in rows)
+    return None if first is None else History(first, tuple(later), settled)
