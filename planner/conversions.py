@@ -38,6 +38,13 @@ class Atlas:
         self._plain: dict[int, int] = {}
         self._moves: dict[tuple[int, int], tuple[Move, ...] | None] = {}
         self._prime: dict[str, int] = {}
+        self._pairs: dict[Axes, Pairs] = {}
+
+    def pairs(self, order: Axes) -> Pairs:
+        """The moves of pairs of layouts on meshes of these axes."""
+        if order not in self._pairs:
+            self._pairs[order] = Pairs(self, order)
+        return self._pairs[order]
 
     def number(self, layout: Layout) -> int:
         """The layout's number."""
@@ -73,6 +80,50 @@ class Atlas:
         return self._moves[key]
 
 
+class Pairs:
+    """The moves of pairs of layouts, in flat arrays that grow: the same for every mesh of the same axes."""
+
+    def __init__(self, atlas: Atlas, order: Axes) -> None:
+        self.atlas, self.order = atlas, order
+        self._index: dict[tuple[int, int], int] = {}
+        self._grids: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
+        self._terms: dict[tuple[str, Axes, Axes], int] = {}
+        self.impossible: list[bool] = []  # [pairs]
+        self.pair: list[int] = []  # [moves] whose
+        self.back: list[bool] = []  # [moves] of the backward pass
+        self.term: list[int] = []  # [moves] which of `terms`
+
+    @property
+    def terms(self) -> list[tuple[str, Axes, Axes]]:
+        """Kind of collective, its axes, and the axes that cut what it moves; each once."""
+        return list(self._terms)
+
+    def grid(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> np.ndarray:
+        """Numbers of pairs [rows, columns]; new pairs are added."""
+        key = rows, columns
+        grid = self._grids.get(key)
+        if grid is None:
+            index = self._index
+            places = []
+            for a in rows:
+                for b in columns:
+                    k = index.get((a, b))
+                    if k is None:
+                        k = index[a, b] = len(index)
+                        self._add(k, a, b)
+                    places.append(k)
+            grid = self._grids[key] = np.array(places).reshape(len(rows), len(columns))
+        return grid
+
+    def _add(self, k: int, a: int, b: int) -> None:
+        moves = self.atlas.moves(a, b, self.order)
+        self.impossible.append(moves is None)
+        for kind, axes, cut, backward in moves or ():
+            self.pair.append(k)
+            self.back.append(backward)
+            self.term.append(self._terms.setdefault((kind, axes, cut), len(self._terms)))
+
+
 class Conversions:
     """Tables of conversion seconds on one mesh."""
 
@@ -81,14 +132,9 @@ class Conversions:
         self.sizes = dict(pricer.sizes)
         self.order = tuple(self.sizes)
         self.mesh = tuple(self.sizes.items())
-        self._index: dict[tuple[int, int], int] = {}
-        self._grids: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
-        self._impossible = np.zeros(0, bool)  # [pairs]
-        self._pair = np.zeros(0, np.int64)  # [moves]
-        self._back = np.zeros(0, bool)  # [moves]
-        self._latency = np.zeros((0, 1))  # [moves, lines]
-        self._slope = np.zeros((0, 1))  # [moves, lines]
+        self.pairs = atlas.pairs(self.order)
         self._priced: dict[float, tuple[int, np.ndarray, np.ndarray]] = {}
+        self._lines: tuple[int, np.ndarray, np.ndarray] = 0, np.zeros((0, 1)), np.zeros((0, 1))
         self._cuts: dict[tuple[tuple[int, ...], int], bool] = {}
         self._uneven: dict[tuple, tuple[float, float]] = {}
 
@@ -97,7 +143,7 @@ class Conversions:
 
         The backward part is 0 where the tensor carries no gradient.
         """
-        grid = self._grid(tuple(rows), tuple(columns))
+        grid = self.pairs.grid(tuple(rows), tuple(columns))
         forward, backward = self._prices(prod(shape) * itemsize)
         found = forward[grid], backward[grid] if grad else np.zeros(grid.shape)
         bad_rows = [k for k, a in enumerate(rows) if not self._even(shape, a)]
@@ -116,58 +162,32 @@ class Conversions:
             self._cuts[key] = even
         return even
 
-    def _grid(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> np.ndarray:
-        """Places of pairs in the flat arrays [rows, columns]; new pairs are added."""
-        key = rows, columns
-        grid = self._grids.get(key)
-        if grid is None:
-            index, new = self._index, []
-            places = []
-            for a in rows:
-                for b in columns:
-                    k = index.get((a, b))
-                    if k is None:
-                        k = index[a, b] = len(index)
-                        new.append((a, b))
-                    places.append(k)
-            if new:
-                self._add(new)
-            grid = self._grids[key] = np.array(places).reshape(len(rows), len(columns))
-        return grid
-
-    def _add(self, new: list[tuple[int, int]]) -> None:
-        first = len(self._impossible)
-        impossible, owner, back, latency, slope = [], [], [], [], []
-        for k, (a, b) in enumerate(new):
-            moves = self.atlas.moves(a, b, self.order)
-            impossible.append(moves is None)
-            for kind, axes, cut, backward in moves or ():
-                lines = self.pricer.lines(kind, axes)
-                share = 1 / group(cut, self.sizes)
-                owner.append(first + k)
-                back.append(backward)
-                latency.append([line[0] for line in lines])
-                slope.append([line[1] * share for line in lines])
-        self._impossible = np.concatenate([self._impossible, np.array(impossible, bool)])
-        if owner:
-            self._pair = np.concatenate([self._pair, np.array(owner, np.int64)])
-            self._back = np.concatenate([self._back, np.array(back, bool)])
-            width = max(self._latency.shape[1], *map(len, latency))
-            self._latency = np.concatenate([_wide(self._latency, width), np.array([[*row, *[row[-1]] * (width - len(row))] for row in latency])])
-            self._slope = np.concatenate([_wide(self._slope, width), np.array([[*row, *[row[-1]] * (width - len(row))] for row in slope])])
-
     def _prices(self, size: float) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds of every pair for a tensor of `size` bytes. [pairs]"""
-        n = len(self._impossible)
+        pairs = self.pairs
+        n = len(pairs.impossible)
         known = self._priced.get(size)
         if known is None or known[0] != n:
-            seconds = (self._latency + size * self._slope).min(axis=1) if size else np.zeros(len(self._pair))
+            latency, slope = self._of_terms()
+            each = (latency + size * slope).min(axis=1) if size and len(latency) else np.zeros(len(latency))
+            seconds, whose, back = each[pairs.term] if pairs.term else np.zeros(0), np.array(pairs.pair, np.int64), np.array(pairs.back, bool)
             # Without any moves bincount forgets the type of its weights.
-            forward = np.bincount(self._pair, np.where(self._back, 0.0, seconds), n).astype(np.float64)
-            backward = np.bincount(self._pair, np.where(self._back, seconds, 0.0), n).astype(np.float64)
-            forward[self._impossible] = np.inf
+            forward = np.bincount(whose, np.where(back, 0.0, seconds), n).astype(np.float64)
+            backward = np.bincount(whose, np.where(back, seconds, 0.0), n).astype(np.float64)
+            forward[np.array(pairs.impossible, bool)] = np.inf
             known = self._priced[size] = n, forward, backward
         return known[1], known[2]
+
+    def _of_terms(self) -> tuple[np.ndarray, np.ndarray]:
+        """Latency and seconds per byte of the whole tensor of each term: [terms, lines], whose minimum is its time."""
+        terms = self.pairs.terms
+        if self._lines[0] != len(terms):
+            lines = [self.pricer.lines(kind, axes) for kind, axes, _ in terms]
+            width = max(map(len, lines))
+            table = np.array([[*row, *[row[-1]] * (width - len(row))] for row in lines])
+            share = np.array([1 / group(cut, self.sizes) for _, _, cut in terms])
+            self._lines = len(terms), table[:, :, 0], table[:, :, 1] * share[:, None]
+        return self._lines[1], self._lines[2]
 
     def _padding(self, shape: tuple[int, ...], itemsize: float, a: int, b: int, grad: bool) -> tuple[float, float]:
         key = shape, itemsize, a, b, grad
@@ -180,7 +200,3 @@ class Conversions:
             )  # fmt: skip
         return self._uneven[key]
 
-
-def _wide(lines: np.ndarray, width: int) -> np.ndarray:
-    """The same moves with their last line repeated up to `width` lines."""
-    return np.pad(lines, ((0, 0), (0, width - lines.shape[1])), mode="edge") if len(lines) else np.zeros((0, width))
