@@ -54,7 +54,7 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
     parts.append(parameter_table(w, "PARAMS", "trained parameter", params))
     parts.append(parameter_table(w, "FROZEN", "weight that does not change", frozen))
     parts.append(labels_table(w))
-    parts.append(external_table(w.flow.graph, model_folder))
+    parts.append(external_table(w, model_folder))
     if train:
         parts.append(gradients_table(w, params))
     else:

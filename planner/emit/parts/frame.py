@@ -41,18 +41,20 @@ def read_safetensors(path, prefix=""):
 def read_external(folder):
     """name -> array, memory-mapped from the model's own data files, which must lie inside `folder`; files that are missing are left out."""
     out, home = {}, folder.resolve()
-    for name, (file, dtype, offset, shape, steps) in EXTERNAL.items():
+    for key, (file, dtype, offsets, shape, steps) in EXTERNAL.items():
         path = (home / file).resolve()
         if not path.is_relative_to(home):
             raise SystemExit(f"{file!r} leads out of {home}")
         if not path.exists():
             continue
-        if path.stat().st_size < offset + int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize:
-            raise SystemExit(f"{path} is too short for {name!r}")
-        array = np.memmap(path, dtype, "r", offset, shape) if np.prod(shape) else np.zeros(shape, dtype)
-        for kind, argument in steps:
-            array = array.reshape(argument) if kind == "reshape" else array.transpose(argument)
-        out[name] = array
+        for i, offset in enumerate(offsets):
+            name = key.replace("*", str(i)) if len(offsets) > 1 else key
+            if path.stat().st_size < offset + int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize:
+                raise SystemExit(f"{path} is too short for {name!r}")
+            array = np.memmap(path, dtype, "r", offset, shape) if np.prod(shape) else np.zeros(shape, dtype)
+            for kind, argument in steps:
+                array = array.reshape(argument) if kind == "reshape" else array.transpose(argument)
+            out[name] = array
     return out
 
 

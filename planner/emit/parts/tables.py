@@ -5,7 +5,7 @@
     INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
     PARAMS, FROZEN    name -> (shape, dtype, repeats stacked along the first dim or 0, mean of a fresh start, PartitionSpec)
     LABELS            stacked parameter -> names in the weights file, where the repeats do not count from 0
-    EXTERNAL          name in the weights file -> (file, dtype, offset, shape, steps) of the model's own data files
+    EXTERNAL          name in the weights file (* counts repeats) -> (file, dtype, offset of each repeat, shape, steps) of the model's own data files
     MODEL_FOLDER      where the model's own data files lie, from the program's folder
     GRADIENTS         parameter -> (axes over which its gradient is a sum still pending when the backward pass ends, the axes of these it is
                       summed over, the axes it is scattered over, the dim scattered, PartitionSpec of reduced gradient and optimizer state);
