@@ -20,6 +20,7 @@ from planner.reader.check import order_nodes
 from planner.reader.draft import FOLD_ELEMENTS, Draft, proto_array
 from planner.reader.guide import Guide
 from planner.reader.infer import ShapeError, Type
+from planner.reader.opaque import keep_or_expand, schema_of
 from planner.reader.scopes import node_scope
 from planner.reader.tensors import check_tensor
 
@@ -187,10 +188,11 @@ class Lowering:
             return
         rule: Callable[[Call], None] | None = self.table.get((domain, node.op_type))
         if rule is not None:
+            schema = schema_of(node.op_type, call.opset, domain)
+            if schema is not None and (len(node.input) > schema.max_input or len(node.output) > schema.max_output):
+                raise TypeError(f"{len(node.input)} inputs and {len(node.output)} outputs")
             rule(call)
             return
-        from planner.reader.opaque import keep_or_expand
-
         keep_or_expand(call, domain)
 
     def _enter(self, call: Call, function: Any) -> None:

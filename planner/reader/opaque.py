@@ -7,6 +7,7 @@ shapes the model declares (custom domains).
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 from planner.graph import DTYPE_BYTES
@@ -33,17 +34,34 @@ def keep_or_expand(call: Call, domain: str) -> None:
         return
     if schema is not None:
         _check_call(call, schema)
-    found = _declared(call) or (_inferred(call, schema) if schema is not None else None)
+    found = _standard(call, schema) if schema is not None else _declared(call)
     if found is None:
         raise Unsupported("custom operator without declared output shapes" if schema is None else "its output shapes are not known before running")
     _keep(call, found)
 
 
+def _standard(call: Call, schema: Any) -> list[Type] | None:
+    """Output types of an operator that onnx knows: inferred, else as the file declares them. Raises Unsupported when neither is to be had."""
+    try:
+        found = _inferred(call, schema)
+    except Unsupported:
+        found = _declared(call)
+        if found is None:
+            raise
+    return found or _declared(call)
+
+
 def _schema(call: Call, domain: str) -> Any:
+    return schema_of(call.op, call.opset, domain)
+
+
+@lru_cache(maxsize=1024)
+def schema_of(op: str, opset: int, domain: str) -> Any:
+    """onnx's definition of an operator at an opset, None when there is none."""
     from onnx import defs
 
     try:
-        return defs.get_schema(call.op, call.opset, domain)
+        return defs.get_schema(op, opset, domain)
     except Exception:  # onnx raises its own SchemaError, which moved between versions
         return None
 
