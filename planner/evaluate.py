@@ -99,8 +99,29 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Moments:
+    """Bytes of a device that the two moments of most memory are made of (module docstring). late: gradients that the tail does not meet;
+    tail: activations that it keeps; work, end: the largest working set of an operator before the tail, and in it."""
+
+    parameters: float
+    gradients: float
+    state: float
+    activations: float
+    late: float
+    tail: float
+    work: float
+    end: float
+
+
 def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
+    m = moments(base, flow, pricer)
+    return Breakdown(int(m.parameters), int(m.gradients), int(m.state), int(m.activations), int(max(m.work, m.tail + m.end - m.late)))
+
+
+def moments(base: Base, flow: Flow, pricer: Pricer) -> Moments:
+    """What is held when, in bytes of the recipe."""
     graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
     parameters = gradients = state = late = 0.0
     gathered: dict[int, float] = {}
@@ -126,8 +147,7 @@ def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
     activations, tail = kept_activations(base, flow, pricer)
     slack = 1 + pricer.runtime.memory_slack
     work, end = temporaries(base, flow, pricer, gathered)
-    temporary = max(work * slack, (tail + end) * slack - late)
-    return Breakdown(int(parameters), int(gradients), int(state), int(activations * slack), int(temporary))
+    return Moments(parameters, gradients, state, activations * slack, late, tail * slack, work * slack, end * slack)
 
 
 def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from planner import account
+from planner.evaluate import Moments, moments
 from planner.kernels import kernel_times, savers
 from planner.layout import local_shape
 from planner.report.explain import bound_by
@@ -54,7 +55,8 @@ class Move:
 @dataclass(frozen=True)
 class Row:
     """An operator, folded. decided: its row in the strategy's nodes. run: which repeated block it is in, -1 for none. kept_bytes: what it adds to
-    the kept activations. product: its arithmetic is a matrix product, a convolution or the like."""
+    the kept activations. product: its arithmetic is a matrix product, a convolution or the like.
+    tail: it comes after the repeated blocks."""
 
     index: int
     id: str
@@ -68,6 +70,7 @@ class Row:
     kept_bytes: float
     bound: str
     product: bool
+    tail: bool
 
     @property
     def kernels_s(self) -> float:
@@ -87,7 +90,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Detail:
-    """A plan worked out. rows in program order; runs as (first row's node, nodes of a repeat, repeats)."""
+    """A plan worked out. rows in program order; runs as (first row's node, nodes of a repeat, repeats); held: what memory is made of;
+    memory_bytes: its peak as priced."""
 
     rows: tuple[Row, ...]
     moves: tuple[Move, ...]
@@ -97,8 +101,8 @@ class Detail:
     training: bool
     optimizer_s: float
     step_s: float
-    activation_bytes: int
-    parts: Mapping[str, int]
+    held: Moments
+    memory_bytes: int
 
     @cached_property
     def at(self) -> Mapping[int, tuple[Move, ...]]:
@@ -135,10 +139,8 @@ def work_out(p: Priced) -> Detail:
             home[i], where[i] = first + (i - first) % period, k
     rows = _rows(p, home, where)
     moves = _moves(p, home)
-    m = p.cost.memory
-    parts = {"parameters": m.parameters, "gradients": m.gradients, "optimizer": m.optimizer, "activations": m.activations, "temporary": m.temporary}
     return Detail(rows, moves, _edges(p, home, moves), runs, p.plan.microbatches if p.base.training else 1, p.base.training, p.cost.optimizer_time_s,
-                  p.cost.step_time_s, m.activations, parts)  # fmt: skip
+                  p.cost.step_time_s, moments(p.base, p.flow, p.pricer), p.cost.memory.total)  # fmt: skip
 
 
 def _rows(p: Priced, home: list[int], where: list[int]) -> tuple[Row, ...]:
@@ -155,7 +157,7 @@ def _rows(p: Priced, home: list[int], where: list[int]) -> tuple[Row, ...]:
         cell = sums.setdefault(home[i], [0.0, 0.0, 0.0, 0.0, 0])
         for slot, value in enumerate((forward * micro, backward * micro, again * micro, kept.get(i, 0.0), 1)):
             cell[slot] += value
-    return tuple(Row(i, nodes[i].id, nodes[p.base.shared[i]].id, nodes[i].op, where[i], int(n), f, b, again, k, bound_by(p, i), p.base.rules[i].flops > 0)
+    return tuple(Row(i, nodes[i].id, nodes[p.base.shared[i]].id, nodes[i].op, where[i], int(n), f, b, again, k, bound_by(p, i), p.base.rules[i].flops > 0, i in p.base.tail)
                  for i, (f, b, again, k, n) in sorted(sums.items()))
 
 

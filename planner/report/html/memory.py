@@ -1,8 +1,9 @@
-"""Memory of a device over a step, as it is priced.
+"""Memory of a device over a step, as it is priced (planner.evaluate).
 
-Parameters, gradients, optimizer state and temporary space are priced as held all the time; kept activations grow through the forward pass and are
-released in reverse by the backward pass. With recompute, one repeat's own activations are priced as space held, too. So the peak is where the last
-forward pass ends, and it is the figure of the verdict.
+Parameters, optimizer state and the working set of the largest operator are priced as held all the time; kept activations grow through the forward
+pass and are released in reverse by the backward pass; gradients of the repeated blocks are there from their backward pass on. What follows the
+blocks (the tail: head and loss) has a working set of its own. So the peak lies in the tail or where the backward pass enters the blocks,
+and it is the figure of the verdict.
 """
 
 from __future__ import annotations
@@ -17,29 +18,39 @@ from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import PART_NAMES, View, legend, note
 from planner.report.summary import breakdown
 
-HELD = ("parameters", "optimizer", "gradients", "temporary")
-FAR = 0.4
-HEIGHT, WIDTH = 100.0, 100.0
 ROOM = 1.09
 """Height of the curve's drawing over what has to be in it: the limit has its name above it."""
+FAR = 0.4
+HEIGHT, WIDTH = 100.0, 100.0
+ORDER = ("parameters", "optimizer", "gradients", "replay", "activations", "temporary")
 
 
 @dataclass(frozen=True)
 class Series:
-    """times_s, kept_bytes: corners of the curve of kept activations over the last microbatch and what follows it. turn_s: where the forward pass ends.
-    held: name -> bytes that are there all the time, `replay` included. largest: operators by what they keep."""
+    """Memory over the last microbatch and what follows it. bands: part -> bytes at each of times_s, stacked in this order; two points of one time are
+    a jump. turn_s: where the forward pass ends. largest: operators by what they keep."""
 
     times_s: tuple[float, ...]
-    kept_bytes: tuple[float, ...]
+    bands: tuple[tuple[str, tuple[float, ...]], ...]
     turn_s: float
-    held: tuple[tuple[str, float], ...]
     largest: tuple[Row, ...]
-    kept_total: float
 
     @property
-    def peak_bytes(self) -> float:
-        """The highest point of everything together."""
-        return max(self.kept_bytes, default=0.0) + sum(b for _, b in self.held)
+    def total_bytes(self) -> tuple[float, ...]:
+        """All bands together."""
+        return tuple(sum(band[k] for _, band in self.bands) for k in range(len(self.times_s)))
+
+    @property
+    def peak(self) -> int:
+        """The first point of the most memory."""
+        whole = self.total_bytes
+        return max(range(len(whole)), key=lambda k: (whole[k], -k))
+
+    @property
+    def peak_words(self) -> str:
+        """Where it is."""
+        at = self.times_s[self.peak]
+        return "end of the forward pass" if at <= self.turn_s * (1 + 1e-9) else "the backward pass enters the blocks"
 
 
 def series(d: Detail) -> Series:
@@ -50,26 +61,48 @@ def series(d: Detail) -> Series:
             groups[-1].append(row)
         else:
             groups.append([row])
-    spans = [_spans(d, rows) for rows in groups]
-    times, kept = [0.0], [0.0]
-    for (ahead, _), rows in zip(spans, groups, strict=True):
-        times.append(times[-1] + ahead)
-        kept.append(kept[-1] + sum(r.kept_bytes for r in rows))
-    turn = times[-1]
-    for (_, back), rows in zip(reversed(spans), reversed(groups), strict=True):
-        times.append(times[-1] + back)
-        kept.append(max(0.0, kept[-1] - sum(r.kept_bytes for r in rows)))
-    end = times[-1] + sum(m.exposed_s for m in d.moves if m.when == "sync") / d.micro
-    tail = sum(p.time_s for p in timeline(d).step) - end * d.micro
-    times.append(end + max(tail, 0.0))
-    kept.append(0.0)
-    whole = sum(r.kept_bytes for r in d.rows)
-    held = [(k, float(d.parts[k])) for k in HELD if d.parts[k]]
-    rest = d.activation_bytes - whole
-    if rest > max(1e-3 * d.activation_bytes, 1024):
-        held.append(("replay", rest))
+    h, walk = d.held, _Walk(d)
+    for rows in groups:
+        walk.step(rows, _spans(d, rows)[0], 1)
+    turn = walk.times[-1]
+    for rows in reversed(groups):
+        walk.step(rows, _spans(d, rows)[1], -1)
+    end = walk.times[-1] + sum(m.exposed_s for m in d.moves if m.when == "sync") / d.micro
+    walk.point(end + max(sum(p.time_s for p in timeline(d).step) - end * d.micro, 0.0))
+    n = len(walk.times)
+    replay = max(h.activations - sum(r.kept_bytes for r in d.rows if not r.tail), 0.0)
+    shown = {"parameters": (h.parameters,) * n, "optimizer": (h.state,) * n, "gradients": tuple(walk.gradients),
+             "replay": (replay if replay > 1e-6 * h.activations else 0.0,) * n, "activations": tuple(walk.kept), "temporary": tuple(walk.work)}  # fmt: skip
     largest = sorted((r for r in d.rows if r.kept_bytes), key=lambda r: (-r.kept_bytes, r.index))
-    return Series(tuple(times), tuple(kept), turn, tuple(held), tuple(largest), whole)
+    return Series(tuple(walk.times), tuple((k, shown[k]) for k in ORDER if any(shown[k])), turn, tuple(largest))
+
+
+class _Walk:
+    """Points of the curve in order. The tail is entered and left in no time: what differs there jumps."""
+
+    def __init__(self, d: Detail) -> None:
+        self.held, self.inside, self.late = d.held, False, False
+        self.times, self.kept, self.gradients, self.work = [], [], [], []  # type: list[float], list[float], list[float], list[float]
+        self.now = 0.0
+        self.point(0.0)
+
+    def point(self, time_s: float) -> None:
+        """What is held now."""
+        h = self.held
+        self.times.append(time_s)
+        self.kept.append(self.now)
+        self.gradients.append(h.gradients if self.late else h.gradients - h.late)
+        self.work.append(h.end if self.inside else h.work)
+
+    def step(self, rows: list[Row], seconds: float, sign: int) -> None:
+        """Pass a group: forward (1) keeps what it keeps, backward (-1) releases it."""
+        here = rows[0].tail
+        self.late = self.late or (sign < 0 and not here)
+        if here != self.inside or (self.late and self.gradients[-1] != self.held.gradients):
+            self.inside = here
+            self.point(self.times[-1])
+        self.now = max(0.0, self.now + sign * sum(r.kept_bytes for r in rows))
+        self.point(self.times[-1] + seconds)
 
 
 def _spans(d: Detail, rows: list[Row]) -> tuple[float, float]:
@@ -86,7 +119,7 @@ def _spans(d: Detail, rows: list[Row]) -> tuple[float, float]:
 
 def curve_bytes(views: Sequence[View], scale_bytes: float) -> float:
     """What fills the height of the curves: the limit, or where all plans stay far below it, a little more than the highest peak."""
-    peaks = [float(sum(v.detail.parts.values())) for v in views if v.detail is not None]
+    peaks = [float(v.detail.memory_bytes) for v in views if v.detail is not None]
     most = max(peaks, default=0.0)
     return scale_bytes if most >= FAR * scale_bytes else 1.25 * most
 
@@ -102,7 +135,7 @@ def memory(v: View, scale_bytes: float, curve: float) -> list[Markup]:
     if not d.training:
         return [*out, note("Nothing is kept from one operator to the next but what is still to be read: a forward pass has no curve.")]
     s = series(d)
-    return [*out, _curve(v, s, curve), _kept(v, s)]
+    return [*out, _curve(v, s, curve), _kept(s)]
 
 
 def _stack(v: View, parts: Sequence[tuple[str, int]], scale: float) -> Markup:
@@ -121,29 +154,29 @@ def _curve(v: View, s: Series, scale: float) -> Markup:
     whole, scale = s.times_s[-1] or 1.0, ROOM * scale
     x = [WIDTH * t / whole for t in s.times_s]
     y = lambda b: HEIGHT * (1 - b / scale)  # noqa: E731
-    shapes, floor = [], 0.0
-    for part, size in s.held:
-        shapes.append(el("rect", class_=f"m-{part}", x=0.0, y=y(floor + size), width=WIDTH, height=HEIGHT * size / scale))
-        floor += size
-    line = " L".join(f"{a:.3f} {y(floor + b):.3f}" for a, b in zip(x, s.kept_bytes, strict=True))
-    shapes.append(el("path", class_="m-activations", d=f"M0 {y(floor):.3f} L{line} L{WIDTH} {y(floor):.3f} Z"))
+    shapes, floor = [], [0.0] * len(x)
+    for part, band in s.bands:
+        top = [a + b for a, b in zip(floor, band, strict=True)]
+        up, down = (" L".join(f"{a:.3f} {y(b):.3f}" for a, b in points) for points in (list(zip(x, top, strict=True)), list(zip(x, floor, strict=True))[::-1]))
+        shapes.append(el("path", class_=f"m-{part}", d=f"M{up} L{down} Z"))
+        floor = top
     limit = v.strategy.costs["memory_limit_bytes"]
     off = limit > scale
     if not off:
         shapes.append(el("line", class_="limit", x1=0.0, x2=WIDTH, y1=y(limit), y2=y(limit)))
-    at = WIDTH * s.turn_s / whole
-    shapes.append(el("line", class_="peakline", x1=at, x2=at, y1=y(s.peak_bytes), y2=HEIGHT))
+    most, at, turn = floor[s.peak], x[s.peak], WIDTH * s.turn_s / whole
+    shapes.append(el("line", class_="peakline", x1=at, x2=at, y1=y(most), y2=HEIGHT))
     ticks = [el("span", f.size(b), style=f"top:{y(b):.2f}%") for b in ticks_at]
     grid = [el("line", class_="grid", x1=0.0, x2=WIDTH, y1=y(b), y2=y(b)) for b in ticks_at]
     svg = el("svg", grid, shapes, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none", aria_hidden="true")
-    peak = el("b", f"peak {f.size(s.peak_bytes)}", el("small", "end of the forward pass"), class_=f"peak{' left' if at > 55 else ''}{' above' if y(s.peak_bytes) > 30 else ''}",
-              style=f"left:{at:.2f}%;top:{y(s.peak_bytes):.2f}%")
+    side = f"{' left' if at > 55 else ''}{' above' if y(most) > 30 else ''}"
+    peak = el("b", f"peak {f.size(most)}", el("small", s.peak_words), class_=f"peak{side}", style=f"left:{at:.2f}%;top:{y(most):.2f}%")
     marks = el("b", f"{f.size(limit)} usable" + (", far above" if off else ""), class_="limitname off" if off else "limitname", style=f"top:{0 if off else y(limit):.2f}%")
     step = v.micro > 1
-    names = el("div", el("span", "forward", style=f"width:{at:.2f}%"), el("span", "backward, then the optimizer" if WIDTH - at > 20 else ""), class_="axis-x")
-    data = ";".join(f"{t:.6g},{k + floor:.0f}" for t, k in zip(s.times_s, s.kept_bytes, strict=True))
+    names = el("div", el("span", "forward", style=f"width:{turn:.2f}%"), el("span", "backward, then the optimizer" if WIDTH - turn > 20 else ""), class_="axis-x")
+    data = ";".join(f"{t:.6g},{b:.0f}" for t, b in zip(s.times_s, floor, strict=True))
     plot = el("div", svg, marks, peak, el("i", class_="cursor", hidden=True), class_="plot", tabindex="0", role="img", data_points=data,
-              aria_label=f"memory over the {'last microbatch' if step else 'step'}: peak {f.size(s.peak_bytes)} where the forward pass ends")  # fmt: skip
+              aria_label=f"memory over the {'last microbatch' if step else 'step'}: peak {f.size(most)}, {s.peak_words}")  # fmt: skip
     head = el("p", el("span", "the last microbatch and the end of the step" if step else "the step"), el("b", f.time(whole)), class_="cap")
     return el("figure", head, el("div", el("div", ticks, class_="axis-y", aria_hidden="true"), plot, class_="chart"), names,
               el("p", "Point at the curve, or focus it and use the arrow keys.", class_="readout", aria_live="polite"), class_="curve")  # fmt: skip
@@ -157,13 +190,14 @@ def _ticks(scale: float) -> list[float]:
     return [k * step * unit for k in range(1, 20) if k * step <= most]
 
 
-def _kept(v: View, s: Series) -> Markup:
+def _kept(s: Series) -> Markup:
+    whole = sum(r.kept_bytes for r in s.largest)
     rows = [[name(short_name(r.id, r.op)), r.op, f"× {r.repeats:,}" if r.repeats > 1 else "", f.size(r.kept_bytes)] for r in s.largest[:6]]
-    rest = s.kept_total - sum(r.kept_bytes for r in s.largest[:6])
-    if rest > 0 and len(s.largest) > 6:
-        rows.append([el("span", f.plural(len(s.largest) - 6, "other operator"), class_="muted"), "", "", f.size(rest)])
-    replay = dict(s.held).get("replay")
-    again = f", and one repeat being run again takes {f.size(replay)}" if replay else ""
-    what = el("p", f"At the peak, activations kept for the backward pass are {f.size(s.kept_total)}{again}:", class_="small")
+    if len(s.largest) > 6:
+        rest = el("span", f.plural(len(s.largest) - 6, "other operator"), class_="muted")
+        rows.append([rest, "", "", f.size(sum(r.kept_bytes for r in s.largest[6:]))])
+    replay = dict(s.bands).get("replay")
+    again = f", and one repeat that is run again takes {f.size(replay[0])} (the paler band)" if replay else ""
+    what = el("p", f"Activations kept for the backward pass come to {f.size(whole)}{again}:", class_="small")
     items = [el("li", el("span", n, " ", el("small", op), " ", el("small", times)), el("b", size)) for n, op, times, size in rows]
     return join(what, el("ul", items, class_="kept"))

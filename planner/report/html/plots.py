@@ -82,23 +82,18 @@ def _time_axis(ax: Any, end: float) -> None:
 
 def _memory(ax: Any, s: Strategy, d: Detail) -> None:
     """Bands over the last microbatch and the end of the step, or in inference one level."""
-    if d.training:
-        c = series(d)
-        times, kept, held, turn = list(c.times_s), list(c.kept_bytes), c.held, c.turn_s
-    else:
-        times, kept, held, turn = [0.0, d.step_s], [0.0, 0.0], tuple((k, float(d.parts[k])) for k in ("parameters", "temporary")), d.step_s
+    c = series(d)
+    times = c.times_s
     names = {**PART_NAMES, "replay": "one repeat run again"}
-    levels = [*([size / GIB] * len(times) for _, size in held), [k / GIB for k in kept]]
-    keys = [*(k for k, _ in held), "activations"]
-    ax.stackplot(times, *levels, colors=[BANDS[k] for k in keys], labels=[names[k] for k in keys], linewidth=0)
+    ax.stackplot(times, *([x / GIB for x in band] for _, band in c.bands), colors=[BANDS[k] for k, _ in c.bands], labels=[names[k] for k, _ in c.bands], linewidth=0)
     limit = s.costs["memory_limit_bytes"] / GIB
-    peak = sum(size for _, size in held) + max(kept)
+    turn, peak = times[c.peak], c.total_bytes[c.peak]
     ax.axhline(limit, color="#1b2026", linestyle="--", linewidth=1)
     ax.annotate(f"{show_bytes(limit * GIB)} usable", (times[-1], limit), ha="right", va="bottom", fontsize=8)
-    text = f"peak {show_bytes(peak)}" + (", end of the forward pass" if d.training else "")
+    text = f"peak {show_bytes(peak)}" + (f", {c.peak_words}" if d.training else "")
     ax.annotate(text, (turn, peak / GIB), xytext=(6 if turn < times[-1] / 2 else -6, 5), textcoords="offset points", ha="left" if turn < times[-1] / 2 else "right", fontsize=8)
     ax.plot([turn], [peak / GIB], "o", color="#1b2026", markersize=4)
     ax.set(xlim=(0, times[-1] or 1.0), ylim=(0, 1.12 * max(limit, peak / GIB)), ylabel="GiB a device")
     ax.set_title("memory over the last microbatch and the end of the step" if d.micro > 1 else "memory over the step", loc="left", fontsize=9)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(keys), frameon=False, fontsize=8)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(c.bands), frameon=False, fontsize=8)
     _time_axis(ax, times[-1])
