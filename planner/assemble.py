@@ -69,9 +69,14 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
     bytes_ = bytes_of(space, techniques, uncut)
     if uncut:
         bytes_ = np.where(flat.pieces < techniques.microbatches, np.inf, bytes_)
-    pieces = techniques.microbatches if uncut else 1
+    return least_working(space, techniques, uncut) + float(np.minimum.reduceat(bytes_, flat.first).sum())
+
+
+def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> float:
+    """Bytes that no plan can use for what it keeps: what only lives for a while takes at least as much."""
+    flat, pieces = _flat(space), techniques.microbatches if uncut else 1
     end = flat.least_end / pieces - (flat.most_late if techniques.zero < 3 else 0.0)
-    return max(flat.least_work / pieces, end) + float(np.minimum.reduceat(bytes_, flat.first).sum())
+    return max(flat.least_work / pieces, end)
 
 
 def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.assemble import PICO, Techniques, assemble, least_usage, usage_of
+from planner.assemble import PICO, Techniques, assemble, least_usage, least_working, usage_of
 from planner.possible import RECOMPUTE
 from planner.problem import evaluate
 from planner.relax import Relaxed
@@ -220,13 +220,14 @@ class Explorer:
         verdict = evaluate(problem, solved.choice)
         if verdict.cost * self.unit_s >= worth:
             return
-        room: float = limit
+        most = limit - least_working(space, leaf.techniques)
+        room = most
         for turn in range(ROUNDS + 1):
-            if turn or verdict.peak_usage > limit:
+            if turn or verdict.peak_usage > most:
                 bounded = assemble(space, leaf.techniques, room, unit_s=self.unit_s)
                 if room <= 0 or not (solved := search.solve(bounded)).choice:
                     return
-                if room == limit and solved.bound is not None:
+                if room == most and solved.bound is not None:
                     self.closed[-1] = max(self.closed[-1], search.proven(bounded, solved, self.unit_s))
                 verdict = evaluate(bounded, solved.choice)
                 if verdict.cost * self.unit_s >= worth:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.assemble import PICO, Techniques, bytes_of, replayed, seconds_of, usage_of
+from planner.assemble import PICO, Techniques, bytes_of, least_working, replayed, seconds_of, usage_of
 from planner.problem import Budget
 from planner.solvers.dp import clock_of, solve_model
 from planner.solvers.elimination import Tree, compile_tree
@@ -45,7 +45,8 @@ class Relaxed:
 
     def limited(self, techniques: Techniques, limit_bytes: float) -> float:
         """The bound (seconds) under a memory limit, +inf where nothing fits."""
-        found = self._run(seconds_of(self.space, techniques, uncut=True), techniques, limit_bytes)
+        room = limit_bytes - least_working(self.space, techniques, uncut=True)
+        found = self._run(seconds_of(self.space, techniques, uncut=True), techniques, room)
         return np.inf if found is None else found[1]
 
     def usage(self, techniques: Techniques, choice: np.ndarray) -> float:

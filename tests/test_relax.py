@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.api import make_request
-from planner.assemble import PICO, Techniques, assemble, usage_of
+from planner.assemble import PICO, Techniques, assemble, least_working, usage_of
 from planner.model import Model, Workload
 from planner.problem import Budget, evaluate
 from planner.relax import WORK, Relaxed
@@ -42,7 +42,7 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
                 best = solve(bounded, Budget())
                 if best.status != "optimal":
                     continue
-                value, bound = evaluate(bounded, best.choice).cost / PICO, relaxed.limited(at, limit)
+                value, bound = evaluate(bounded, best.choice).cost / PICO, relaxed.limited(at, limit + least_working(space, at, uncut=True))
                 assert found[1] - rounding <= bound <= value + rounding
                 same = solve(bounded, Budget(work=WORK)).bound  # with as much work
                 assert same is not None and bound >= 0.99 * same / PICO
