@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from planner.emit.parts.kernels import LOSS_ROWS, attention, attention_rows, cross_entropy, row_blocks
+from planner.emit.parts.exchange import lean, no_gathers
+from planner.emit.parts.kernels import LOSS_ROWS, attention, attention_rows, cross_entropy, layer_norm, row_blocks
 from planner.ops import loss
 
 
@@ -73,9 +74,21 @@ def test_no_float32_copy_of_logits_is_kept():
     assert kept_bytes(lambda x: cross_entropy(x, labels, 1, (), 0, None, None, 4, True), logits) == logits.nbytes
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 256, 4), (1, 2, 2048, 4)])
-def test_no_scores_are_kept(shape):
-    q = jnp.zeros(shape)
+def test_norms_and_activations_keep_their_operands_whatever_is_said_around_them():
+    """The policy of functions that gather weights keeps everything but gathers."""
+    x, scale = jnp.zeros((4, 64)), jnp.ones((64,))
+
+    def block(x):
+        return lean(lambda x: jax.nn.gelu(layer_norm(x, scale, scale, (1,), 1e-5)))(x)
+
+    for function in (block, jax.checkpoint(block, policy=no_gathers)):
+        kept = jax.tree.leaves(jax.eval_shape(lambda x, f=function: jax.vjp(f, x)[1], x))
+        assert sum(k.size for k in kept) <= x.size + scale.size + 2
+
+
+@pytest.mark.parametrize("queries", [256, 2048, 3072])
+def test_no_scores_are_kept(queries):
+    q = jnp.zeros((1, 2, queries, 4))
     assert kept_bytes(lambda q, k, v: attention(q, k, v, None, 1.0, True, False, 0), q, q, q) == q.nbytes
 
 

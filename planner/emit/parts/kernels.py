@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from planner.emit.parts.exchange import recompute
+from planner.emit.parts.exchange import lean, recompute
 
 
 def truncated_div(a, b):
@@ -17,21 +15,27 @@ def truncated_div(a, b):
     return lax.div(*jnp.broadcast_arrays(a, b))
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
 def layer_norm(x, scale, bias, axes, epsilon):
     """Layer normalisation over `axes`, statistics in float32; kept for the backward pass are its operands."""
-    h = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean = jnp.mean(h, axes, keepdims=True)
-    variance = jnp.mean(jnp.square(h - mean), axes, keepdims=True)
-    y = ((h - mean) * lax.rsqrt(variance + epsilon)).astype(x.dtype) * scale
-    return y if bias is None else y + bias
+
+    def norm(x, scale, bias):
+        h = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        mean = jnp.mean(h, axes, keepdims=True)
+        variance = jnp.mean(jnp.square(h - mean), axes, keepdims=True)
+        y = ((h - mean) * lax.rsqrt(variance + epsilon)).astype(x.dtype) * scale
+        return y if bias is None else y + bias
+
+    return lean(norm)(x, scale, bias)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(2, 3))
 def rms_norm(x, scale, axes, epsilon):
     """Root-mean-square normalisation over `axes`, statistics in float32; kept for the backward pass are its operands."""
-    h = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return (h * lax.rsqrt(jnp.mean(jnp.square(h), axes, keepdims=True) + epsilon)).astype(x.dtype) * scale
+
+    def norm(x, scale):
+        h = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return (h * lax.rsqrt(jnp.mean(jnp.square(h), axes, keepdims=True) + epsilon)).astype(x.dtype) * scale
+
+    return lean(norm)(x, scale)
 
 
 def cumsum(x, axis, exclusive, reverse):
@@ -101,13 +105,12 @@ def attention(q, k, v, mask, scale, causal, guard, start):
     if rows <= QUERY_BLOCK or rows % QUERY_BLOCK:
         return recompute(lambda q, k, v, mask, start: attention_rows(q, k, v, mask, scale, causal, guard, start))(q, k, v, mask, start)
 
-    @jax.checkpoint
-    def block(at):
+    def block(q, k, v, mask, at):
         piece = lax.dynamic_slice_in_dim(q, at, QUERY_BLOCK, 2)
         cut = mask if mask is None or mask.shape[-2] == 1 else lax.dynamic_slice_in_dim(mask, at, QUERY_BLOCK, mask.ndim - 2)
         return attention_rows(piece, k, v, cut, scale, causal, guard, start + at)
 
-    out = jnp.moveaxis(lax.map(block, jnp.arange(rows // QUERY_BLOCK) * QUERY_BLOCK), 0, 2)
+    out = jnp.moveaxis(lax.map(lambda at: lean(block)(q, k, v, mask, at), jnp.arange(rows // QUERY_BLOCK) * QUERY_BLOCK), 0, 2)
     return out.reshape(*out.shape[:2], rows, out.shape[-1])
 
 

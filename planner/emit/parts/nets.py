@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+
+from planner.emit.parts.exchange import lean
 
 
 def conv(x, w, strides, pads, dilations, groups):
@@ -29,15 +29,18 @@ def conv_transpose(x, w, strides, pads, dilations, out, groups):
     return lax.conv_general_dilated(x, flipped, (1,) * n, padding, lhs_dilation=strides, rhs_dilation=dilations, feature_group_count=groups)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
 def group_norm(x, scale, bias, groups, epsilon):
-    """Normalisation of each of `groups` groups of channels over channels and space; x [N, C, ...]."""
-    h = x.reshape(x.shape[0], groups, -1).astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean = jnp.mean(h, -1, keepdims=True)
-    variance = jnp.mean(jnp.square(h - mean), -1, keepdims=True)
-    y = ((h - mean) * lax.rsqrt(variance + epsilon)).astype(x.dtype).reshape(x.shape)
-    wide = (-1,) + (1,) * (x.ndim - 2)
-    return y * scale.reshape(wide) + bias.reshape(wide)
+    """Normalisation of each of `groups` groups of channels over channels and space; x [N, C, ...]. Kept for the backward pass are its operands."""
+
+    def norm(x, scale, bias):
+        h = x.reshape(x.shape[0], groups, -1).astype(jnp.promote_types(x.dtype, jnp.float32))
+        mean = jnp.mean(h, -1, keepdims=True)
+        variance = jnp.mean(jnp.square(h - mean), -1, keepdims=True)
+        y = ((h - mean) * lax.rsqrt(variance + epsilon)).astype(x.dtype).reshape(x.shape)
+        wide = (-1,) + (1,) * (x.ndim - 2)
+        return y * scale.reshape(wide) + bias.reshape(wide)
+
+    return lean(norm)(x, scale, bias)
 
 
 def batch_norm(x, scale, bias, mean, variance, epsilon):
