@@ -53,16 +53,21 @@ class Truth:
 def truth(graph: Graph, plan: Plan, *, workload: Workload = "train", unroll: bool = True, optimizer: str = "adamw") -> Truth:
     """Emit the shard_map program of a plan, compile it in float32 and put prediction and compiler side by side."""
     program = emit(graph, plan, workload=workload, unroll=unroll, training=Training(optimizer))
-    flow = derive(graph, plan, training=workload == "train")
-    runs, _ = emitted_runs(flow)
-    uses = account.collectives(flow, runs)
-    predicted = {(kind, axes): int(cell["payload"]) for kind, by in account.traffic(uses, plan.order, dict(plan.mesh)).items() for axes, cell in by.items()}
+    predicted, flops, arguments = predict(graph, plan, workload=workload, optimizer=optimizer)
     compiled = compile_step(program, workload)
     text = compiled.as_text()
     found = {(kind, axes): int(cell["payload"]) for kind, by in traffic(text, plan.mesh).items() for axes, cell in by.items()}
     stats = compiled.memory_analysis()
-    return Truth(predicted, found, account.dot_flops(flow, runs), dot_flops(text), account.argument_bytes(flow, optimizer), stats.argument_size_in_bytes,
-                 stats.temp_size_in_bytes)  # fmt: skip
+    return Truth(predicted, found, flops, dot_flops(text), arguments, stats.argument_size_in_bytes, stats.temp_size_in_bytes)
+
+
+def predict(graph: Graph, plan: Plan, *, workload: Workload = "train", optimizer: str = "adamw") -> tuple[Payloads, int, int]:
+    """(payloads, dot FLOPs, argument bytes) of one device, without compiling anything."""
+    flow = derive(graph, plan, training=workload == "train")
+    runs, _ = emitted_runs(flow)
+    by_kind = account.traffic(account.collectives(flow, runs), plan.order, dict(plan.mesh))
+    payloads = {(kind, axes): int(cell["payload"]) for kind, by in by_kind.items() for axes, cell in by.items()}
+    return payloads, account.dot_flops(flow, runs), account.argument_bytes(flow, optimizer)
 
 
 @dataclass(frozen=True)

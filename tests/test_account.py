@@ -1,0 +1,123 @@
+"""Predicted collectives, products and argument bytes: equal to those counted by hand, to compiled programs, and not equal when knowledge is wrong.
+
+Everything at length is in benchmarks/compiler_truth.py; here are its quick cases, and what the judgement must not let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import pytest
+
+from benchmarks.compiler_truth import EXPORTS, MODELS, Case, by_hand, cases, graph_of, hoarding, mesh_of, plan_of
+from planner import account
+from planner.account import Use, traffic
+from planner.emit.merge import Merged
+from planner.emit.program import emit
+from planner.emit.replay import Reads, Replay
+from planner.flow import Plan
+from planner.graph import Graph, Node, Tensor
+from planner.rule import Split
+from planner.verify.compiled import Truth, predict, truth
+
+COUNTED = [c for c in cases() if c.model not in EXPORTS and by_hand(c, mesh_of(c, 8)) is not None]
+
+
+@cache
+def model(name: str) -> Graph:
+    return graph_of(name)
+
+
+def program(case: Case) -> tuple[Graph, Plan]:
+    return model(case.model), plan_of(case, model(case.model), mesh_of(case, 8))
+
+
+@cache
+def compiled(case: Case) -> Truth:
+    return truth(*program(case))
+
+
+@pytest.mark.parametrize("case", COUNTED, ids=lambda c: c.name)
+def test_predictions_are_the_bytes_counted_by_hand(case: Case) -> None:
+    assert predict(*program(case))[0] == by_hand(case, mesh_of(case, 8))
+
+
+def test_every_way_of_tensor_parallelism_is_counted_by_hand() -> None:
+    assert {c.model for c in COUNTED} == set(MODELS) and {(c.split, c.technique) for c in COUNTED} == {(s, t) for s in ("megatron", "sequence") for t in ("plain", "micro2")}
+
+
+@pytest.mark.parametrize("case", list(cases(quick=True)), ids=lambda c: c.name)
+def test_predictions_are_what_is_compiled(case: Case) -> None:
+    assert compiled(case).differences() == ()
+    assert compiled(case).compiled_flops > 0 and compiled(case).compiled_argument_bytes > 0 and sum(compiled(case).compiled.values()) > 0
+
+
+def half_reduced(*args: Any) -> list[Use]:
+    """Gradients are reduced for two weights of three."""
+    uses = list(REDUCTION(*args))
+    return uses if len(args[1]) % 3 else []
+
+
+REDUCTION = account._reduction
+WRONG: list[tuple[str, str, str, Callable[..., Any]]] = [
+    ("gpt/megatron/block", "planner.emit.replay.reads", "dot FLOPs", lambda *_: Reads()),  # a backward pass that reads nothing replays nothing
+    ("gpt/megatron/block", "planner.account.repeated", "all-reduce over model", lambda *_: Replay()),
+    ("gpt-block/data/zero3", "planner.account.parts", "all-gather", lambda *_: ()),  # weights that nobody gathers
+    ("gpt-block/data/zero3", "planner.account.stored_layout", "argument bytes", lambda w: w.layout),  # weights kept whole
+    ("gpt-block/megatron/plain", "planner.account._reduction", "all-reduce over data", half_reduced),
+    ("gpt-block/megatron/plain", "planner.account.products", "dot FLOPs", lambda flow, i: ()),
+    ("gpt-block/sequence/zero3-keep-micro2", "planner.account.differing", "over data", lambda flow: frozenset()),
+]
+
+
+@pytest.mark.parametrize(("name", "where", "figure", "instead"), WRONG, ids=[f"{w[0]}-{w[1].rpartition('.')[2]}" for w in WRONG])
+def test_wrong_knowledge_is_a_difference(name: str, where: str, figure: str, instead: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(c for c in cases(quick=True) if c.name == name)
+    right = compiled(case)
+    monkeypatch.setattr(where, instead)
+    payloads, flops, arguments = predict(*program(case))
+    wrong = replace(right, predicted=payloads, predicted_flops=flops, predicted_argument_bytes=arguments)
+    assert any(figure in line for line in wrong.differences()), wrong.differences()
+
+
+def test_equal_conversions_of_equal_values_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes make the same value and both are gathered: compilers do that once, and so does the prediction."""
+    tensors = {n: Tensor(n, (8, 8), "float32", "weight" if n[0] == "w" else "input" if n == "x" else "activation") for n in ("x", "a", "b", "c", "d", "y", "w1", "w2")}
+    nodes = (Node("a", "Relu", ("x",), ("a",)), Node("b", "Relu", ("x",), ("b",)), Node("c", "MatMul", ("a", "w1"), ("c",)),
+             Node("d", "MatMul", ("b", "w2"), ("d",)), Node("y", "Add", ("c", "d"), ("y",)))  # fmt: skip
+    graph = Graph("twice", nodes, tensors, ("x",), ("y",), weights=dict.fromkeys(("w1", "w2")), labels={w: w for w in ("w1", "w2")})
+    cut = Split.of({"d0": ["data"]})
+    plan = Plan((("data", 8),), {n.id: cut if n.id in "ab" else Split() for n in nodes})
+    right = truth(graph, plan, workload="infer", optimizer="")
+    assert right.differences() == () and right.compiled == {("all-gather", "data"): 4 * 64}
+    monkeypatch.setattr("planner.account.merged", lambda *_: Merged(frozenset(), frozenset()))
+    assert predict(graph, plan, workload="infer")[0] == {("all-gather", "data"): 2 * 4 * 64}
+
+
+def test_unwrapping_takes_every_wrapping_off() -> None:
+    """What the memory benchmark compiles beside a level-3 program keeps all that is gathered: no checkpoint is left around blocks and parts."""
+    for unroll in (True, False):
+        graph, plan = program(Case("gpt", "data", "zero3"))
+        made = emit(graph, plan, workload="train", unroll=unroll)
+        body = hoarding(made).text.split("def loss_of(")[1].split("\ndef ")[0]
+        assert "recompute(" in made.text.split("def loss_of(")[1] and "recompute(" not in body and "jax.checkpoint" not in body
+        compile(hoarding(made).text, "bare.py", "exec")
+
+
+def test_wire_bytes_of_a_ring_are_exact() -> None:
+    mesh = {"data": 2, "model": 3}
+    uses = [Use("all-reduce", ("model",), 10, 2, "forward", "x"), Use("all-gather", ("data", "model"), 7, 1, "forward", "y"), Use("all-to-all", ("data",), 8, 1, "backward", "z")]
+    found = traffic(uses, ("data", "model"), mesh)
+    assert found["all-reduce"]["model"] == {"payload": 20, "wire": Fraction(80, 3)}
+    assert found["all-gather"]["data+model"] == {"payload": 7, "wire": Fraction(35, 6)}
+    assert found["all-to-all"]["data"] == {"payload": 8, "wire": Fraction(4)}
+
+
+def test_a_difference_names_kind_axes_and_both_figures() -> None:
+    one = Truth({("all-reduce", "data"): 4}, {("all-reduce", "model"): 8}, 10, 11, 5, 5, 0)
+    assert one.differences() == ("all-reduce over data: predicted 4 bytes, compiled 0", "all-reduce over model: predicted 0 bytes, compiled 8",
+                                 "dot FLOPs: predicted 10, compiled 11")  # fmt: skip
