@@ -224,11 +224,16 @@ class Explorer:
         room = most
         for turn in range(ROUNDS + 1):
             if turn or verdict.peak_usage > most:
-                bounded = assemble(space, leaf.techniques, room, unit_s=self.unit_s)
-                if room <= 0 or not (solved := search.solve(bounded)).choice:
+                if room <= 0:
                     return
-                if room == most and solved.bound is not None:
+                bounded = assemble(space, leaf.techniques, room, unit_s=self.unit_s)
+                solved = search.solve(bounded)
+                if room == most and solved.status == "infeasible":
+                    self.closed.pop()
+                elif room == most and solved.bound is not None:
                     self.closed[-1] = max(self.closed[-1], search.proven(bounded, solved, self.unit_s))
+                if not solved.choice:
+                    return
                 verdict = evaluate(bounded, solved.choice)
                 if verdict.cost * self.unit_s >= worth:
                     return
