@@ -179,8 +179,7 @@ class Workers:
         command = [sys.executable, "-m", "benchmarks.fuzz", "--inputs", str(a.inputs), "--seed", str(a.seed), "--first", str(first), "--plan-every", str(a.plan_every)]
         command += ["--cases" if a.cases else "--no-cases", *(["--models", str(a.models)] if a.models else []), "--worker"]
         at, limit = first, [START_S]
-        with tempfile.TemporaryFile("w+") as log:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, bufsize=1)
+        with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT) as process:
             for line in _lines(process, limit):
                 if line is None:
                     process.kill()

@@ -381,3 +381,99 @@ def test_names_are_never_trusted() -> None:
     made.graph.input[0].type.tensor_type.shape.dim[0].dim_param = evil
     graph = read_model(made, batch=3)
     assert graph.tensors[evil].shape == (3,) and graph.nodes[0].id == evil
+
+
+# what fuzzing found
+
+
+def test_types_that_cannot_be_planned_are_named() -> None:
+    fails(model("(float[2] x) => (float[2] y) { h = Cast <to = 20> (x) y = Cast <to = 1> (h) }"), "P130", "float8e5m2fnuz")
+
+
+def test_attributes_of_another_kind_are_refused() -> None:
+    made = model("(float[2,3] x) => (float[2,3] y) { y = Gelu(x) }")
+    made.graph.node[0].attribute.add(name="approximate", type=onnx.AttributeProto.INTS)
+    fails(made, "P116", "Gelu", "approximate")
+    made = model("(float[2,3,4,4] x) => (float[2,3,4,4] y) { y = LRN(x) }")
+    fails(made, "P116", "LRN", "'size' is missing")
+
+
+def test_operands_too_many_and_absent_ones() -> None:
+    fails(model("(float[3] x, bool[3] c) => (float[3] y) { y = Where(c, x, x, x) }"), "P116", "4 inputs")
+    made = model("(int16[3] x) => (int16[3] y) { y = BitShift <direction = \"LEFT\"> (x, x) }")
+    made.graph.node[0].input[1] = ""
+    fails(made, "P116", "absent")
+
+
+def test_declared_shapes_of_known_operators_are_not_believed() -> None:
+    made = model("(uint8[113] x) => (uint8[3] y) { y = BitShift <direction = \"LEFT\"> (x, x) }")
+    assert read_model(made, batch=113).tensors["y"].shape == (113,)
+
+
+def test_an_output_without_a_name_and_a_function_without_its_operand() -> None:
+    made = model("(float[2,4] x) => (float[2,2] y, float[2,2] z) { y, z = Split <axis = 1, num_outputs = 2> (x) }")
+    made.graph.output[1].name = made.graph.node[0].output[1] = ""
+    fails(made, "P113", "''")
+    made = model("(float[2] x) => (float[2] y) { z = Relu(x) }")
+    made.graph.node.append(helper.make_node("Hand", ["x"], ["y"], domain="local"))
+    made.opset_import.append(helper.make_opsetid("local", 1))
+    made.functions.append(helper.make_function("local", "Hand", ["a", "b"], ["b"], [helper.make_node("Relu", ["a"], ["c"])], [helper.make_opsetid("", 20)]))
+    fails(made, "P130", "'y'")
+
+
+@pytest.mark.parametrize("groups", [0, -1, 4])
+def test_groups_must_divide_the_channels(groups: int) -> None:
+    made = model(f"(float[2,6,3] x) => (float[2,6,3] y) {{ y = GroupNormalization <num_groups = {groups}> (x, s, b) }}", opset=21, s=rand(6), b=rand(6))
+    fails(made, "P115", f"{groups} groups of 6 channels")
+
+
+def test_a_batch_that_constants_cannot_follow_is_refused_at_once() -> None:
+    made = model("(float[4,3] x) => (float[4,3] y) { y = Add(x, c) }", c=np.ones((4, 3), np.float32))
+    fails(made, "P133", "batch", batch=1 << 52)
+
+
+@pytest.mark.parametrize("text", [
+    "y = LeakyRelu <alpha = 0.5> (x)", "a = Identity(x) y = Clip(a, low, high)", "p = Pad(x, pads, high) y = Slice(p, one, last)", "y = Selu <alpha = 0.5> (x)",
+])  # fmt: skip
+def test_infinities_are_written_as_expressions(text: str) -> None:
+    import ast
+
+    from planner.emit.program import emit
+    from planner.flow import Plan
+
+    made = model(f"(float[4] x) => (float[4] y) {{ {text} }}", low=np.float32("-inf"), high=np.float32("inf"), pads=np.array([1, 0]), one=np.array([1]),
+                 last=np.array([5]))  # fmt: skip
+    for attribute in made.graph.node[0].attribute:
+        attribute.f = float("inf")
+    program = emit(read_model(made), Plan((), {}), workload="infer").text
+    names = {n.id for n in ast.walk(ast.parse(program)) if isinstance(n, ast.Name)}
+    assert not names & {"inf", "nan"} and "inf" in program
+    exec(compile(program.replace('if __name__ == "__main__":', "if False:"), "program", "exec"), {"__name__": "program", "__file__": "program.py"})
+
+
+def test_operators_without_a_kernel_are_planned_and_not_emitted() -> None:
+    from planner.emit.program import emit
+    from planner.flow import Plan
+
+    made = model("(float[2,3] x) => (float[2,3] y) { y = Relu(a) }")
+    made.graph.node.insert(0, helper.make_node("Magic", ["x"], ["a"], domain="acme"))
+    made.opset_import.append(helper.make_opsetid("acme", 1))
+    made.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 3]))
+    with pytest.raises(PlanError, match="P066.*") as caught:
+        emit(read_model(made), Plan((), {}), workload="infer")
+    assert "acme::Magic" in str(caught.value)
+
+
+def test_a_weight_of_a_repeated_block_that_is_used_elsewhere() -> None:
+    from planner.blocks import find_runs
+    from planner.emit.program import emit
+    from planner.flow import Plan
+
+    layers = " ".join(f"m{k} = MatMul(h{k}, w{k}) a{k} = Add(m{k}, b{k}) r{k} = Relu(a{k}) s{k} = Mul(r{k}, c{k}) h{k + 1} = Add(h{k}, s{k})" for k in range(4))
+    made = model(f"(float[8,6] x) => (float[8,6] y) {{ h0 = Add(x, b2) {layers} y = Relu(h4) }}", **{f"w{k}": rand(6, 6, seed=k) for k in range(4)},
+                 **{f"{n}{k}": rand(6, seed=k) for k in range(4) for n in "bc"})  # fmt: skip
+    graph = read_model(made)
+    runs = find_runs(graph)
+    assert runs
+    program = emit(graph, Plan((("data", 8),), {}, runs=runs), workload="infer")
+    assert program.unrolled_because and "used elsewhere" in program.unrolled_because[0]

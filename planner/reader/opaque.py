@@ -34,21 +34,10 @@ def keep_or_expand(call: Call, domain: str) -> None:
         return
     if schema is not None:
         _check_call(call, schema)
-    found = _standard(call, schema) if schema is not None else _declared(call)
+    found = (_inferred(call, schema) if schema is not None else None) or _declared(call)
     if found is None:
         raise Unsupported("custom operator without declared output shapes" if schema is None else "its output shapes are not known before running")
     _keep(call, found)
-
-
-def _standard(call: Call, schema: Any) -> list[Type] | None:
-    """Output types of an operator that onnx knows: inferred, else as the file declares them. Raises Unsupported when neither is to be had."""
-    try:
-        found = _inferred(call, schema)
-    except Unsupported:
-        found = _declared(call)
-        if found is None:
-            raise
-    return found or _declared(call)
 
 
 def _schema(call: Call, domain: str) -> Any:
