@@ -23,6 +23,9 @@ def run(args: argparse.Namespace) -> int:
         raise PlanError("P002", f"`plan show` does not understand {args.other!r}", help=["--html FILE shows two plans side by side", "plan diff tells what changed"])
     if args.json and (args.html or args.trace or args.png):
         raise PlanError("P003", "--json prints the strategy, and the other options write files", help=["one or the other"])
+    for path, start in ((args.html, b"<!doctype html>"), (args.trace, b'{\n"traceEvents"'), (args.png, b"\x89PNG")):
+        if path:
+            _spare(Path(path), start)
     if args.html:
         _html(args, strategy)
     if args.trace:
@@ -42,6 +45,17 @@ def run(args: argparse.Namespace) -> int:
 
         console.data(summary(strategy, console.width(), console.colour(sys.stdout)))
     return 0
+
+
+def _spare(path: Path, start: bytes) -> None:
+    """A file that holds something else than this command writes there, a plan perhaps, is left alone."""
+    try:
+        with path.open("rb") as f:
+            found = f.read(len(start))
+    except OSError:
+        return  # nothing there, or nothing that can be read: writing says what is wrong
+    if found and found != start:
+        raise PlanError("P053", f"{path} exists and is not what this option writes", help=["name another file, or remove this one"])
 
 
 def _write(path: str, text: str, next_step: str) -> None:

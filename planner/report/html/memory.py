@@ -82,7 +82,10 @@ class _Walk:
 
     def __init__(self, d: Detail) -> None:
         self.held, self.inside, self.late = d.held, False, False
-        self.times, self.kept, self.gradients, self.work = [], [], [], []  # type: list[float], list[float], list[float], list[float]
+        self.times: list[float] = []
+        self.kept: list[float] = []
+        self.gradients: list[float] = []
+        self.work: list[float] = []
         self.now = 0.0
         self.point(0.0)
 

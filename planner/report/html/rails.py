@@ -72,7 +72,7 @@ def _stretch(v: View, rails: Rails, start: int, end: int, widest: float, scale: 
         title = el("b", f"{place} the {blocks}" if place else "operators")
     moved = sum(m.total_bytes for line in lines for m in line.moves)
     facts = [f.plural(sum(len(line.rows) for line in lines), "operator"), f"{f.time(seconds)} a step", f"{f.size(moved)} moved" if moved else ""]
-    head = el("summary", _through(rails, start), el("span", title, class_="title"), el("span", " · ".join(x for x in facts if x), class_="muted num"))
+    head = el("summary", _through(rails, start, widest), el("span", title, class_="title"), el("span", " · ".join(x for x in facts if x), class_="muted num"))
     rows = [_line(v, rails, k, widest, scale) for k in range(start, end)]
     return el("details", head, rows, class_=f"stretch{' repeated' if run >= 0 else ''}", open=run >= 0 or len(lines) <= OPEN)
 
@@ -94,9 +94,9 @@ def _path(d: str, moved: float, widest: float, kind: str = "") -> Markup:
     return el("path", d=d, class_=kind or ("moved" if moved > 0 else "stays"), stroke_width=width(moved, widest))
 
 
-def _through(rails: Rails, k: int) -> Markup:
-    """The slice beside a heading or an opened line: rails that go on."""
-    return _svg(rails, [_path(f"M{_x(r.lane)} 0 V100", 0.0, 1.0) for r in _active(rails, k)])
+def _through(rails: Rails, k: int, widest: float) -> Markup:
+    """The slice above line k, beside a heading or what an opened line shows: rails that go on."""
+    return _svg(rails, [_path(f"M{_x(r.lane)} 0 V100", r.ahead(k), widest) for r in sorted(_active(rails, k), key=lambda r: r.ahead(k))])
 
 
 def _slice(rails: Rails, k: int, widest: float) -> Markup:
@@ -133,7 +133,7 @@ def _line(v: View, rails: Rails, k: int, widest: float, scale: float) -> Markup:
     dot = el("i", class_="dot", style=f"--x:{(rails.lane[k] + 0.5) / rails.lanes:.4f}")
     head = el("summary", _slice(rails, k, widest), dot, label, el("span", name(split_words(row.get("split", {}))), class_="split"), bars,
               el("span", f.time(total) if total else "–", class_="num"))  # fmt: skip
-    return el("details", head, el("div", _through(rails, k + 1), el("div", _inside(v, line), class_="inside"), class_="opened-line"), class_="line")
+    return el("details", head, el("div", _through(rails, k + 1, widest), el("div", _inside(v, line), class_="inside"), class_="opened-line"), class_="line")
 
 
 def _inside(v: View, line: Line) -> Markup:
@@ -141,8 +141,8 @@ def _inside(v: View, line: Line) -> Markup:
     blocks: list[Child] = [_operator(v, r) for r in line.rows]
     found = merged(line.moves)
     if found:
-        items = [el("li", f"{m.kind} over ", name("+".join(m.axes)), f", {m.phase}: {n:,} × {f.size(size / n)} for ", name(m.what),
-                    el("b", f.time(s)) if s else el("b", "hidden"), class_="move") for m, n, size, s in found]  # fmt: skip
+        items = [el("li", el("span", f"{m.kind} over ", name("+".join(m.axes)), f", {m.phase}: {n:,} × {f.size(size / n)} for ", name(m.what)),
+                    el("b", f.time(s) if s else "hidden"), class_="move") for m, n, size, s in found]  # fmt: skip
         blocks.append(el("ul", items, class_="moves"))
     return join(blocks)
 
