@@ -84,9 +84,10 @@ def test_chips_describe_themselves() -> None:
 
 
 def test_a_host_without_room_refuses() -> None:
-    ahead.refuse_if_too_large(100, ahead.host_need_bytes(100))
+    target = Target("gpu", "h100")
+    ahead.refuse_if_too_large(target, 100, ahead.host_need_bytes(target, 100))
     with pytest.raises(PlanError) as error:
-        ahead.refuse_if_too_large(100, ahead.host_need_bytes(100) - 1)
+        ahead.refuse_if_too_large(target, 100, ahead.host_need_bytes(target, 100) - 1)
     assert error.value.code == "P166" and "operators" in error.value.what
 
 

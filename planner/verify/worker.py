@@ -129,12 +129,19 @@ class Compiled:
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
 
 
+def written_out(graph: Graph, plan: Plan) -> tuple[bool, int]:
+    """Whether repeated blocks are unrolled, and how many operators the program then has."""
+    if len(graph.nodes) <= UNROLLED_NODES or not plan.runs:
+        return True, len(graph.nodes)
+    return False, len(graph.nodes) - sum(period * (repeats - 1) for _, period, repeats in plan.runs)
+
+
 def compile_program(graph: Graph, plan: Plan, workload: str, backend: str, optimizer: str) -> Compiled:
     """Compile the training step (or the forward pass) from shapes alone. Needs jax and the plan's devices."""
     from planner.emit.program import Training, emit
     from planner.verify.compiled import compile_step
 
-    unroll = len(graph.nodes) <= UNROLLED_NODES or not plan.runs
+    unroll, _ = written_out(graph, plan)
     program = emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training(optimizer))  # type: ignore[arg-type]
     done = compile_step(program, workload)  # type: ignore[arg-type]
     stats = done.memory_analysis()
@@ -143,24 +150,22 @@ def compile_program(graph: Graph, plan: Plan, workload: str, backend: str, optim
 
 def figures(graph: Graph, plan: Plan, compiled: Compiled, workload: str, backend: str, optimizer: str, planned_bytes: int) -> tuple[Figure, ...]:
     """Predicted beside compiled. planned_bytes: memory per device the strategy claims, in its own precision."""
-    from planner import account
-    from planner.emit.program import emitted_runs
-    from planner.flow import derive
+    from planner.verify.differences import entry_bytes
     from planner.verify.hlo import dot_flops, traffic
+    from planner.verify.predicted import predict
 
     exact = backend == "shard_map"
-    flow = derive(graph, plan, training=workload == "train")
-    runs, _ = emitted_runs(flow)
-    predicted = account.traffic(account.collectives(flow, runs), plan.order, dict(plan.mesh))
+    predicted = predict(graph, plan, workload=workload, optimizer=optimizer)
     actual = traffic(compiled.text, plan.mesh, merge_ar_slice=not exact)
+    found = {(kind, axes): int(cell["payload"]) for kind, by in actual.items() for axes, cell in by.items()}
     placed = "" if exact else "placed by the compiler"
     rows = []
-    for kind, axes in sorted({(k, a) for table in (predicted, actual) for k, by in table.items() for a in by}):
-        pair = [int(table.get(kind, {}).get(axes, {}).get("payload", 0)) for table in (predicted, actual)]
-        rows.append(Figure(f"{kind} over {axes}", pair[0], pair[1], judged=exact, note=placed))
-    rows.append(Figure("dot FLOPs", account.dot_flops(flow, runs), dot_flops(compiled.text), "FLOPs", exact, placed))
+    for key in sorted({*predicted.traffic, *found}):
+        rows.append(Figure(f"{key[0]} over {key[1]}", predicted.traffic.get(key, 0), found.get(key, 0), judged=exact, note=placed))
+    rows.append(Figure("dot FLOPs", predicted.flops, dot_flops(compiled.text), "FLOPs", exact, placed))
     note = "" if exact else "jit keeps uneven pieces whole"
-    rows.append(Figure("argument bytes", account.argument_bytes(flow, optimizer), compiled.argument_bytes, judged=exact, note=note))
+    rows.append(Figure("argument bytes", predicted.argument_bytes, compiled.argument_bytes, judged=exact, note=note))
+    rows.append(Figure("output bytes", predicted.output_bytes, entry_bytes(compiled.text)[1], judged=exact, note=note))
     rows.append(Figure("temporaries", None, compiled.temporary_bytes, judged=False, note="CPU, not representative"))
     rows.append(Figure("peak", planned_bytes, compiled.peak_bytes, judged=False, note="planned for the target in its precision; CPU, not representative"))
     return tuple(rows)
@@ -230,6 +235,8 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     import jax
 
     from planner.strategy import Strategy
+    from planner.verify.ahead import refuse_if_too_large
+    from planner.verify.targets import Target
 
     strategy = Strategy.load(request["strategy"])
     devices = prod(n for _, n in strategy.mesh_shape)
@@ -247,6 +254,7 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     graph = model.graph(int(strategy.techniques["microbatches"]))
     plan = strategy.plan_for(graph)
     optimizer = model.workload.optimizer
+    refuse_if_too_large(Target("cpu"), written_out(graph, plan)[1], free_bytes())
     compiled = compile_program(graph, plan, kind, backend, optimizer)
     how = f"from shapes, {'unrolled' if compiled.unrolled else 'repeated blocks as loops'}, float32"
     precision = strategy.workload.get("precision", "fp32")
@@ -280,10 +288,9 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     compute = request["compute"] or ("bfloat16" if precision == "bf16-mixed" else "float32")
     graph = model.graph(int(strategy.techniques["microbatches"]))
     plan = strategy.plan_for(graph)
-    unroll = len(graph.nodes) <= UNROLLED_NODES or not plan.runs
-    written = len(graph.nodes) if unroll else sum(period for _, period, _ in plan.runs) + len(graph.nodes) - sum(p * r for _, p, r in plan.runs)
-    ahead.refuse_if_too_large(written, free_bytes())
+    unroll, written = written_out(graph, plan)
     target = parse_target(request["target"], plan.devices)
+    ahead.refuse_if_too_large(target, written, free_bytes())
     memory = ahead.planned_memory(graph, plan, compute, kind == "train", str(strategy.workload["runtime"]), optimizer)
     found = ahead.check(graph, plan, target, memory, workload=kind, backend=backend, optimizer=optimizer, compute=compute, unroll=unroll,
                         tolerance=request["tolerance"])  # fmt: skip
