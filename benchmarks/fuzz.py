@@ -3,8 +3,8 @@
     python -m benchmarks.fuzz --inputs 20000 --seed 1
 
 Sound models (the zoo's small ones, onnx's own operator tests, and the small files of --models) are edited as graphs or as bytes. A worker process with
-2 GiB of memory reads one after another; it is replaced when it gives no answer for 10 s. Of what is read, every `--plan-every`-th input is
-also planned on a tiny machine and its program parsed. Prints the outcomes by code and exits with 1 after a traceback, a hang or a dead worker.
+2 GiB of memory reads one after another; it is replaced when it has worked for 10 CPU-seconds (or waited for 120) without an answer. Of what is read,
+every `--plan-every`-th graph of at most 200 nodes is also planned on a tiny machine and its program parsed. Prints the outcomes by code and exits with 1 after a traceback, a hang or a dead worker.
 `--replay N` runs one input in this process.
 """
 
@@ -29,10 +29,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_S, MOST_BYTES = 10.0, 2 << 30
-PLAN_S = 60.0
-"""Limit of planning one input, which has a time limit of its own (2 s of search)."""
-START_S = 120.0
-"""A worker may take this long to make its sound models."""
+PLAN_S = 30.0
+"""CPU-seconds of planning one input, which has a time limit of its own (2 s of search)."""
+PLAN_NODES = 200
+START_S = 60.0
+"""CPU-seconds in which a worker makes its sound models."""
+PATIENCE = 12
+"""Limits of waiting are so many times those of work: on a busy machine a worker may not get to run."""
 ZOO = (
     "zoo:mlp-tiny", "zoo:gpt-tiny", "zoo:llama-tiny", "zoo:mixtral-tiny", "zoo:bert-tiny", "zoo:t5-tiny", "zoo:vit-tiny", "zoo:unet-tiny",
     "zoo:resnet-tiny", "zoo:resnet-tiny,training=1", "zoo:dlrm-tiny", "zoo:ssm-tiny", "zoo:lstm-tiny",
@@ -92,8 +95,8 @@ def make(groups: list[list[Any]], seed: int, index: int) -> tuple[bytes, dict[st
     return data, options, r
 
 
-def judge(data: bytes, options: dict[str, Any], folder: Path, plan: bool, workload: str) -> str:
-    """What becomes of one input: "read", "planned", or the code of its PlanError. Anything else propagates."""
+def judge(data: bytes, options: dict[str, Any], folder: Path, plan: bool, workload: str) -> tuple[str, int]:
+    """What becomes of one input ("read", "planned", or the code of its PlanError) and how many nodes its graph has. Anything else propagates."""
     from planner.errors import PlanError
     from planner.graph import Graph
     from planner.reader.file import parse
@@ -105,7 +108,7 @@ def judge(data: bytes, options: dict[str, Any], folder: Path, plan: bool, worklo
 
             graph = read_model(parse(data, "model"), folder, **options)
             assert isinstance(graph, Graph)
-            return "read"
+            return "read", len(graph.nodes)
         path.write_bytes(data)
         from planner.api import plan as search
         from planner.api import program
@@ -115,12 +118,12 @@ def judge(data: bytes, options: dict[str, Any], folder: Path, plan: bool, worklo
         try:
             ast.parse(program(found, path).text)
         except PlanError as error:
-            return f"planned, no program: {error.code}"
-        return "planned"
+            return f"planned, no program: {error.code}", 0
+        return "planned", 0
     except PlanError as error:
         text = str(error)
         assert text.startswith(f"error[{error.code}]: ") and error.code != "P000", text
-        return error.code
+        return error.code, 0
 
 
 def place(error: BaseException) -> str:
@@ -145,11 +148,12 @@ def worker(args: argparse.Namespace) -> int:
             start = time.perf_counter()
             data, options, r = make(groups, args.seed, index)
             try:
-                outcome = judge(data, dict(options), folder, False, "")
-                read += outcome == "read"
-                if outcome == "read" and args.plan_every and read % args.plan_every == 0:
+                outcome, nodes = judge(data, dict(options), folder, False, "")
+                small = outcome == "read" and nodes <= PLAN_NODES
+                read += small
+                if small and args.plan_every and read % args.plan_every == 0:
                     print(json.dumps({"plan": index}), flush=True)
-                    outcome = "then " + judge(data, dict(options), folder, True, r.choice(("train", "infer")))
+                    outcome = "then " + judge(data, dict(options), folder, True, r.choice(("train", "infer")))[0]
             except Exception as error:
                 outcome = f"traceback: {place(error)}"
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -184,7 +188,7 @@ class Workers:
                 if line is None:
                     process.kill()
                     process.wait()
-                    self._add(at, f"hang: no answer in {limit[0]:.0f} s", limit[0])
+                    self._add(at, f"hang: no answer after {limit[0]:.0f} s of work", limit[0])
                     return at + 1
                 row = json.loads(line)
                 if "start" in row:
@@ -218,14 +222,27 @@ class Workers:
             print(f"{sum(self.counts.values())} inputs, {len(self.faults)} faults", file=sys.stderr, flush=True)
 
 
+def cpu_s(pid: int) -> float:
+    """CPU-seconds that a process has used; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _lines(process: Any, limit: list[float]) -> Iterator[str | None]:
-    """Lines of a process's stdout; None when none comes within limit[0] seconds."""
+    """Lines of a process's stdout; None when it works for limit[0] CPU-seconds, or lets PATIENCE times as long pass, without one."""
     handle, rest = process.stdout.fileno(), b""
+    work, clock = cpu_s(process.pid), time.monotonic()
     while True:
-        ready, _, _ = select.select([handle], [], [], limit[0])
+        ready, _, _ = select.select([handle], [], [], 0.5)
         if not ready:
-            yield None
-            return
+            if cpu_s(process.pid) - work > limit[0] or time.monotonic() - clock > PATIENCE * limit[0]:
+                yield None
+                return
+            continue
+        work, clock = cpu_s(process.pid), time.monotonic()
         chunk = os.read(handle, 1 << 16)
         if not chunk:
             return
@@ -240,9 +257,9 @@ def replay(args: argparse.Namespace) -> int:
         args.keep.write_bytes(data)
     print(f"{len(data)} bytes, {options}")
     with tempfile.TemporaryDirectory() as folder:
-        print(judge(data, dict(options), Path(folder), False, ""))
+        print(judge(data, dict(options), Path(folder), False, "")[0])
         if args.plan_every:
-            print(judge(data, dict(options), Path(folder), True, r.choice(("train", "infer"))))
+            print(judge(data, dict(options), Path(folder), True, r.choice(("train", "infer")))[0])
     return 0
 
 
