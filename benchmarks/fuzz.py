@@ -4,7 +4,8 @@
 
 Sound models (the zoo's small ones, onnx's own operator tests, and the small files of --models) are edited as graphs or as bytes. A worker process with
 2 GiB of memory reads one after another; it is replaced when it has worked for 10 CPU-seconds (or waited for 120) without an answer. Of what is read,
-every `--plan-every`-th graph of at most 200 nodes is also planned on a tiny machine and its program parsed. Prints the outcomes by code and exits with 1 after a traceback, a hang or a dead worker.
+every `--plan-every`-th graph of at most 200 nodes is also planned on a tiny machine and its program parsed. Prints the outcomes by code and exits with
+1 after a traceback, a hang or a dead worker.
 `--replay N` runs one input in this process.
 """
 
