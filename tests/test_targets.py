@@ -18,7 +18,7 @@ import planner
 from planner.account import Use
 from planner.errors import PlanError
 from planner.pins import Pins
-from planner.verify import ahead, differences, worker
+from planner.verify import differences, host, worker
 from planner.verify.buffers import read_assignment
 from planner.verify.chips import CHIPS, chip
 from planner.verify.hlo import traffic
@@ -85,9 +85,9 @@ def test_chips_describe_themselves() -> None:
 
 def test_a_host_without_room_refuses() -> None:
     target = Target("gpu", "h100")
-    ahead.refuse_if_too_large(target, 100, ahead.host_need_bytes(target, 100))
+    host.refuse_if_too_large(target, 100, host.host_need_bytes(target, 100))
     with pytest.raises(PlanError) as error:
-        ahead.refuse_if_too_large(target, 100, ahead.host_need_bytes(target, 100) - 1)
+        host.refuse_if_too_large(target, 100, host.host_need_bytes(target, 100) - 1)
     assert error.value.code == "P166" and "operators" in error.value.what
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.errors import PlanError
 from planner.verify import differences
 from planner.verify.buffers import Assignment, assignment_in
 from planner.verify.hlo import dot_flops, traffic
@@ -30,9 +29,6 @@ LARGE = 10**9
 PEAK_TOLERANCE = {"gpu": 0.10, "tpu": 0.25}
 TRAFFIC_TOLERANCE = 0.01
 FLOPS_TOLERANCE = {"cpu": 0.0, "gpu": 0.0, "tpu": 0.01}
-HOST_BASE_BYTES = {"cpu": 600 * 10**6, "gpu": 600 * 10**6, "tpu": 1200 * 10**6}
-HOST_NODE_BYTES = 2 * 10**6
-"""Memory of this host that compiling takes: a base and so much per operator written out. Above every program measured (benchmarks/RESULTS.md)."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +46,6 @@ class Compiled:
     def peak_bytes(self) -> int:
         """Arguments, outputs and temporaries, aliased bytes once."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
-
-
-def host_need_bytes(target: Target, nodes: int) -> int:
-    """Memory of this host that compiling a training step of so many operators takes, at most."""
-    return HOST_BASE_BYTES[target.kind] + nodes * HOST_NODE_BYTES
-
-
-def refuse_if_too_large(target: Target, nodes: int, available: int) -> None:
-    """Raise PlanError P166 when compiling would take more memory than this host has free."""
-    from costmodels.units import show_bytes
-
-    need = host_need_bytes(target, nodes)
-    if need > available:
-        raise PlanError("P166", f"compiling {nodes:,} operators takes about {show_bytes(need)} of this host, {show_bytes(available)} are free",
-                        help=["fewer layers (repeated blocks compare alike), or a host with more memory"])  # fmt: skip
 
 
 def compile_ahead(program: Program, workload: str, target: Target, compute: str, devices: int, passes: Path | None = None) -> Compiled:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
+from planner.verify.host import free_bytes, host_bytes, refuse_if_too_large
 from planner.verify.report import Figure, Numbers, VerifyReport
 
 if TYPE_CHECKING:
@@ -171,26 +172,6 @@ def figures(graph: Graph, plan: Plan, compiled: Compiled, workload: str, backend
     return tuple(rows)
 
 
-def host_bytes() -> int:
-    """Memory of this host, or of the control group this process may use."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            total = min(total, int(Path(name).read_text()))
-        except (OSError, ValueError):
-            continue
-    return total
-
-
-def free_bytes() -> int:
-    """Memory that this host has free now, as far as the system tells; else all of it."""
-    try:
-        rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return min(host_bytes(), int(rows["MemAvailable"].split()[0]) * 1024)
-    except (OSError, ValueError, KeyError):
-        return host_bytes()
-
-
 def too_large(graph: Graph, plan: Plan, compiled: Compiled, training: bool, timeout_s: float) -> str:
     """Why the full model is not run; "" when it is: its estimated memory is below half the host's, and its work ends in a quarter of the time."""
     from costmodels.units import show_bytes
@@ -235,7 +216,6 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     import jax
 
     from planner.strategy import Strategy
-    from planner.verify.ahead import refuse_if_too_large
     from planner.verify.targets import Target
 
     strategy = Strategy.load(request["strategy"])
@@ -290,7 +270,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     plan = strategy.plan_for(graph)
     unroll, written = written_out(graph, plan)
     target = parse_target(request["target"], plan.devices)
-    ahead.refuse_if_too_large(target, written, free_bytes())
+    refuse_if_too_large(target, written, free_bytes())
     memory = ahead.planned_memory(graph, plan, compute, kind == "train", str(strategy.workload["runtime"]), optimizer)
     found = ahead.check(graph, plan, target, memory, workload=kind, backend=backend, optimizer=optimizer, compute=compute, unroll=unroll,
                         tolerance=request["tolerance"])  # fmt: skip
