@@ -13,6 +13,7 @@ from planner.emit.writer import Parameter, Writer
 from planner.flow import cut_layout, stored_layout
 from planner.graph import FLOATS, Graph
 from planner.layout import Layout
+from planner.ops.base import tuple_text
 
 INTEGERS = {"int64": "int32", "uint64": "uint32"}
 
@@ -178,7 +179,8 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         layout = cut_layout(plan) if cut else plan.layout
         shape = w.flow.graph.tensors[p.tensors[0]].shape
         shape, layout = ((len(p.tensors), *shape), Layout(((), *layout.dims))) if p.stacked else (shape, layout)
-        ways = f"{rest if plan.zero == 3 else plan.fan}, {rest}, {scatter}, {plan.dim + p.stacked if scatter else 0}, " if w.backend == "shard_map" else ""
+        pending = tuple_text(rest if plan.zero == 3 else plan.fan)
+        ways = f"{pending}, {tuple_text(rest)}, {tuple_text(scatter)}, {plan.dim + p.stacked if scatter else 0}, " if w.backend == "shard_map" else ""
         rows.append(f"    {literal(p.key)}: ({ways}{spec_text(layout, *_even(w, shape))}{'' if ways else ','}),")
     what = "axes its gradient is pending over, of these: summed over, scattered over; the dim scattered; " if w.backend == "shard_map" else ""
     text = "\n".join([f"# parameter -> ({what}how its gradient and its optimizer state are cut)", "GRADIENTS = {", *rows, "}", ""])

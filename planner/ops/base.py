@@ -108,6 +108,11 @@ def axes_text(axes: Axes) -> str:
     return names if len(axes) == 1 else f"({names})"
 
 
+def tuple_text(axes: Axes) -> str:
+    """Axis names as a Python literal, always a tuple."""
+    return f"({axes_text(axes)},)" if len(axes) == 1 else axes_text(axes)
+
+
 @dataclass(frozen=True)
 class Operator:
     """rule(node, graph) -> Rule (or raises NoRule); kernel(call) -> expression text (a tuple when there are several results).

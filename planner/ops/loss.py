@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from planner.graph import Graph, Node
-from planner.ops.base import Call, Operator, register
+from planner.ops.base import Call, Operator, register, tuple_text
 from planner.ops.pointwise import letters
 from planner.rule import Inner, Rule, parse
 
@@ -41,7 +41,7 @@ def _cross_entropy(call: Call) -> str:
     start = call.start("v")
     # Without a split the rows are whole, or cut by a compiler's partitioner, which would gather them for every block.
     blocked = bool(call.split.pairs) or prod(call.mesh.values()) == 1
-    return f"{call.use('cross_entropy')}({call.args[0]}, {call.args[1]}, {axis}, {axes!r}, {start}, {valid}, {mask}, {count}, {blocked}){total}"
+    return f"{call.use('cross_entropy')}({call.args[0]}, {call.args[1]}, {axis}, {tuple_text(axes)}, {start}, {valid}, {mask}, {count}, {blocked}){total}"
 
 
 def row_mask(call: Call, rows: list[str]) -> str:

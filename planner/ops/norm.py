@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 
 from planner.graph import Graph, Node
-from planner.ops.base import Call, NoRule, Operator, register
+from planner.ops.base import Call, NoRule, Operator, register, tuple_text
 from planner.ops.pointwise import letters, uneven_never
 from planner.rule import Inner, Rule, parse
 
@@ -99,7 +99,7 @@ def _batch_norm(call: Call) -> str:
         return f"{call.use('batch_norm')}({args}, {eps!r})"
     axes = call.axes("n")
     count = call.rule.sizes["n"] * prod(call.in_shapes[0][2:])
-    text = f"{call.use('batch_norm_live')}({args}, {eps!r}, {call.attr('momentum', 0.9)!r}, {count}, {axes!r})"
+    text = f"{call.use('batch_norm_live')}({args}, {eps!r}, {call.attr('momentum', 0.9)!r}, {count}, {tuple_text(axes)})"
     live = sum(1 for o in call.node.outputs if o)
     return text if live == 3 else f"{text}[0]" if live == 1 else f"{text}[:{live}]"
 
