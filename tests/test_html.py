@@ -219,6 +219,24 @@ def test_text_and_attributes_are_escaped(value: str) -> None:
     assert p.text.replace("\r\n", "\n") == (clean(value) * 3).replace("\r\n", "\n")
 
 
+ZERO = dict.fromkeys(("step_time_s", "compute_time_s", "exposed_communication_time_s", "optimizer_time_s", "memory_per_device_bytes", "memory_limit_bytes"), 0)
+
+
+@pytest.mark.parametrize("change", [
+    {"nodes": {}, "tensors": {}, "blocks": (), "baselines": {}, "assumptions": (), "provenance": {}, "mesh": ()},
+    {"costs": {**Strategy.load(GOLDEN).costs, **ZERO, "step_time_range_s": [0, 0], "memory_range_bytes": [0, 0]}},
+    {"costs": {**Strategy.load(GOLDEN).costs, "fit": "no", "memory_per_device_bytes": 10**16, "memory_range_bytes": [10**16, 10**16], "step_time_s": 1e9}},
+    {"costs": {**Strategy.load(GOLDEN).costs, "bubble_time_s": 0.1, "communication_bytes_per_device": {}, "exposed_s_by_collective": {}}},
+    {"solver": {**Strategy.load(GOLDEN).solver, "name": "manual", "gap": None, "bound_s": None}},
+    {"mesh": ({"name": "data", "size": 100_000, "levels": []},)},
+])  # fmt: skip
+def test_odd_plans_have_a_page(change: dict) -> None:
+    s = replace(Strategy.load(GOLDEN), **change)
+    text = sound(page([View("", "odd.json", s, None, "no model")])).text
+    assert not re.search(r"\b(nan|inf)\b", text.lower())
+    sound(page([View("A", "odd.json", s), View("B", "even.json", Strategy.load(GOLDEN))]))
+
+
 def test_depth_does_not_grow_the_page(one: str) -> None:
     deep_spec = "zoo:gpt-tiny,hidden=256,layers=24"
     deep = page([view("tp=2,micro=2", "", deep_spec)])
