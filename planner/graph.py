@@ -14,7 +14,7 @@ as constant tensors (shapes, axes, slice bounds, pads) are attributes here or fo
     MatMul(a, b)                attrs trans_a, trans_b (0|1: last two dims swapped); any rank >= 2, batch dims broadcast (Gemm -> MatMul [+ Mul] + Add)
     Einsum(...)                 attr equation
     ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd   attrs axes (tuple), keepdims (0|1); GlobalAveragePool -> ReduceMean(axes=2.., keepdims=1)
-    Softmax LogSoftmax          attr axis (one axis)
+    Softmax LogSoftmax Hardmax  attr axis (one axis)
     LayerNormalization(x, scale[, bias])  attrs axis, epsilon;   RMSNormalization(x, scale)  attrs axis, epsilon
     InstanceNormalization(x, scale, bias) attr epsilon;  GroupNormalization(x, scale, bias) attrs num_groups, epsilon
     BatchNormalization(x, scale, bias, mean, var)         attrs epsilon, momentum, training_mode

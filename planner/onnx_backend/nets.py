@@ -91,14 +91,6 @@ def global_lp_pool(call: Call) -> Value:
     return (np.sum(np.abs(x) ** p, tuple(range(2, x.ndim)), keepdims=True) ** (1 / p)).astype(x.dtype)
 
 
-@handles("LpNormalization")
-def lp_norm(call: Call) -> Value:
-    """x over its 1- or 2-norm along an axis; rows of zeros stay zero."""
-    x = as_array(call.get(0))
-    norm = np.linalg.norm(x, int(call.attr("p", 2)), call.axis(x.ndim, -1), keepdims=True)
-    return np.where(norm == 0, 0, x / np.where(norm == 0, 1, norm)).astype(x.dtype)
-
-
 @handles("DeformConv")
 def deform_conv(call: Call) -> Value:
     """Convolution whose taps are moved by offsets [N, groups * taps * 2, ...], read bilinearly, and scaled by a mask."""

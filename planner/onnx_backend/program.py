@@ -31,6 +31,9 @@ INDICES = ("int64", "uint64")
 EXACT = frozenset(DTYPE_BYTES) - {"float8_e4m3fn", "float8_e5m2", "int4", "uint4"}
 """Types that kernels compute with as ONNX says; the smaller ones saturate and round in ways of their own."""
 
+ONCE = {"xla_disable_hlo_passes": "fusion"}
+"""Fused code computes a value again for each of its readers, rounded in another order; here each statement is run once, as ONNX defines it."""
+
 
 class ExactBody(Body):
     """Statements with exact dtypes: names in capitals, bound where the text is run."""
@@ -75,7 +78,7 @@ def source(graph: Graph) -> tuple[str, dict[str, np.ndarray]]:
 def function_of(graph: Graph, folder: str | None = None) -> tuple[Callable[[Any, Any], list[Any]], dict[str, np.ndarray]]:
     """The graph as a function `run(inputs, weights)` of arrays by name, and its weights. Raises PlanError."""
     text, arrays = source(graph)
-    space: dict[str, Any] = {name.upper(): numpy_dtype(name) for name in EXACT} | {"CONSTANTS": arrays}
+    space: dict[str, Any] = {name.upper(): numpy_dtype(name) for name in EXACT} | {"CONSTANTS": arrays, **{key.upper(): value for key, value in arrays.items()}}
     exec(compile(text, f"<{graph.name[:40]!a}>", "exec"), space)
     return space["run"], {name: load_one(graph, name, folder) for name in graph.weights}
 
@@ -85,7 +88,7 @@ def compiled(graph: Graph, folder: str | None = None) -> Callable[[Mapping[str, 
     import jax
 
     run, weights = function_of(graph, folder)
-    function = jax.jit(run)
+    function = jax.jit(run, compiler_options=ONCE)
 
     def call(inputs: Mapping[str, Any]) -> list[np.ndarray]:
         with jax.enable_x64(True):

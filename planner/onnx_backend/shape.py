@@ -137,17 +137,16 @@ def tensor_scatter(call: Call) -> Value:
     return np.moveaxis(out, 1, axis)
 
 
-@handles("CumProd", "CumSum")
+@handles("CumProd")
 def running(call: Call) -> Value:
-    """Running sum or product along an axis; `exclusive` leaves the element itself out, `reverse` runs from the end."""
+    """Running product along an axis; `exclusive` leaves the element itself out, `reverse` runs from the end."""
     x = as_array(call.get(0))
     axis = int(as_array(call.get(1)).reshape(-1)[0]) % x.ndim
     x = np.flip(x, axis) if call.attr("reverse", 0) else x
-    sums = call.node.op_type == "CumSum"
     if call.attr("exclusive", 0):
-        first = np.full_like(np.take(x, [0], axis), 0 if sums else 1)
+        first = np.ones_like(np.take(x, [0], axis))
         x = np.concatenate([first, np.take(x, range(x.shape[axis] - 1), axis)], axis)
-    made = (np.cumsum if sums else np.cumprod)(x, axis, dtype=x.dtype)
+    made = np.cumprod(x, axis, dtype=x.dtype)
     return np.flip(made, axis) if call.attr("reverse", 0) else made
 
 
@@ -161,22 +160,6 @@ def last_extreme(call: Call) -> Value:
     else:
         found = pick(x, axis)
     return (np.expand_dims(found, axis) if call.attr("keepdims", 1) else found).astype(np.int64)
-
-
-@handles("Hardmax", since=13)
-def hardmax(call: Call) -> Value:
-    """One where the first maximum along an axis is, else zero."""
-    x = as_array(call.get(0))
-    axis = call.axis(x.ndim, -1)
-    return (np.expand_dims(np.argmax(x, axis), axis) == np.arange(x.shape[axis]).reshape([-1 if k == axis else 1 for k in range(x.ndim)])).astype(x.dtype)
-
-
-@handles("Hardmax")
-def hardmax_flat(call: Call) -> Value:
-    """Before opset 13 everything from the axis on is one dim."""
-    x = as_array(call.get(0))
-    flat = x.reshape(int(np.prod(x.shape[: call.axis(x.ndim, 1)])), -1)
-    return (np.argmax(flat, 1)[:, None] == np.arange(flat.shape[1])).astype(x.dtype).reshape(x.shape)
 
 
 @handles("Det")

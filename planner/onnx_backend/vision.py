@@ -172,3 +172,25 @@ def decode(call: Call) -> Value:
         return np.asarray(image.convert("L"))[..., None]
     pixels = np.asarray(image.convert("RGB"))
     return pixels if layout == "RGB" else np.ascontiguousarray(pixels[..., ::-1])
+
+
+@handles("MaxRoiPool")
+def max_roi_pool(call: Call) -> Value:
+    """Maxima in the cells of a grid over regions (sample, x0, y0, x1, y1) rounded to whole pixels; empty cells are zero."""
+    x, regions = as_array(call.get(0)), as_array(call.get(1))
+    rows, columns = call.attr("pooled_shape")
+    out = np.zeros((len(regions), x.shape[1], rows, columns), x.dtype)
+    for own, region in zip(out, regions, strict=True):
+        left, top, right, bottom = (int(v) for v in np.floor(region[1:] * call.attr("spatial_scale", 1.0) + 0.5))
+        ys, xs = _cells(top, bottom, rows, x.shape[2]), _cells(left, right, columns, x.shape[3])
+        for (i, (y0, y1)), (j, (x0, x1)) in itertools.product(enumerate(ys), enumerate(xs)):
+            if y0 < y1 and x0 < x1:
+                own[:, i, j] = x[int(region[0]), :, y0:y1, x0:x1].max((1, 2))
+    return out
+
+
+def _cells(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]:
+    """Bounds of `count` cells over the pixels first to last, within the image."""
+    step = max(last - first + 1, 1) / count
+    edges = [(int(np.floor(k * step)) + first, int(np.ceil((k + 1) * step)) + first) for k in range(count)]
+    return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in edges]

@@ -27,7 +27,7 @@ def words(text: str) -> frozenset[str]:
 SAME = words(
     "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu Floor Ceil Round Sign Elu LeakyRelu "
     "HardSigmoid Gelu Clip Softmax LogSoftmax LayerNormalization RMSNormalization InstanceNormalization "
-    "GroupNormalization Trilu CumSum ScatterElements ScatterND Identity"
+    "GroupNormalization Hardmax Trilu CumSum ScatterElements ScatterND Identity"
 )
 ARITHMETIC = words("Add Sub Mul Div Pow Max Min Mod")
 COMPARE = words("Equal Less LessOrEqual Greater GreaterOrEqual")

@@ -330,7 +330,7 @@ MATH: dict[str, Rule] = {
     "Where": _where,
     "Pow": _pow, "Mod": _mod, "Max": _variadic("Max"), "Min": _variadic("Min"), "Sum": _variadic("Add"), "Mean": _mean,
     "Clip": _clip, "Cast": _cast, "CastLike": _cast_like, "Identity": _identity, "Gelu": _gelu, "QuickGelu": _quick_gelu,
-    "Swish": _swish, "HardSwish": _hard_swish, "PRelu": _prelu, "Softmax": _softmax, "LogSoftmax": _softmax,
+    "Swish": _swish, "HardSwish": _hard_swish, "PRelu": _prelu, "Softmax": _softmax, "LogSoftmax": _softmax, "Hardmax": _softmax,
     **dict.fromkeys(words("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd"), _reduce),
     **dict.fromkeys(words("ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp"), _reduce_by_parts),
     "MatMul": _matmul, "FusedMatMul": _fused_matmul, "Gemm": _gemm, "Einsum": _einsum, "ArgMax": _arg_reduce, "ArgMin": _arg_reduce,
