@@ -32,13 +32,15 @@ from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan,
 from planner.pins import Pins
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
-from planner.rule import Limits
+from planner.rule import Limits, Split, candidates
 from planner.space import Base, Space, build_space
 from planner.topology import Mesh, Topology, meshes, pinned_mesh
 
 TIE = 1e-3
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
 """Work units of one solve: about a third of a second where the memory limit binds hard; the bound is kept either way."""
+FINER = 2
+"""Three-axis meshes tried around the best plan: most of what more axes gain is in the most even ones."""
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 Progress = Callable[[str, float | None, float | None], None]
 Family = Callable[[Base, Mesh], Allowed]
@@ -127,6 +129,7 @@ class Search:
         """Search everything the request allows."""
         request = self.request
         main = Explorer(self, "plan", self._meshes(), self._allowed(), self._levels())
+        finer = Explorer(self, "plan", (), None, self._levels())
         baselines: dict[str, Candidate] = {}
         try:
             # Baselines first: small searches, and what they reach is what the large one has to beat.
@@ -135,12 +138,13 @@ class Search:
             main.run(min((self.value(c) for c in self._eligible(baselines)), default=np.inf))
             if main.empty and self._refused is not None:
                 raise self._refused
+            leader = min((c for c in (main.best, *self._eligible(baselines)) if c is not None), key=self.value, default=None)
+            finer.meshes = self._finer(leader)
+            finer.run(self.value(leader))
         except KeyboardInterrupt:
             self.stopped = "interrupt"
-        best, smallest = main.best, None
-        for c in self._eligible(baselines):
-            if best is None or c.key(request) < best.key(request):
-                best = c
+        fitting = [c for c in (main.best, finer.best, *self._eligible(baselines)) if c is not None]
+        best, smallest = min(fitting, key=lambda c: c.key(request), default=None), None
         if best is None and not self.stopped:
             sizes = [c for c in (main.smallest(), *main.priced, *baselines.values()) if c is not None]
             smallest = min(sizes, key=lambda c: c.cost.memory.total, default=None)
@@ -149,7 +153,8 @@ class Search:
             best, space = self._named(best, space)
         base = self.base(best.plan.microbatches if best else 1)
         assert base is not None
-        bound = main.bound() if request.objective == "step" and np.isfinite(main.bound()) else 0.0
+        bound = min(main.bound(), finer.bound())
+        bound = bound if request.objective == "step" and np.isfinite(bound) else 0.0
         return Found(best, baselines, base, space, choice, problem, bound, len(self._details), self.stopped, smallest)
 
     def _named(self, best: Candidate, space: Space) -> tuple[Candidate, Space]:
@@ -195,6 +200,24 @@ class Search:
             return every[:1]
         # One axis of all devices is the same by either name.
         return tuple(m for m in every if len(m.axes) == 2 or m.shape[0] == ("data", request.topology.devices))
+
+    def _finer(self, best: Candidate | None) -> tuple[Mesh, ...]:
+        """The best plan's mesh with its model axis split in two, the most even ways first: heads over one part and rows over the other, say."""
+        if best is None or not self._free or self.out_of_time():
+            return ()
+        data = best.mesh.axes[0].size if len(best.mesh.axes) == 2 else 0
+        found = [m for m in meshes(self.request.topology) if len(m.axes) == 3 and m.axes[0].size == data]
+        return tuple(sorted(found, key=lambda m: (abs(np.log(m.axes[1].size / m.axes[2].size)), m.axes[1].size))[:FINER])
+
+    def _alphabet(self, base: Base, mesh: Mesh) -> Allowed:
+        """Per class of nodes the splits over more axes that cut only what some plan priced so far cuts."""
+        plans = [c.plan for c, *_ in self._details.values()]
+        found: Allowed = {}
+        for i in base.times:
+            name = base.graph.nodes[i].id
+            used = {f for p in plans for f, _ in p.splits.get(name, Split()).pairs}
+            found[i] = base.reachable(i, tuple(s for s in candidates(base.rules[i], dict(mesh.shape)) if all(f in used for f, _ in s.pairs)))
+        return found
 
     def _allowed(self) -> Family | None:
         """What the mode leaves; None leaves everything the pins do."""
@@ -263,7 +286,7 @@ class Search:
             pricer = self._pricer(mesh)
             limits = Limits(forbidden=pins.forbidden_factors) if pinned else Limits()
             try:
-                fixed = self._pinned(base, mesh, limits) if pinned else None
+                fixed = self._pinned(base, mesh, limits) if pinned else self._alphabet(base, mesh) if len(mesh.axes) > 2 else None
                 self._spaces[key] = build_space(base, pricer, limits=limits, allowed=fixed, zero_axes=tuple(pricer.sizes))
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.

@@ -77,6 +77,17 @@ def test_any_number_of_devices(devices: int) -> None:
         assert found.best.cost.distinct_work > 0.9
 
 
+def test_three_axes_are_tried_around_the_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, devices, batch = "zoo:gpt2-small,layers=2,seq=64", 16, 16
+    finer = search(source, devices, batch)
+    monkeypatch.setattr("planner.search.FINER", 0)
+    plain = search(source, devices, batch)
+    assert finer.best is not None and plain.best is not None
+    assert len(plain.best.plan.mesh) == 2
+    assert finer.best.cost.step_time_s < plain.best.cost.step_time_s
+    assert finer.bound_s <= finer.best.cost.step_time_s * (1 + 1e-9)
+
+
 def test_inference_has_no_training_techniques() -> None:
     found = search(GPT, 8, 64, "infer")
     assert found.best is not None
