@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.emit.replay import reads
 from planner.problem import FORBIDDEN, Problem
 from planner.rule import Split
-from planner.space import Space
+from planner.space import Space, Variable
 
 PICO = 1e12
 
@@ -98,12 +99,21 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
 
 
 def replayed(space: Space, techniques: Techniques) -> list[bool]:
-    """Whether each link's conversion runs again in the backward pass: inside repeated blocks when their collectives are replayed."""
+    """Whether each link's conversion runs again in the backward pass: inside repeated blocks when their collectives are replayed, and only of what
+    the backward pass reads, directly or on the way."""
     if techniques.recompute != "block":
         return [False] * len(space.links)
-    inside = _inside_runs(space)
-    ops = [v.kind == "op" and v.node in inside for v in space.variables]
-    return [ops[link.a] and ops[link.b] for link in space.links]
+    base, inside = space.base, _inside_runs(space)
+    graph = base.graph
+
+    def wanted(a: Variable, b: Variable) -> bool:
+        if a.kind != "op" or b.kind != "op" or a.node not in inside or b.node not in inside:
+            return False
+        slots = reads(graph.nodes[b.node], base.grad).slots
+        made = {slot: graph.producer.get(name, -1) for slot, name in enumerate(graph.nodes[b.node].inputs)}
+        return any((b.node in base.replayed or slot in slots) and i >= 0 and base.shared[i] == a.node for slot, i in made.items())
+
+    return [wanted(space.variables[link.a], space.variables[link.b]) for link in space.links]
 
 
 @dataclass(frozen=True)
@@ -135,8 +145,6 @@ def _flat(space: Space) -> _Flat:
     if "flat" not in space.memo:
         every, levels = space.variables, tuple(space.variables[0].state_bytes)
         sizes = np.array([len(v.kept_bytes) for v in every])
-        inside = _inside_runs(space)
-
         def row(part: str) -> np.ndarray:
             return np.concatenate([getattr(v, part) for v in every])
 
@@ -144,7 +152,7 @@ def _flat(space: Space) -> _Flat:
             return {z: np.concatenate([getattr(v, part)[z] for v in every]) for z in levels}
 
         count = np.repeat([v.count for v in every], sizes)
-        repeated = np.repeat([v.kind == "op" and v.node in inside for v in every], sizes)
+        repeated = np.repeat([v.kind == "op" and v.node in space.base.replayed for v in every], sizes)
         forward = row("forward_s")
         space.memo["flat"] = _Flat(
             first=np.concatenate([[0], np.cumsum(sizes)[:-1]]), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),

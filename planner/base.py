@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from planner.blocks import classes, find_runs
-from planner.emit.replay import dots
+from planner.emit.replay import dots, reads
 from planner.flow import gradient_tensors, rule_of
 from planner.graph import Graph
 from planner.kernels import find_savers
@@ -85,6 +85,22 @@ class Base:
     def repeated(self) -> frozenset[int]:
         """Nodes of repeated blocks."""
         return frozenset(i for first, period, repeats in self.runs for i in range(first, first + period * repeats))
+
+    @cached_property
+    def replayed(self) -> frozenset[int]:
+        """Nodes of repeated blocks whose results the backward pass of a recomputed block makes again: those it reads, directly or on the way."""
+        graph, found = self.graph, set[int]()
+        for first, period, repeats in self.runs:
+            made = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
+            wanted = [graph.nodes[i].inputs[slot] for i in range(first, first + period) for slot in reads(graph.nodes[i], self.grad).slots]
+            again: set[int] = set()
+            while wanted:
+                i = made.get(wanted.pop(), -1)
+                if i >= 0 and i not in again:
+                    again.add(i)
+                    wanted += graph.nodes[i].inputs
+            found.update(i + r * period for i in again for r in range(repeats))
+        return frozenset(found)
 
     @cached_property
     def tail(self) -> frozenset[int]:

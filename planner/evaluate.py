@@ -12,17 +12,18 @@ lives in the first (working set of an operator) and in the second (what the tail
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from costmodels.memory import Breakdown
 from planner import account
 from planner.base import Base
-from planner.emit.runs import Run, find_run
+from planner.emit.replay import Replay, repeated
+from planner.emit.runs import Run, find_run, inner_flow, outer_flow
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
 from planner.kernels import kernel_times, savers, working_bytes
-from planner.layout import Layout, local_shape
+from planner.layout import Layout, group, local_shape
 from planner.price import Pricer
 
 
@@ -57,7 +58,6 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     """Price of a derived flow."""
     plan, graph, mesh = flow.plan, flow.graph, dict(flow.plan.mesh)
     micro = plan.microbatches
-    inside = {i for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
     forward = backward = again = 0.0
     done: dict[tuple[int, object], tuple[float, float]] = {}
     for i in range(len(graph.nodes)):
@@ -66,8 +66,8 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
             done[key] = kernel_times(base, i, flow.split(i), pricer)
         f, b = done[key]
         forward, backward = forward + f, backward + b
-        if plan.recompute != "none" and i in inside:
-            again += f
+    for run, replay in _replays(flow, runs):
+        again += run.repeats * sum(done[base.shared[i], flow.split(i)][0] for i, result in replay.nodes.items() if result)
     compute = micro * (forward + backward + again)
     overlapped = exposed = 0.0
     by_axes: dict[tuple[str, str], float] = {}
@@ -94,9 +94,31 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     distinct = float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1))) if flops else 1.0
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     return Cost(
-        compute + exposed + optimizer, compute, micro * again, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer),
+        compute + exposed + optimizer, compute, micro * again, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer, runs),
         account.traffic(uses, plan.order, mesh), distinct, by_axes,
     )  # fmt: skip
+
+
+def _replays(flow: Flow, runs: tuple[Run, ...]) -> Iterator[tuple[Run, Replay]]:
+    """What recomputed blocks run a second time, for one repeat of each."""
+    outer = flow
+    for run in runs:
+        outer = outer_flow(outer, run)
+    for run in runs if flow.plan.recompute != "none" else ():
+        replay = repeated(inner_flow(outer, run), run)
+        if replay:
+            yield run, replay
+
+
+def kept_collectives(flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> float:
+    """Bytes of the results of collectives that recomputed blocks keep, of all repeats."""
+    total, mesh = 0.0, dict(flow.plan.mesh)
+    for run, replay in _replays(flow, runs):
+        for name, way in replay.kept:
+            step = way[-1]
+            size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
+            total += run.repeats * size / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
+    return total
 
 
 @dataclass(frozen=True)
@@ -114,13 +136,13 @@ class Moments:
     end: float
 
 
-def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
+def memory(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
-    m = moments(base, flow, pricer)
+    m = moments(base, flow, pricer, runs)
     return Breakdown(int(m.parameters), int(m.gradients), int(m.state), int(m.activations), int(max(m.work, m.tail + m.end - m.late)))
 
 
-def moments(base: Base, flow: Flow, pricer: Pricer) -> Moments:
+def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) -> Moments:
     """What is held when, in bytes of the recipe."""
     graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
     parameters = gradients = state = late = 0.0
@@ -145,6 +167,7 @@ def moments(base: Base, flow: Flow, pricer: Pricer) -> Moments:
                 if name in base.own and i in base.repeated and flow.plan.zero < 3:
                     late += full * recipe.gradient_bytes
     activations, tail = kept_activations(base, flow, pricer)
+    activations += kept_collectives(flow, runs, pricer)
     slack = 1 + pricer.runtime.memory_slack
     work, end = temporaries(base, flow, pricer, gathered)
     return Moments(parameters, gradients, state, activations * slack, late, tail * slack, work * slack, end * slack)

@@ -290,8 +290,9 @@ class _Builder:
             self._linked[key] = forward, backward
         forward, backward = self._linked[key]
         if a == b:
-            self.variables[a].forward_s = self.variables[a].forward_s + np.diag(forward)
-            self.variables[a].backward_s = self.variables[a].backward_s + np.diag(backward)
+            times = wire.count / self.variables[a].count  # one fewer than there are repeats
+            self.variables[a].forward_s = self.variables[a].forward_s + times * np.diag(forward)
+            self.variables[a].backward_s = self.variables[a].backward_s + times * np.diag(backward)
         else:
             self.links.append(Link(a, b, forward, backward, wire.count))
 

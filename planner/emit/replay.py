@@ -59,11 +59,12 @@ def reads(node: Node, grad: frozenset[str]) -> Reads:
 @dataclass
 class Replay:
     """What runs a second time. steps: (tensor, beginning of a way) whose last step runs again; nodes: recomputed kernels (value: whether their
-    result, not only what they know inside, is needed); weights: gathered again."""
+    result, not only what they know inside, is needed); weights: gathered again; kept: results of collectives that are kept (mode "keep")."""
 
     steps: dict[tuple[str, tuple[Step, ...]], None] = field(default_factory=dict)
     nodes: dict[int, bool] = field(default_factory=dict)
     weights: dict[str, None] = field(default_factory=dict)
+    kept: dict[tuple[str, tuple[Step, ...]], None] = field(default_factory=dict)
 
 
 def replay(flow: Flow, inside: range, mode: str, given: Iterable[str] = ()) -> Replay:
@@ -108,7 +109,9 @@ def replay(flow: Flow, inside: range, mode: str, given: Iterable[str] = ()) -> R
         while end and not (kept and way[end - 1].forward):
             again.steps[name, way[:end]] = None
             end -= 1
-        if not end and name in made:
+        if end:
+            again.kept[name, way[:end]] = None
+        elif name in made:
             compute(made[name])
     return again
 
