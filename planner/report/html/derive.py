@@ -7,22 +7,27 @@ or one forward pass, on one device. They are the terms that planner.evaluate add
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
 from planner import account
+from planner.emit.replay import Replay, repeated
+from planner.emit.runs import Run, inner_flow, outer_flow
 from planner.evaluate import Moments, moments
+from planner.flow import Flow
 from planner.kernels import kernel_times, savers
-from planner.layout import local_shape
+from planner.layout import group, local_shape
 from planner.report.explain import bound_by
 
 if TYPE_CHECKING:
     from planner.layout import Step
     from planner.reprice import Priced
 
+Bodies = Sequence[tuple[Run, Flow]]
+"""Repeated blocks, each with the flow inside it."""
 _LAYER = re.compile(r"(layers?|blocks?|h|stage\d*)?[._]?\d+")
 _FILLER = frozenset({"model", "transformer", "module", "encoder", "decoder", "layers", "blocks", ""})
 
@@ -137,15 +142,25 @@ def work_out(p: Priced) -> Detail:
     for k, (first, period, repeats) in enumerate(runs):
         for i in range(first, first + period * repeats):
             home[i], where[i] = first + (i - first) % period, k
-    rows = _rows(p, home, where)
-    moves = _moves(p, home)
-    return Detail(rows, moves, _edges(p, home, moves), runs, p.plan.microbatches if p.base.training else 1, p.base.training, p.cost.optimizer_time_s,
-                  p.cost.step_time_s, moments(p.base, p.flow, p.pricer), p.cost.memory.total)  # fmt: skip
+    outer = p.flow
+    for run in p.runs:
+        outer = outer_flow(outer, run)
+    bodies = [(run, inner_flow(outer, run)) for run in p.runs]
+    rows, moves = _rows(p, home, where, bodies), _moves(p, home)
+    return Detail(rows, moves, _edges(p, home, moves, outer, bodies), runs, p.plan.microbatches if p.base.training else 1, p.base.training, p.cost.optimizer_time_s,
+                  p.cost.step_time_s, moments(p.base, p.flow, p.pricer, p.runs), p.cost.memory.total)  # fmt: skip
 
 
-def _rows(p: Priced, home: list[int], where: list[int]) -> tuple[Row, ...]:
+def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple[Row, ...]:
     nodes, micro = p.base.graph.nodes, p.plan.microbatches if p.base.training else 1
     kept = kept_bytes(p)
+    twice: set[int] = set()
+    for run, flow in bodies if p.plan.recompute != "none" else ():
+        replay = repeated(flow, run)
+        if replay:
+            twice.update(i for i, result in replay.nodes.items() if result)
+            for i, size in _kept_results(p, run, flow, replay):
+                kept[i] = kept.get(i, 0.0) + size
     known: dict[tuple[int, object], tuple[float, float]] = {}
     sums: dict[int, list[float]] = {}
     for i in range(len(nodes)):
@@ -153,12 +168,22 @@ def _rows(p: Priced, home: list[int], where: list[int]) -> tuple[Row, ...]:
         if key not in known:
             known[key] = kernel_times(p.base, i, p.flow.split(i), p.pricer)
         forward, backward = known[key]
-        again = forward if p.plan.recompute != "none" and where[i] >= 0 else 0.0
+        again = forward if home[i] in twice else 0.0
         cell = sums.setdefault(home[i], [0.0, 0.0, 0.0, 0.0, 0])
         for slot, value in enumerate((forward * micro, backward * micro, again * micro, kept.get(i, 0.0), 1)):
             cell[slot] += value
     return tuple(Row(i, nodes[i].id, nodes[p.base.shared[i]].id, nodes[i].op, where[i], int(n), f, b, again, k, bound_by(p, i), p.base.rules[i].flops > 0, i in p.base.tail)
                  for i, (f, b, again, k, n) in sorted(sums.items()))
+
+
+def _kept_results(p: Priced, run: Run, flow: Flow, replay: Replay) -> Iterator[tuple[int, float]]:
+    """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as planner.evaluate.kept_collectives adds them up."""
+    slack, mesh = 1 + p.pricer.runtime.memory_slack, dict(p.plan.mesh)
+    for name, way in replay.kept:
+        step = way[-1]
+        size = step.forward_elements * p.pricer.itemsize(flow.graph.tensors[name].dtype) / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
+        made = flow.graph.producer.get(name, -1)
+        yield made if made >= run.first else run.first, run.repeats * size * slack
 
 
 def kept_bytes(p: Priced) -> dict[int, float]:
@@ -200,26 +225,20 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
     return tuple(out)
 
 
-def _edges(p: Priced, home: list[int], moves: tuple[Move, ...]) -> tuple[Edge, ...]:
+def _edges(p: Priced, home: list[int], moves: tuple[Move, ...], outer: Flow, bodies: Bodies) -> tuple[Edge, ...]:
     """Links between folded operators. A tensor's bytes are given to the uses whose way has a collective, by the elements that its steps move;
     steps that several uses share are counted at each. What enters a block is drawn at its first repeat, what leaves it at its last."""
-    from planner.emit.runs import inner_flow, outer_flow
-
     graph = p.base.graph
     totals: dict[str, float] = {}
     for m in moves:
         if m.when in ("forward", "backward", "again") and not m.stored:
             totals[m.what] = totals.get(m.what, 0.0) + m.total_bytes
-    outer = p.flow
-    for run in p.runs:
-        outer = outer_flow(outer, run)
-    bodies = [(range(run.first, run.first + run.period), run.repeats, inner_flow(outer, run)) for run in p.runs]
     links: dict[str, list[tuple[int, int, tuple[Step, ...], int]]] = {}
     skip = {i for first, period, repeats in p.plan.runs for i in range(first + period, first + period * repeats)}
     for i, node in enumerate(graph.nodes):
         if i in skip:
             continue
-        flow, times = next(((f, n) for inside, n, f in bodies if i in inside), (outer, 1))
+        flow, times = next(((f, run.repeats) for run, f in bodies if run.first <= i < run.first + run.period), (outer, 1))
         for slot, name in enumerate(node.inputs):
             made = graph.producer.get(name)
             if made is not None and name in flow.trees:

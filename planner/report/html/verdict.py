@@ -106,7 +106,9 @@ def double(views: Sequence[View]) -> Markup:
     row("kernels", a["compute_time_s"], b["compute_time_s"], f.time)
     row("exposed communication", a["exposed_communication_time_s"], b["exposed_communication_time_s"], f.time)
     row("memory of a device", a["memory_per_device_bytes"], b["memory_per_device_bytes"], f.size)
-    row(f"{unit_of_work(views[1].strategy)} per second and device", a["tokens_per_s_per_device"], b["tokens_per_s_per_device"], lambda x: f"{x:,.0f}", False)
+    units = [unit_of_work(v.strategy) for v in views]
+    if units[0] == units[1]:
+        row(f"{units[0]} per second and device", a["tokens_per_s_per_device"], b["tokens_per_s_per_device"], lambda x: f"{x:,.0f}", False)
     row("model FLOPs used", a["model_flops_utilization"], b["model_flops_utilization"], f.share, False)
     rows.append(["memory", fit(views[0]), fit(views[1]), ""])
     rows.append(["gap to the bound", *(join(el("b", gap), el("small", words)) for gap, words in map(proof, views)), ""])
