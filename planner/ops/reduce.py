@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from planner.graph import Graph, Node
-from planner.ops.base import Call, Operator, register
+from planner.ops.base import Call, Operator, jnp_dtype, register
 from planner.ops.pointwise import letters
 from planner.rule import Rule, parse
 
@@ -73,7 +73,9 @@ def _onehot(call: Call) -> str:
     width = call.rule.local(call.split, call.mesh)["v"]
     on, off = call.attr("on_value", 1.0), call.attr("off_value", 0.0)
     x, depth = call.args[0], call.rule.sizes["v"]
-    hot = f"jax.nn.one_hot(jnp.where({x} < 0, {x} + {depth}, {x}) - {call.start('v')}, {width}, axis={call.attr('axis')})"
+    # In the output's own type: float32 here would carry on into everything that is added to it in a bfloat16 program.
+    dtype = f", dtype={jnp_dtype(call.out_dtypes[0])}" if call.out_dtypes else ""
+    hot = f"jax.nn.one_hot(jnp.where({x} < 0, {x} + {depth}, {x}) - {call.start('v')}, {width}, axis={call.attr('axis')}{dtype})"
     return hot if (on, off) == (1.0, 0.0) else f"({off!r} + ({on!r} - {off!r}) * {hot})"
 
 
