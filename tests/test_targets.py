@@ -288,3 +288,35 @@ def test_a_compiler_that_ends_its_process_is_an_error_message(strategy: planner.
     with pytest.raises(PlanError) as error:
         worker.verify(strategy, "zoo:mlp-tiny", target="tpu:v5e:2x4")
     assert error.value.code == "P162" and "tpu:v5e:2x4" in error.value.what
+
+
+@pytest.mark.parametrize("source", ["zoo:mixtral-tiny,layers=1", "zoo:mixtral-tiny,layers=1,form=capacity", "zoo:llama-tiny,layers=1", "zoo:resnet-tiny"])
+def test_products_of_bfloat16_programs_multiply_bfloat16(source: str) -> None:
+    """A float32 value anywhere carries on into everything that is added to it: found by a collective twice its size in the GPU compiler's text."""
+    import re
+
+    from planner.emit.program import emit
+    from planner.flow import Plan
+    from planner.model import Model, Workload
+
+    graph = Model.open(source, Workload(kind="train", batch=4), 1).graph(1)
+    program = emit(graph, Plan((), {}), workload="train", compute="bfloat16")
+    text = lowered(program)
+    products = re.findall(r"stablehlo\.(?:dot_general|convolution)\b.*?: \(tensor<([^>]*)>, tensor<([^>]*)>\)", text)
+    wide = [p for p in products if all(kind.endswith("xf32") for kind in p)]
+    # Gradients of attention's scores are float32, as the scores are: five dims, batch and both kinds of heads first.
+    assert products and not [p for p in wide if p[0].count("x") < 5]
+
+
+def lowered(program: Any) -> str:
+    """StableHLO of a program's step on one device, nothing compiled."""
+    import jax
+
+    from planner.verify.compiled import shapes
+    from planner.verify.numerics import load_program
+
+    module = load_program(program, compute="bfloat16")
+    mesh = jax.make_mesh((), (), axis_types=(), devices=jax.devices()[:1])
+    module.__dict__["make_mesh"] = lambda: mesh
+    params, frozen, batch = (shapes(module, name, mesh) for name in ("PARAMS", "FROZEN", "INPUTS"))
+    return str(module.make_gradients(mesh).lower(params, frozen, batch).as_text())
