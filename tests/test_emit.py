@@ -30,8 +30,7 @@ import planner
 from benchmarks.hand_plans import data_parallel, megatron, mlp_megatron
 from planner.blocks import find_runs, hoist
 from planner.commands.emit import write_program
-from planner.emit.body import precise
-from planner.emit.program import emit
+from planner.emit.program import emit, precise
 from planner.emit.runs import find_run
 from planner.emit.source import comment, literal
 from planner.emit.text import array_table, counted, inlined, pattern, short_floats

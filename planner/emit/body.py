@@ -11,7 +11,6 @@ stay float32, whatever the program computes in, and are rounded once, where they
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -20,9 +19,9 @@ import numpy as np
 
 from planner.emit.replay import sharded
 from planner.emit.source import comment
-from planner.emit.text import counted, inlined, rule_cells, short_floats, small_literal, spec_text
+from planner.emit.text import counted, inlined, rule_cells, short_floats, small_literal, spec_text, wrapped
 from planner.flow import Flow
-from planner.graph import Graph, Node
+from planner.graph import Node
 from planner.layout import Layout, Step, group, local_shape, padded
 from planner.ops import OPERATORS, Call
 from planner.ops.base import axes_text, jnp_dtype
@@ -263,7 +262,7 @@ class Body:
             tuple(graph.tensors[n].dtype if n else "" for n in node.inputs), tuple(self._dtype(o) for o in live), self.helpers,
         )  # fmt: skip
         text = OPERATORS[node.op].kernel(call)
-        text = text[1:-1] if _wrapped(text) else text
+        text = text[1:-1] if wrapped(text) else text
         names = [self.fresh() for _ in live]
         cells = " ".join(rule_cells(rule.results[k], self.flow.split(index)) for k in range(len(live)))
         pending = "".join(f" partial over {'+'.join(r.partial)}" for r in results[:1] if r.partial)
@@ -311,25 +310,3 @@ class Body:
                         self.helpers.add("real_part")
                         out[slot] = f"real_part({out[slot]}, {d}, lax.axis_index({axes_text(axes)}) * {piece}, {rule.sizes[f]})"
         return out
-
-
-def precise(graph: Graph) -> frozenset[str]:
-    """Floats made of constants and integers alone."""
-    learned = {*graph.weights, *(n for n in graph.inputs if graph.tensors[n].is_float)}
-    for node in graph.nodes:
-        if any(n in learned for n in node.inputs):
-            learned.update(o for o in node.outputs if o)
-    return frozenset(n for n, t in graph.tensors.items() if t.is_float and n not in learned)
-
-
-def _wrapped(text: str) -> bool:
-    """Whether one pair of brackets encloses the whole expression."""
-    plain = re.sub(r'"[^"\\]*"|\'[^\'\\]*\'', lambda m: "_" * len(m[0]), text)
-    if not (plain.startswith("(") and plain.endswith(")")) or "'" in plain or '"' in plain:
-        return False
-    depth = 0
-    for i, c in enumerate(plain):
-        depth += (c == "(") - (c == ")")
-        if depth == 0:
-            return i == len(plain) - 1 and "," not in plain[1:2]
-    return False

@@ -12,7 +12,7 @@ Functions of the forward pass:
 from __future__ import annotations
 
 from planner.emit.assemble import assemble, kept
-from planner.emit.body import Backend, Body, precise
+from planner.emit.body import Backend, Body
 from planner.emit.replay import block_mode, parts, sharded
 from planner.emit.runs import Run, find_run, inner_flow, outer_flow
 from planner.emit.source import comment, literal, user_function
@@ -108,6 +108,15 @@ def _forward(w: Writer) -> Body:
         source = flow.source[name]
         body.results.append(body.value(name, source.stored if source.partial else source))
     return body
+
+
+def precise(graph: Graph) -> frozenset[str]:
+    """Floats made of constants and integers alone."""
+    learned = {*graph.weights, *(n for n in graph.inputs if graph.tensors[n].is_float)}
+    for node in graph.nodes:
+        if any(n in learned for n in node.inputs):
+            learned.update(o for o in node.outputs if o)
+    return frozenset(n for n, t in graph.tensors.items() if t.is_float and n not in learned)
 
 
 def _stages(w: Writer, runs: set[int], wrapped: set[int]) -> list[range]:

@@ -94,3 +94,16 @@ def spec_text(layout: Layout, shape: tuple[int, ...] | None = None, mesh: Mappin
     while cells and cells[-1] == "None":
         cells.pop()
     return f"P({', '.join(cells)})"
+
+
+def wrapped(text: str) -> bool:
+    """Whether one pair of brackets encloses the whole expression."""
+    plain = re.sub(r'"[^"\\]*"|\'[^\'\\]*\'', lambda m: "_" * len(m[0]), text)
+    if not (plain.startswith("(") and plain.endswith(")")) or "'" in plain or '"' in plain:
+        return False
+    depth = 0
+    for i, c in enumerate(plain):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return i == len(plain) - 1 and "," not in plain[1:2]
+    return False
