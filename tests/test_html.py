@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import sys
 from dataclasses import replace
@@ -217,6 +218,19 @@ def test_text_and_attributes_are_escaped(value: str) -> None:
     assert p.wrong == [] and [t for t, _ in p.elements] == ["p", "span", "span"]
     assert p.elements[0][1]["data-x"] == clean(value) == p.elements[1][1]["title"]
     assert p.text.replace("\r\n", "\n") == (clean(value) * 3).replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("sizes", [(8,), (16, 4), (1024,), (512, 2), (2, 512), (4, 128, 2), (997,), (1, 1), (64, 16), (128, 8)])
+def test_the_mesh_is_never_wider_than_the_page(sizes: tuple[int, ...]) -> None:
+    s = replace(Strategy.load(GOLDEN), mesh=tuple({"name": f"a{k}", "size": n, "levels": []} for k, n in enumerate(sizes)), tensors={}, blocks=())
+    p = Page.of(page([View("", "mesh.json", s)]))
+    cells = sum("data-device" in a for _, a in p.elements)
+    grid = next((a for _, a in p.elements if a.get("class", "").startswith("devices")), None)
+    assert cells == (math.prod(sizes) if math.prod(sizes) > 1 else 0) and (grid is None) == (cells == 0)
+    if grid is not None:
+        side = int(re.search(r"--cols:(\d+)", grid["style"])[1])  # type: ignore[index]
+        across = -(-cells // side) if "down" in grid["class"] else side
+        assert across <= 64 and -(-cells // across) <= 64
 
 
 ZERO = dict.fromkeys(("step_time_s", "compute_time_s", "exposed_communication_time_s", "optimizer_time_s", "memory_per_device_bytes", "memory_limit_bytes"), 0)

@@ -21,6 +21,8 @@ APART = 3.0
 """Pixels between cuts: more of them are drawn as a hatch of this width."""
 LEAST = {"mine": 5.0, "state": 2.5}
 """Pixels of a marked piece at least."""
+ACROSS = 64
+"""Devices in a row of the drawn mesh at most."""
 CELLS = 1024
 """Devices up to which the mesh is drawn."""
 
@@ -75,12 +77,25 @@ def _mesh(v: View, sizes: Mapping[str, int]) -> Markup:
     grid = None
     if 1 < devices <= CELLS:
         inner = list(sizes.values())[-1]
-        down = inner * inner < devices  # the longer side lies across
-        cell = max(3.0, min(16.0, 560.0 / max(inner, devices // inner)))
+        down = inner * inner < devices <= ACROSS * inner  # the longer side lies across
+        across = inner if down or devices // inner <= ACROSS >= inner else _across(list(sizes.values()))
+        cell = max(3.0, min(16.0, 560.0 / (devices // across if down else across)))
         marks = [el("i", data_device=str(k)) for k in range(devices)]
-        grid = el("div", marks, class_="devices down" if down else "devices", style=f"--cols:{inner};--rows:{inner};--cell:{cell:.1f}px", aria_hidden="true")
+        grid = el("div", marks, class_="devices down" if down else "devices", style=f"--cols:{across};--rows:{across};--cell:{cell:.1f}px", aria_hidden="true")
     pick = el("p", "Device ", el("b", "0", class_="device"), f" of {devices:,}", class_="cap")
     return el("div", el("div", pick, sliders, class_="pick"), grid, class_="mesh", data_mesh=json.dumps([[a, n] for a, n in sizes.items()]))
+
+
+def _across(sizes: Sequence[int]) -> int:
+    """Devices in a row of a mesh that is too long for one axis a row: whole inner axes, then as much of the next as fits;
+    where next to nothing does, the rows are cut anywhere."""
+    row = 1
+    for n in reversed(sizes):
+        part = max(k for k in range(1, n + 1) if n % k == 0 and (k == 1 or row * k <= ACROSS))
+        row *= part
+        if part < n:
+            break
+    return row if row >= 8 else ACROSS
 
 
 def _pieces(n: int, axes: Sequence[str], sizes: Mapping[str, int]) -> int:
