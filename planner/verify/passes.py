@@ -1,7 +1,7 @@
 """Which compiler pass changed what a program communicates, read from the compiler's own dumps after each pass (`xla_dump_hlo_pass_re`).
 
-From the partitioner's result on, the payload by kind and axes is totalled after every pass whose text differs in its collectives; a pass
-that changes a total is named with its bytes. Combining and renaming keep the totals and stay silent.
+From the program as emitted (shard_map) or the partitioner's result (jit) on, the payload by kind and axes is totalled after every pass whose
+text differs in its collectives; a pass that changes a total is named with its bytes. Combining and renaming keep the totals and stay silent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Change:
 
 @dataclass(frozen=True)
 class History:
-    """What is sent as partitioned, every later pass that changed a total, and the arrays of each kind and axes after the last such pass
+    """What is sent at first (as emitted, or as partitioned), every later pass that changed a total, and the arrays of each kind and axes after the last such pass
     (combined ones still apart, where combining keeps the total)."""
 
     first: Pieces
@@ -78,15 +78,15 @@ def totals(found: Pieces) -> dict[tuple[str, str], int]:
     return {key: sum(size * n for (_, size, _), n in cell.items()) for key, cell in found.items()}
 
 
-def stages(folder: Path) -> Iterator[tuple[str, str]]:
-    """(pass, text) of the dumps of the largest module in a folder, from the partitioner's result on."""
+def stages(folder: Path, placed: bool = False) -> Iterator[tuple[str, str]]:
+    """(pass, text) of the dumps of the largest module in a folder, in order. placed: from the partitioner's result on."""
     rows: dict[str, list[tuple[int, str, Path]]] = {}
     for path in sorted(folder.iterdir()):
         if found := _FILE.match(path.name):
             rows.setdefault(found["module"], []).append((int(found["index"]), found["name"], path))
     if not rows:
         return
-    begun, largest = False, max(rows.values(), key=len)
+    begun, largest = not placed, max(rows.values(), key=len)
     for _, name, path in sorted(largest, key=lambda r: r[0]):
         begun = begun or name in PARTITIONED
         if begun:
@@ -94,13 +94,14 @@ def stages(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def history(folder: Path, mesh: MeshAxes, namer: Callable[[str], Callable[[str], str]], merge_ar_slice: bool = False) -> History | None:
-    """Follow the collectives through the dumps of a folder; None where there are none. namer: text -> (attributes -> what an array serves)."""
+    """Follow the collectives through the dumps of a folder; None where there are none. namer: text -> (attributes -> what an array serves);
+    merge_ar_slice: a jit program, whose collectives begin with the partitioner's result."""
     first: Pieces | None = None
     before: Pieces = {}
     settled: Pieces = {}
     lines: list[str] = []
     later: list[Change] = []
-    for name, text in stages(folder):
+    for name, text in stages(folder, merge_ar_slice):
         now = [line for line in text.splitlines() if _LINE.search(line)]
         if now == lines and first is not None:
             continue
