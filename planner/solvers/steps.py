@@ -1,0 +1,119 @@
+"""The single steps of planner.solvers.reduce, which says why each keeps an optimal choice. Each takes a node of the state."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.solvers.partial import State
+from planner.solvers.usage import Usage
+
+
+def single(state: State, i: int) -> None:
+    """A node with one strategy left becomes a constant and rows of its neighbours' costs."""
+    state.trail.append(("value", i, 0))
+    state.constant += float(state.own(i)[0])
+    for j, t in state.cut(i).items():
+        state.cost[j] = state.own(j) + state.pool.tables[t][0]
+    state.drop(i)
+
+
+def fold(state: State, u: int) -> bool:
+    """Fold one neighbour that is a function of u into u (of a bijection, the one with fewer edges). True when something changed."""
+    pool = state.pool
+    for v, t in state.near[u].items():
+        f = pool.function(t)
+        if f is None:
+            continue
+        back = pool.function(pool.turn(t))
+        if back is not None and len(state.near[v]) > len(state.near[u]):
+            _absorb(state, v, u, back)
+        else:
+            _absorb(state, u, v, f)
+        return True
+    return False
+
+
+def _absorb(state: State, u: int, v: int, f: np.ndarray) -> None:
+    """v = f(u): move v's cost, usage and edges to u."""
+    pool = state.pool
+    table = pool.tables[state.near[u][v]]
+    state.trail.append(("map", v, u, f))
+    edges = state.cut(v)
+    del edges[u]
+    state.cost[u] = state.own(u) + table[np.arange(len(f)), f] + state.own(v)[f]
+    m = pool.map(f)
+    for w, t in edges.items():
+        t = pool.take(t, m)
+        state.set_edge(u, w, pool.add(state.near[u][w], t) if w in state.near[u] else t)
+        state.touch(w)
+    moved, present = state.usage[v], state.usage[u]
+    if moved is not None:
+        moved = Usage(moved.spans, moved.use[:, f])
+        state.usage[u] = moved if present is None else present.joined(moved)
+    state.drop(v)
+    state.touch(u)
+
+
+def eliminate(state: State, i: int) -> None:
+    """Minimise out a memory-neutral node of degree <= 2."""
+    pool, own = state.pool, state.own(i)
+    around = list(state.near[i].items())
+    if not around:
+        state.trail.append(("value", i, int(own.argmin())))
+        state.constant += float(own.min())
+    elif len(around) == 1:
+        (u, t), = around
+        total = own[:, None] + pool.tables[t]
+        state.cut(i)
+        state.trail.append(("map", i, u, total.argmin(axis=0)))
+        state.cost[u] = state.own(u) + total.min(axis=0)
+    else:
+        (u, t), (w, s) = around
+        if u > w:
+            (u, t), (w, s) = (w, s), (u, t)
+        total = own[:, None, None] + pool.tables[t][:, :, None] + pool.tables[s][:, None, :]
+        state.cut(i)
+        state.trail.append(("pair", i, u, w, total.argmin(axis=0)))
+        joined = pool.table(total.min(axis=0))
+        state.set_edge(u, w, pool.add(state.near[u][w], joined) if w in state.near[u] else joined)
+        state.touch(u)
+        state.touch(w)
+    state.drop(i)
+
+
+def dominate(state: State) -> bool:
+    """One pass of dominance over the nodes that changed since the last. True when a strategy went."""
+    changed = False
+    listed = sorted(state.unpruned)
+    state.unpruned = set()
+    for i in listed:
+        if state.cost[i] is None:
+            continue
+        own = state.own(i)
+        k = len(own)
+        if k < 2:
+            continue
+        # the tables have a zero in every row, so each edge can only lower the lead of one strategy over another
+        a, b = np.nonzero(own[:, None] >= own)
+        usage = state.usage[i]
+        fine = a != b
+        if usage is not None:
+            fine &= (usage.use[:, a] >= usage.use[:, b]).all(axis=0)
+        a, b = a[fine], b[fine]
+        lead = own[a] - own[b]
+        for t in state.near[i].values():
+            if not len(a):
+                break
+            lead = lead + state.pool.lead(t, a, b)
+            fine = lead >= 0
+            a, b, lead = a[fine], b[fine], lead[fine]
+        if not len(a):
+            continue
+        beats = np.zeros((k, k), bool)
+        beats[a, b] = True
+        # of two that beat each other the first stays
+        gone = (beats & ~(beats.T & np.tri(k, k, -1, dtype=bool).T)).any(axis=1)
+        if gone.any():
+            state.shrink(i, np.flatnonzero(~gone))
+            changed = True
+    return changed
