@@ -219,7 +219,7 @@ def temporaries(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, f
             continue
         sizes = [(name in graph.weights, local(name, flow.need[i, slot])) for slot, name in enumerate(node.inputs) if name]
         outs = sum(local(name, flow.source[name]) for name in node.outputs if name)
-        weights = sum(size for weight, size in sizes if weight)
+        weights = 0.0 if gathered else sum(size for weight, size in sizes if weight)  # gathered ones are counted below
         size = working_bytes(base, i, flow.split(i), sum(size for weight, size in sizes if not weight), outs, weights, pricer)
         largest[i in base.tail] = max(largest[i in base.tail], size)
     if gathered:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from planner.base import Base
     from planner.price import Pricer
 
+ALIGNED = 8
+"""Elements that extents of products are padded to on matrix units."""
 FREE = frozenset({"Reshape", "Identity"})
 
 
@@ -73,6 +75,10 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
     trained = base.training and any(o in base.grad for o in node.outputs)
     size = 2 * (ins + outs + weights) if trained and i in base.repeated else ins + outs
     itemsize = pricer.itemsize("float32")
+    if weights and rule.flops and i in base.tail:  # compilers pad odd extents of a product's operands (vocabularies) in a copy
+        order, shapes = tuple(pricer.sizes), graph.shapes(node.inputs)
+        own = [local_shape(shapes[slot], rule.operand(slot, split, order), pricer.sizes) for slot, n in enumerate(node.inputs) if n in graph.weights]
+        size += weights if any(n % ALIGNED for shape in own if len(shape) > 1 for n in shape) else 0.0
     if node.op == "Attention":  # scores and their gradient in float32, the weights as computed with
         q, _, v = graph.shapes(node.inputs[:3])
         scores = rule.flops / (2 * (q[3] + v[3])) * _share(rule, split, pricer.sizes, "e")

@@ -85,9 +85,10 @@ class Candidate:
     status: str = "feasible"
 
     def key(self, request: Request) -> tuple:
-        """Order among plans that fit: the objective in steps of a tie, then memory, then the simpler mesh."""
+        """Order among plans that fit: the objective in steps of a tie, then memory, then the simpler mesh and techniques."""
         main = self.cost.memory.total if request.objective == "memory" else self.cost.step_time_s
-        return (round(np.log(max(main, 1e-12)) / TIE), self.cost.memory.total, len(self.plan.mesh), self.plan.mesh)
+        simple = (self.plan.zero, RECOMPUTE.index(self.plan.recompute), self.plan.microbatches)
+        return (round(np.log(max(main, 1e-12)) / TIE), self.cost.memory.total, len(self.plan.mesh), self.plan.mesh, simple)
 
 
 @dataclass
