@@ -71,13 +71,18 @@ def rare() -> list[Case]:
         Case("shrink", "Shrink", ((8, 12),), ((8, 12),), {"bias": 0.2, "lambd": 0.4}),
         Case("selu", "Selu", ((8, 12),), ((8, 12),), {"alpha": 1.5, "gamma": 2.0}),
         Case("onehot-negative", "OneHot", (of("int32", 8, 6, high=5),), ((8, 6, 12),), {"axis": -1 % 3, "depth": 12, "on_value": 2.0, "off_value": 0.5}),
+        Case("topk-smallest", "TopK", (of("uint8", 8, 6, 12),), ((8, 6, 3), (8, 6, 3)), {"k": 3, "axis": 2, "largest": 0, "sorted": 1}, ("uint8", "int32")),
+        Case("conv-transpose-groups", "ConvTranspose", ((6, 8, 5), (8, 3, 3)), ((6, 12, 11),),
+             {"strides": (2,), "pads": (0, 0), "dilations": (1,), "group": 4}),
+        Case("resize-cubic", "Resize", ((8, 12, 3, 4),), ((8, 12, 6, 8),),
+             {"mode": "cubic", "coordinate_mode": "half_pixel", "nearest_mode": "floor", "scales": (1.0, 1.0, 2.0, 2.0), "cubic_coeff_a": -0.5}),
         Case("lrn", "LRN", ((8, 6, 4, 12),), ((8, 6, 4, 12),), {"size": 3, "alpha": 0.5, "beta": 0.75, "bias": 1.0}),
         Case("l2-normalization", "LpNormalization", ((8, 6, 12),), ((8, 6, 12),), {"axis": 1, "p": 2}),
         Case("l1-normalization", "LpNormalization", ((8, 6, 12),), ((8, 6, 12),), {"axis": -1, "p": 1}),
         Case("hardmax", "Hardmax", ((8, 6, 12),), ((8, 6, 12),), {"axis": 1}, frozen=(0,)),
         Case("scatter-nd", "ScatterND", ((6, 5, 8, 12), where, (4, 8, 12)), ((6, 5, 8, 12),), {"reduction": "none"}),
         Case("scatter-nd-add", "ScatterND", ((9, 8, 12), of("int32", 4, 1, high=9), (4, 8, 12)), ((9, 8, 12),), {"reduction": "add"}),
-    ]
+    ]  # fmt: skip
 
 
 def rare_cases() -> list[Case]:

@@ -91,16 +91,19 @@ def _conv(call: Call) -> str:
 def _conv_transpose_rule(node: Node, graph: Graph) -> Rule:
     x, w = graph.shapes(node.inputs[:2])
     (out,) = graph.shapes(node.outputs)
-    if int(node.attrs.get("group", 1)) != 1:  # type: ignore[arg-type]
-        raise NoRule("grouped transposed convolution")
-    n = len(x) - 2
-    rule = parse(f"n c {_spatial(n, 'x')}, c o {_spatial(n, 'k')} -> n o {_spatial(n, 'y')}", (x, w), (out,))
+    n, groups = len(x) - 2, int(node.attrs.get("group", 1))  # type: ignore[arg-type]
+    xs, ks, ys = _spatial(n, "x"), _spatial(n, "k"), _spatial(n, "y")
+    if groups == 1:
+        rule = parse(f"n c {xs}, c o {ks} -> n o {ys}", (x, w), (out,))
+    else:
+        sizes = {"g": groups, "c": x[1] // groups, "o": w[1]}
+        rule = parse(f"n (g c!) {xs}, (g c!) o! {ks} -> n (g o!) {ys}", (x, w), (out,), sizes=sizes)
     return replace(rule, flops=2.0 * prod(x) * prod(w[1:]))
 
 
 def _conv_transpose(call: Call) -> str:
     n = len(call.in_shapes[0]) - 2
-    groups = int(call.attr("group", 1))  # type: ignore[arg-type]
+    groups = call.rule.local(call.split, call.mesh)["g"] if int(call.attr("group", 1)) > 1 else 1  # type: ignore[arg-type]
     pads = tuple(call.node.attrs.get("pads", (0,) * 2 * n))  # type: ignore[arg-type]
     strides, dilations = (tuple(call.node.attrs.get(k, (1,) * n)) for k in ("strides", "dilations"))  # type: ignore[arg-type]
     return f"{call.use('conv_transpose')}({call.args[0]}, {call.args[1]}, {strides}, {pads}, {dilations}, {call.out_shapes[0][2:]}, {groups})"

@@ -35,11 +35,10 @@ def _average_pool(call: Call) -> str:
 
 def _resize(call: Call) -> str:
     mode, coordinate = str(call.attr("mode", "nearest")), str(call.attr("coordinate_mode", "half_pixel"))
-    if mode == "cubic":
-        raise NoRule("cubic interpolation")
+    slope = f", {call.attr('cubic_coeff_a', -0.75)!r}" if mode == "cubic" else ""
     nearest = str(call.attr("nearest_mode", "round_prefer_floor"))
     scales = tuple(float(s) for s in call.attr("scales"))[2:]  # type: ignore[union-attr, arg-type]
-    return f"{call.use('resize')}({call.args[0]}, {call.out_shapes[0][2:]}, {scales}, {mode!r}, {coordinate!r}, {nearest!r})"
+    return f"{call.use('resize')}({call.args[0]}, {call.out_shapes[0][2:]}, {scales}, {mode!r}, {coordinate!r}, {nearest!r}{slope})"
 
 
 register(

@@ -47,8 +47,9 @@ def cumsum(x, axis, exclusive, reverse):
 def top_k(x, k, axis, largest):
     """The k extreme values along `axis`, sorted, and their indices."""
     moved = jnp.moveaxis(x, axis, -1)
-    values, indices = lax.top_k(moved if largest else -moved, k)
-    return jnp.moveaxis(values if largest else -values, -1, axis), jnp.moveaxis(indices, -1, axis)
+    turned = (lambda v: v) if largest else jnp.negative if jnp.issubdtype(x.dtype, jnp.floating) else jnp.invert
+    values, indices = lax.top_k(turned(moved), k)
+    return jnp.moveaxis(turned(values), -1, axis), jnp.moveaxis(indices, -1, axis)
 
 
 def take(table, indices, axis):

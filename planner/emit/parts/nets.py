@@ -92,8 +92,8 @@ def _window(x, kernel, strides, pads, dilations, out):
     return (1, 1, *kernel), (1, 1, *strides), padding, None, (1, 1, *dilations)
 
 
-def resize(x, out, scales, mode, coordinate, nearest):
-    """Resize of the spatial dims of x [N, C, ...] to `out`, nearest or linear, dim by dim."""
+def resize(x, out, scales, mode, coordinate, nearest, slope=-0.75):
+    """Resize of the spatial dims of x [N, C, ...] to `out`, nearest, linear or cubic (Keys, of the given slope), dim by dim."""
     for i, (n, s) in enumerate(zip(out, scales, strict=True)):
         size, dim = x.shape[2 + i], 2 + i
         at = np.arange(n, dtype=np.float64)
@@ -110,9 +110,14 @@ def resize(x, out, scales, mode, coordinate, nearest):
             x = jnp.take(x, np.clip(nearby, 0, size - 1).astype(np.int32), axis=dim)
         else:
             low = np.floor(at).astype(np.int32)
-            part = (at - low).astype(np.float32).reshape((-1,) + (1,) * (x.ndim - dim - 1))
-            a, b = (jnp.take(x, np.clip(low + k, 0, size - 1), axis=dim) for k in (0, 1))
-            x = a * (1 - part).astype(x.dtype) + b * part.astype(x.dtype)
+            t = at - low
+            if mode == "cubic":
+                near, far = (lambda d: ((slope + 2) * d - (slope + 3)) * d * d + 1), (lambda d: ((d - 5) * d + 8) * d * slope - 4 * slope)
+                taps = {-1: far(t + 1), 0: near(t), 1: near(1 - t), 2: far(2 - t)}
+            else:
+                taps = {0: 1 - t, 1: t}
+            wide = (-1,) + (1,) * (x.ndim - dim - 1)
+            x = sum(jnp.take(x, np.clip(low + k, 0, size - 1), axis=dim) * w.reshape(wide).astype(x.dtype) for k, w in taps.items())
     return x
 
 
