@@ -150,18 +150,6 @@ def running(call: Call) -> Value:
     return np.flip(made, axis) if call.attr("reverse", 0) else made
 
 
-@handles("ArgMax", "ArgMin")
-def last_extreme(call: Call) -> Value:
-    """Index of the extreme value along an axis, the last of equal ones where asked."""
-    x = as_array(call.get(0))
-    axis, pick = call.axis(x.ndim), np.argmax if call.node.op_type == "ArgMax" else np.argmin
-    if call.attr("select_last_index", 0):
-        found = x.shape[axis] - 1 - pick(np.flip(x, axis), axis)
-    else:
-        found = pick(x, axis)
-    return (np.expand_dims(found, axis) if call.attr("keepdims", 1) else found).astype(np.int64)
-
-
 @handles("Det")
 def determinant(call: Call) -> Value:
     """Determinants of square matrices."""

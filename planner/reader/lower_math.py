@@ -310,10 +310,15 @@ def _implicit(terms: list[str], taken: str) -> str:
 
 
 def _arg_reduce(call: Call) -> None:
-    if call.attr("select_last_index", 0):
-        raise Unsupported("the last of equal elements is asked for")
     axis = call.axis(call.attr("axis", 0), len(call.shape()))
-    call.result(call.op, [call.arg(0)], {"axis": axis, "keepdims": int(call.attr("keepdims", 1))})
+    attrs: dict[str, Any] = {"axis": axis, "keepdims": int(call.attr("keepdims", 1))}
+    if not call.attr("select_last_index", 0):
+        call.result(call.op, [call.arg(0)], attrs)
+        return
+    last = call.shape()[axis] - 1  # the last of equal elements is the first from the other end
+    back = call.emit("Slice", [call.arg(0)], {"axes": (axis,), "starts": (last,), "ends": (-1,), "steps": (-1,)})
+    found = call.emit(call.op, [back], attrs)
+    call.result("Sub", [number(call, last, call.draft.dtype(found)), found])
 
 
 def _cumsum(call: Call) -> None:
