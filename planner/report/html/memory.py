@@ -172,8 +172,8 @@ def _curve(v: View, s: Series, scale: float) -> Markup:
     ticks = [el("span", f.size(b), style=f"top:{y(b):.2f}%") for b in ticks_at]
     grid = [el("line", class_="grid", x1=0.0, x2=WIDTH, y1=y(b), y2=y(b)) for b in ticks_at]
     svg = el("svg", grid, shapes, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none", aria_hidden="true")
-    side = f"{' left' if at > 55 else ''}{' above' if y(most) > 30 else ''}"
-    peak = el("b", f"peak {f.size(most)}", el("small", s.peak_words), class_=f"peak{side}", style=f"left:{at:.2f}%;top:{y(most):.2f}%")
+    side = f"{' left' if at > 50 else ''}{' above' if y(most) > 30 else ''}"
+    peak = el("b", f"peak {f.size(most)}", el("small", s.peak_words), class_=f"peak{side}", style=f"--at:{at:.2f}%;top:{y(most):.2f}%")
     marks = el("b", f"{f.size(limit)} usable" + (", far above" if off else ""), class_="limitname off" if off else "limitname", style=f"top:{0 if off else y(limit):.2f}%")
     step = v.micro > 1
     names = el("div", el("span", "forward", style=f"width:{turn:.2f}%"), el("span", "backward, then the optimizer" if WIDTH - turn > 20 else ""), class_="axis-x")
