@@ -58,7 +58,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     """Price of a derived flow."""
     plan, graph, mesh = flow.plan, flow.graph, dict(flow.plan.mesh)
     micro = plan.microbatches
-    forward = backward = again = 0.0
+    forward = backward = 0.0
     done: dict[tuple[int, object], tuple[float, float]] = {}
     for i in range(len(graph.nodes)):
         key = (base.shared[i], flow.split(i))
@@ -66,8 +66,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
             done[key] = kernel_times(base, i, flow.split(i), pricer)
         f, b = done[key]
         forward, backward = forward + f, backward + b
-    for run, replay in _replays(flow, runs):
-        again += run.repeats * sum(done[base.shared[i], flow.split(i)][0] for i, result in replay.nodes.items() if result)
+    again = sum(done[base.shared[i], flow.split(i)][0] for i in sorted(made_again(flow, runs)))
     compute = micro * (forward + backward + again)
     overlapped = exposed = 0.0
     by_axes: dict[tuple[str, str], float] = {}
@@ -108,6 +107,11 @@ def _replays(flow: Flow, runs: tuple[Run, ...]) -> Iterator[tuple[Run, Replay]]:
         replay = repeated(inner_flow(outer, run), run)
         if replay:
             yield run, replay
+
+
+def made_again(flow: Flow, runs: tuple[Run, ...]) -> frozenset[int]:
+    """Nodes, of all repeats, whose kernels run a second time in the backward pass of recomputed blocks."""
+    return frozenset(i + r * run.period for run, replay in _replays(flow, runs) for i, result in replay.nodes.items() if result for r in range(run.repeats))
 
 
 def kept_collectives(flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> float:

@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from planner import account
+from planner.evaluate import made_again
 from planner.kernels import kernel_times
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def trace(p: Priced) -> str:
     for use in uses:
         at.setdefault((use.phase, made.get(use.what, 0)), []).append(use)
     times = [kernel_times(p.base, i, p.flow.split(i), p.pricer) for i in range(len(graph.nodes))]
-    inside = {i for first, period, repeats in p.plan.runs for i in range(first, first + period * repeats)}
+    again = made_again(p.flow, p.runs)
     line = _Track()
     note = f" x {micro} microbatches" if micro > 1 else ""
 
@@ -64,7 +65,7 @@ def trace(p: Priced) -> str:
     for i in reversed(range(len(graph.nodes) if p.base.training else 0)):
         node = graph.nodes[i]
         collectives("recompute", i)
-        if p.plan.recompute != "none" and i in inside:
+        if i in again:
             line.add(KERNELS, f"{node.op} again{note}", times[i][0] * micro, {"node": node.id, "phase": "recompute"})
         line.add(KERNELS, f"{node.op} backward{note}", times[i][1] * micro, {"node": node.id, "phase": "backward"})
         collectives("backward", i)
