@@ -20,11 +20,12 @@ import numpy as np
 from planner.emit.replay import sharded
 from planner.emit.source import comment
 from planner.emit.text import counted, inlined, rule_cells, short_floats, small_literal, spec_text, wrapped
+from planner.errors import PlanError
 from planner.flow import Flow
 from planner.graph import Node
 from planner.layout import Layout, Step, group, local_shape, padded
 from planner.ops import OPERATORS, Call
-from planner.ops.base import axes_text, jnp_dtype
+from planner.ops.base import NoRule, axes_text, jnp_dtype
 from planner.rule import Rule, Split
 
 Backend = Literal["shard_map", "jit"]
@@ -261,7 +262,10 @@ class Body:
             graph.shapes(node.inputs), graph.shapes(live),
             tuple(graph.tensors[n].dtype if n else "" for n in node.inputs), tuple(self._dtype(o) for o in live), self.helpers,
         )  # fmt: skip
-        text = OPERATORS[node.op].kernel(call)
+        try:
+            text = OPERATORS[node.op].kernel(call)
+        except NoRule as reason:
+            raise PlanError("P066", f"no program can be written: node {node.id!r} ({node.op}) has {reason}", help=["the plan stands"]) from None
         text = text[1:-1] if wrapped(text) else text
         names = [self.fresh() for _ in live]
         cells = " ".join(rule_cells(rule.results[k], self.flow.split(index)) for k in range(len(live)))

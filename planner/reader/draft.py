@@ -59,6 +59,7 @@ class Draft:
     maker: dict[str, Op] = field(default_factory=dict)
     keep_floats: set[str] = field(default_factory=set)
     """Float leaves that may be parameters: looked up on demand, never folded away early."""
+    _ordinals: dict[str, int] = field(default_factory=dict)  # base -> a number below which `fresh` found all taken
     _looked: dict[int, dict[str, np.ndarray | None]] = field(default_factory=dict)  # limit -> what `value` found
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -77,9 +78,10 @@ class Draft:
         """A tensor name not in use, equal to `base` where possible."""
         if base and base not in self.types:
             return base
-        k = 1
+        k = self._ordinals.get(base, 1)
         while f"{base}.{k}" in self.types:
             k += 1
+        self._ordinals[base] = k
         return f"{base}.{k}"
 
     def leaf(self, name: str, array: np.ndarray) -> str:
