@@ -79,7 +79,7 @@ def test_the_peak_of_the_curve_is_the_priced_memory(pins: str) -> None:
     assert curve.peak_words == ("end of the forward pass" if curve.times_s[curve.peak] <= curve.turn_s else "the backward pass enters the blocks")
 
 
-@pytest.mark.parametrize("spec", ["zoo:t5-tiny", "zoo:ssm-tiny", "zoo:resnet-tiny", "zoo:mlp-tiny", "zoo:dlrm-tiny", "zoo:unet-tiny"])
+@pytest.mark.parametrize("spec", ["zoo:t5-tiny", "zoo:ssm-tiny", "zoo:resnet-tiny", "zoo:mlp-tiny", "zoo:dlrm-tiny", pytest.param("zoo:unet-tiny", marks=pytest.mark.slow)])
 def test_other_models_add_up_too(spec: str) -> None:
     d = detail("dp=8", spec)
     curve = series(d)
