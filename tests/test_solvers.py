@@ -118,3 +118,15 @@ def test_a_budget_of_work_is_deterministic_and_anytime() -> None:
     assert first == again
     assert first.status == "feasible" and first.stopped == "work"
     assert first.bound is not None and evaluate(problem, first.choice).cost >= first.bound
+
+
+def test_labels_grown_again_keep_what_a_narrow_beam_dropped() -> None:
+    """Regrets count from the value under the prices, also after an earlier beam raised the bound."""
+    from planner.solvers.dp import clock_of, solve_model
+    from planner.solvers.model import build
+
+    for seed, (problem, best) in enumerate(zip(CASES, BEST, strict=True)):
+        found = solve_model(build(problem), clock_of(Budget(), 2e9), caps=(1, 2, 3, 5, 1_000_000))
+        assert (found.choice is None) == (best is None), seed
+        if best is not None and found.choice is not None:
+            assert evaluate(problem, found.choice).cost == best, seed

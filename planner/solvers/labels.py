@@ -41,12 +41,13 @@ def close_gap(dual: Dual, cap: int, clock: Clock) -> None:
     """Enumerate below the best known cost; updates the dual's best choice and bound (equal to the cost when proven)."""
     memory = dual.model.memory
     assert memory is not None
-    _, x, tables = dual.tree.run(dual.model.cost + memory.priced(dual.price, len(dual.model.cost)))
+    value, x, tables = dual.tree.run(dual.model.cost + memory.priced(dual.price, len(dual.model.cost)))
     load = memory.load(x) if dual.best is None else np.maximum(memory.load(x), memory.load(dual.best))
     tracked = np.flatnonzero((dual.price > 0) | (load > memory.limit))
     if not len(tracked):
         tracked = np.array([int(load.argmax())])
-    start, steps = dual.bound, _steps(dual.tree)
+    # Regrets count from the value under these prices: the best bound may be above it, from labels grown before.
+    start, steps = value - float(dual.price.sum()) * memory.limit, _steps(dual.tree)
     for _ in range(memory.rows):
         found, floor, violated = _grow(dual, tables, steps, tracked, start, cap, clock)
         if found is not None:
