@@ -62,12 +62,11 @@ CHIPS: Mapping[str, Chip] = {
     "h200": Chip("NVIDIA H200", (9, 0), 132, 128, 233472, 232448, 50 * _MIB, 141 * _GB, 4800 * _GB, 1.98),
     "a100": Chip("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 167936, 166912, 40 * _MIB, 80 * 2**30, 2039 * _GB, 1.41),
     "a100-40gb": Chip("NVIDIA A100-SXM4-40GB", (8, 0), 108, 64, 167936, 166912, 40 * _MIB, 40 * 2**30, 1555 * _GB, 1.41),
-    "v100": Chip("Tesla V100-SXM2-32GB", (7, 0), 80, 64, 98304, 98304, 6 * _MIB, 32 * 2**30, 900 * _GB, 1.53),
     "b200": Chip("NVIDIA B200", (10, 0), 148, 128, 233472, 232448, 126 * _MIB, 180 * _GB, 8000 * _GB, 1.965),
 }
 """name -> chip, as in `--target gpu:NAME`."""
 
-_OTHER_NAMES: Mapping[str, str] = {"h100-sxm": "h100", "h200-sxm": "h200", "a100-80gb": "a100", "v100-32gb": "v100"}
+_OTHER_NAMES: Mapping[str, str] = {"h100-sxm": "h100", "h200-sxm": "h200", "a100-80gb": "a100"}
 """Names of shipped devices (`plan hardware`) -> names here."""
 
 
