@@ -477,3 +477,10 @@ def test_a_weight_of_a_repeated_block_that_is_used_elsewhere() -> None:
     assert runs
     program = emit(graph, Plan((("data", 8),), {}, runs=runs), workload="infer")
     assert program.unrolled_because and "used elsewhere" in program.unrolled_because[0]
+
+
+def test_a_table_is_no_shape() -> None:
+    start = time.perf_counter()
+    for target in (np.full(2_000_000, 3), np.ones(3000, np.int64)):
+        fails(model("(float[2,3] x) => (float[a,b] y) { y = Reshape(x, s) }", s=target), "P115", str(target.size))
+    assert time.perf_counter() - start < 5

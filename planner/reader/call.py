@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from planner.reader.lower import Lowering
 
 
+MOST_INTS = 4096
+
+
 class Unsupported(Exception):
     """This node cannot be planned; the text says why."""
 
@@ -90,8 +93,11 @@ class Call:
         return found
 
     def ints(self, k: int, what: str) -> list[int]:
-        """Input k as a flat list of ints."""
-        return [int(v) for v in self.const(k, what).reshape(-1)]
+        """Input k as a flat list of ints: sizes, axes or bounds. Raises ShapeError for more of them than any tensor has dims or pieces."""
+        found = self.const(k, what).reshape(-1)
+        if found.size > MOST_INTS:
+            raise ShapeError(f"{what} holds {found.size} numbers")
+        return [int(v) for v in found]
 
     def axis(self, axis: int, rank: int) -> int:
         """A non-negative axis. Raises ShapeError."""

@@ -24,6 +24,8 @@ FOLD_ELEMENTS = 65_536
 """Most elements a folded constant may keep in the finished graph."""
 LOOK_ELEMENTS = 1 << 23
 """Most elements `value` evaluates when a pattern asks what a constant is."""
+MOST_DIMS = 64
+"""Arrays have no more."""
 MOST_ELEMENTS = 1 << 53
 """A tensor with more elements is refused: counts would no longer be exact, and no memory holds it."""
 
@@ -180,6 +182,8 @@ class Draft:
 
     def _append(self, op: str, inputs: list[str], attrs: dict[str, Any], out: Sequence[str], found: list[Type]) -> list[str]:
         for shape, _ in found:
+            if len(shape) > MOST_DIMS:
+                raise ShapeError(f"a tensor with {len(shape)} dims")
             if math.prod(shape) > MOST_ELEMENTS:
                 raise ShapeError(f"a tensor of shape {list(shape)} has {math.prod(shape)} elements, which no device memory holds")
         if all(i in self.values and i not in self.keep_floats for i in inputs if i):
