@@ -40,6 +40,8 @@ LONG_S = 5.0
 """Steps longer than this are bounded in nanoseconds."""
 PATIENCE = 32
 """Leaves solved in a row without a better plan before the search is content; the bounds of those left stay part of the answer."""
+WIDE_GAP, LONG_PATIENCE = 0.1, 128
+"""The same while the plan is further than this from the bound: large models whose memory binds meet many leaves that cannot be made to fit first."""
 ROUNDS = 3
 """Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
 
@@ -106,7 +108,7 @@ class Explorer:
             self._first.append(self.search.space(mesh, 1, self.allowed, self.pinned))
             self._expand(index)
         self._worth, idle = worth, 0
-        while self.open and idle < PATIENCE:
+        while self.open and idle < (LONG_PATIENCE if self.open[0].bound < self._to_beat * (1 - WIDE_GAP) else PATIENCE):
             leaf = heapq.heappop(self.open)
             self._cut = leaf.bound
             if leaf.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
