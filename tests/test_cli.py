@@ -254,7 +254,8 @@ def test_planning_never_imports_jax() -> None:
 
 ERRORS: list[tuple[list[str], str, int]] = [
     (["launch", "s.json"], "P001", 2), (["exlpain"], "did you mean 'explain'?", 2), ([TINY], "P017", 2), ([TINY, "--devices", "0"], "P003", 2),
-    ([TINY, "--devices", "eight"], "P003", 2), ([TINY, "--devices", "8", "--lora", "4"], "P039", 2), ([TINY, "--devices", "8", "--scaling", "weak"], "P002", 2), ([TINY, "--device", "8"], "did you mean '--devices'?", 2),
+    ([TINY, "--devices", "eight"], "P003", 2), ([TINY, "--devices", "8", "--lora", "4"], "P039", 2),
+    ([TINY, "--devices", "8", "--scaling", "weak"], "P002", 2), ([TINY, "--device", "8"], "did you mean '--devices'?", 2),
     (["verify", "tiny.json", "--target", "gpu:h900"], "P164", 2), (["verify", "tiny.json", "--target", "tpu:v5e:4x4"], "P165", 2),
     (["show", "tiny.json", "--html2", "r.html"], "P002", 2), (["show"], "P003", 2),
     (["show", "tiny.json", "extra"], "P002", 2), ([TINY, "--devices", "8", "--solver", "gurobi"], "P018", 2), ([TINY, "--devices", "8", "--mode", "hybrid"], "P018", 2),
