@@ -120,6 +120,11 @@ def test_linters_find_nothing(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stdout
 
 
+def test_tables_of_padded_vocabularies_are_not_masked() -> None:
+    text = made("zoo:gpt-tiny,vocab=67", "shard_map").text
+    assert "take_shard(params[" in text and "real_part" not in text
+
+
 def test_layouts_and_collectives_are_told_in_comments() -> None:
     text = made("zoo:gpt-tiny", "shard_map").text
     block = text.split("def block0(")[1].split("\n\n\n")[0]

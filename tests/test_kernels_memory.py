@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from planner.emit.parts.exchange import lean, no_gathers
-from planner.emit.parts.kernels import LOSS_ROWS, attention, attention_rows, cross_entropy, layer_norm, row_blocks
+from planner.emit.parts.kernels import LOSS_ROWS, attention, attention_rows, cross_entropy, layer_norm, row_blocks, take_shard
 from planner.ops import loss
 
 
@@ -61,6 +61,25 @@ def test_loss_leaves_rows_out_and_takes_classes_anywhere():
     want, want_grad = jax.value_and_grad(lambda x: plain(jnp.moveaxis(x[:2], 1, -1), labels[:2]))(logits)
     assert float(value) == pytest.approx(float(want), rel=1e-6)
     np.testing.assert_allclose(grad, want_grad, rtol=1e-4, atol=1e-9)
+
+
+def test_a_cut_table_is_looked_up_without_a_masked_copy():
+    """21 rows over 4 devices, the last piece padded by rows that are not zero: values and gradients of the whole table, padding untouched."""
+    rng = np.random.default_rng(3)
+    table = jnp.asarray(rng.normal(size=(24, 5)), jnp.float32)
+    ids, g = jnp.asarray(rng.integers(-21, 21, (3, 4)), jnp.int32), jnp.asarray(rng.normal(size=(3, 4, 5)), jnp.float32)
+    mesh = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P("model"), P()), out_specs=P())
+    def rows(piece, ids):
+        return jax.lax.psum(take_shard(piece, ids, 0, jax.lax.axis_index("model") * 6, 21), "model")
+
+    want, pull = jax.vjp(lambda t: t[ids], table[:21])
+    found, pull_found = jax.vjp(lambda t: rows(t, ids), table)
+    np.testing.assert_array_equal(found, want)
+    np.testing.assert_allclose(pull_found(g)[0][:21], pull(g)[0], rtol=1e-6)
+    assert not np.any(np.asarray(pull_found(g)[0][21:]))
+    assert not np.any(np.asarray(rows(table, jnp.full((3, 4), 22))))  # beyond the table: nobody's row, not that of the padding
 
 
 def kept_bytes(function, *operands):

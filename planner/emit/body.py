@@ -30,6 +30,8 @@ from planner.rule import Rule, Split
 
 Backend = Literal["shard_map", "jit"]
 OWN_MASKS = frozenset({"CrossEntropyLoss", "MSELoss", "L1Loss", "BCEWithLogitsLoss", "UserLoss"})
+LOOKUPS = frozenset({"Gather", "GatherND"})
+"""Tables are not masked: the lookup never meets their padding, and masking would cost a copy of the table and one of its gradient."""
 Way = tuple[Step, ...]
 Line = str | Callable[[], str]
 
@@ -302,7 +304,7 @@ class Body:
 
     def _masked(self, node: Node, rule: Rule, split: Split, args: list[str]) -> list[str]:
         """Zero the padding of operands that are summed over a padded factor."""
-        if node.op in OWN_MASKS or self.backend == "jit":
+        if node.op in OWN_MASKS | LOOKUPS or self.backend == "jit":
             return args
         out = list(args)
         for slot, dims in enumerate(rule.operands):

@@ -59,9 +59,10 @@ def take(table, indices, axis):
 
 
 def take_shard(table, indices, axis, start, size):
-    """Rows of a table of which this device holds those from `start`; zeros for rows held elsewhere, so that a sum over devices is the lookup."""
-    local = jnp.where(indices < 0, indices + size, indices) - start
-    here = (local >= 0) & (local < table.shape[axis])
+    """Rows of a table of `size` rows of which this device holds those from `start`; zeros for rows held elsewhere, so that a sum over devices is the lookup."""
+    at = jnp.where(indices < 0, indices + size, indices)
+    local = at - start
+    here = (local >= 0) & (local < table.shape[axis]) & (at < size)
     rows = jnp.take(table, jnp.where(here, local, 0), axis=axis, mode="clip")
     wide = (1,) * axis + here.shape + (1,) * (table.ndim - axis - 1)
     return jnp.where(here.reshape(wide), rows, 0)
