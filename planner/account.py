@@ -32,6 +32,8 @@ class Use:
     """forward | backward | gradient | optimizer | recompute"""
     what: str
     """the tensor (label) or node it serves"""
+    bucketed: bool = False
+    """the compiler may send it together with others like it: nothing waits for it but the optimizer, or the next step"""
 
     @property
     def total_bytes(self) -> int:
@@ -170,10 +172,10 @@ def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSi
         yield Use("all-gather", plan.axes, full, micro * sum(gathered), "recompute", what)
         yield Use("reduce-scatter", plan.axes, full, micro * len(gathered), "gradient", what)
     elif level:
-        yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what)
-        yield Use("all-gather", plan.axes, full, 1, "optimizer", what)
+        yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what, True)
+        yield Use("all-gather", plan.axes, full, 1, "optimizer", what, True)
     if rest:
-        yield Use("all-reduce", rest, piece, 1, "gradient", what)
+        yield Use("all-reduce", rest, piece, 1, "gradient", what, True)
 
 
 def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[str, dict[str, dict[str, int | Fraction]]]:

@@ -72,7 +72,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     by_axes: dict[tuple[str, str], float] = {}
     uses = account.collectives(flow, runs, pricer.itemsize)
     for use in uses:
-        seconds = use.count * pricer.collective_s(use.kind, use.axes, use.payload_bytes)
+        seconds = pricer.use_s(use)
         hidden = seconds * pricer.runtime.overlap if use.phase == "gradient" else 0.0
         exposed += seconds - hidden
         overlapped += hidden

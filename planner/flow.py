@@ -187,9 +187,7 @@ def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] 
 
 def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, trained: bool) -> WeightPlan:
     """Stored as its consumer cuts it (several: see `_storage`); with optimizer sharding, the state (and at level 3 the weight) is also cut
-    over the plan's zero axes among those its gradient is partial over, along the first dim that divides evenly.
-
-    Biases and scales stay at level 1 under level 3: gathering one costs a collective's latency in every block and pass, and saves nothing that counts."""
+    over the plan's zero axes among those its gradient is partial over, along the first dim that divides evenly."""
     targets = tuple(dict.fromkeys(targets))
     shape = graph.tensors[name].shape
     layout = targets[0].stored if len(targets) == 1 else _storage(shape, targets, plan, trained)
@@ -202,8 +200,14 @@ def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, 
     sizes = dict(plan.mesh)
     for d, extent in enumerate(local_shape(shape, layout, sizes)):
         if shape[d] % group(layout.dims[d] + axes, sizes) == 0 and extent > 1:
-            return WeightPlan(layout, 1 if plan.zero == 3 and len(shape) == 1 else plan.zero, axes, d, fan)
+            return WeightPlan(layout, own_level(plan.zero, shape), axes, d, fan)
     return WeightPlan(layout, fan=fan)
+
+
+def own_level(level: int, shape: tuple[int, ...]) -> int:
+    """The optimizer level of one weight under a plan's. Biases and scales stay at level 1 under level 3: gathering one costs a collective's latency
+    in every block and pass, and saves nothing that counts."""
+    return 1 if level == 3 and len(shape) == 1 else level
 
 
 def _pending(layout: Layout, targets: tuple[Layout, ...], plan: Plan) -> Axes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 SHORT = {"tp": "model", "dp": "data", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
 TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None}
+STAGES = ("pp", "stage")
+"""Axes that mean pipeline stages, which are not built: as plain axes they would say something false."""
+AXES = re.compile(r"(data|model|sequence|expert)\d*")
+"""Axes of the short form; a TOML file may name others."""
 RECOMPUTE_WORDS = {"full": "block", "selective": "block-keep"}
 
 
@@ -68,7 +73,8 @@ class Pins:
             order = sorted(table, key=lambda a: {"stage": 0, "data": 1, "expert": 2, "sequence": 3, "model": 4}.get(a, 5))
             found.append({a: table[a] for a in order})
         if not found:
-            raise PlanError("P022", f"the pinned mesh {dict(self.mesh)} does not multiply to {devices} devices", help=["axis sizes that divide the devices"])
+            pinned = ", ".join(f"{a} {' or '.join(map(str, sizes))}" for a, sizes in self.mesh.items())
+            raise PlanError("P022", f"the pinned mesh ({pinned}) does not multiply to {devices} devices", help=["axis sizes that divide the devices"])
         return found
 
     def allowed(self, base: Base, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
@@ -142,6 +148,8 @@ def from_table(data: Mapping[str, Any]) -> Pins:
 
 
 def _sizes(axis: str, value: Any) -> tuple[int, ...]:
+    if axis in STAGES:
+        raise PlanError("P020", f"pin {axis}: pipeline stages are not built yet", help=["tp=, dp=, micro=, zero= and recompute= can be pinned"])
     value = value.get("size") if isinstance(value, dict) else value
     sizes = value if isinstance(value, list) else [value]
     if not sizes or not all(isinstance(s, int) and s > 0 for s in sizes):
@@ -151,11 +159,11 @@ def _sizes(axis: str, value: Any) -> tuple[int, ...]:
 
 def _technique(key: str, value: Any) -> Any:
     if key not in TECHNIQUES:
-        raise PlanError("P021", f"unknown technique {key!r}", help=[f"one of {', '.join(TECHNIQUES)}"])
+        raise PlanError("P020", f"unknown technique {key!r}", help=[f"one of {', '.join(TECHNIQUES)}"])
     value = RECOMPUTE_WORDS.get(value, value) if key == "recompute" else value
     choices = TECHNIQUES[key]
     if (choices is not None and value not in choices) or (choices is None and (not isinstance(value, int) or value < 1)):
-        raise PlanError("P021", f"{key} = {value!r} is not possible", help=[f"one of {choices}" if choices else "a positive number"])
+        raise PlanError("P020", f"{key} = {value!r} is not possible", help=[f"one of {', '.join(map(str, choices))}" if choices else "a positive number"])
     return value
 
 
@@ -168,8 +176,9 @@ def _short(text: str) -> Pins:
         plain: Any = int(value) if value.strip().isdigit() else value.strip()
         if key in TECHNIQUES:
             techniques[key] = _technique(key, plain)
-        elif isinstance(plain, int) and key.isidentifier():
-            mesh[key] = (plain,)
+        elif isinstance(plain, int) and (key in STAGES or AXES.fullmatch(key)):
+            mesh[key] = _sizes(key, plain)
         else:
-            raise PlanError("P020", f"cannot read pin {part!r}", help=["tp=8,dp=8,micro=2,zero=3,recompute=block, or a TOML file"])
+            near = did_you_mean(key, [*SHORT, *SHORT.values()])
+            raise PlanError("P020", f"cannot read pin {part!r}", help=[h for h in (near, "tp=8,dp=8,micro=2,zero=3,recompute=block, or a TOML file") if h])
     return Pins(mesh, techniques)

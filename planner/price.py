@@ -13,6 +13,7 @@ from typing import Any
 from costmodels import collectives, compute
 from costmodels.precision import Recipe
 from costmodels.runtime import Runtime
+from planner.account import Use
 from planner.conversions import Atlas, Conversions
 from planner.graph import DTYPE_BYTES
 from planner.layout import Axes
@@ -41,11 +42,16 @@ class Pricer:
             self._sizes.update((a.name, a.size) for a in self.mesh.axes)
         return self._sizes
 
-    def collective_s(self, kind: str, axes: Axes, payload_bytes: float) -> float:
-        """Seconds of one collective over the axes; 0 when it moves nothing."""
+    def collective_s(self, kind: str, axes: Axes, payload_bytes: float, *, bucketed: bool = False) -> float:
+        """Seconds of one collective over the axes; 0 when it moves nothing. bucketed: it travels with others of its kind and pays its share of a latency."""
         if not kind or not axes or not payload_bytes:
             return 0.0
-        return min(latency + payload_bytes * slope for latency, slope in self.lines(kind, axes))
+        share = min(1.0, payload_bytes / self.runtime.bucket_bytes) if bucketed else 1.0
+        return min(latency * share + payload_bytes * slope for latency, slope in self.lines(kind, axes))
+
+    def use_s(self, use: Use) -> float:
+        """Seconds a collective of a program takes in one optimizer step."""
+        return use.count * self.collective_s(use.kind, use.axes, use.payload_bytes, bucketed=use.bucketed)
 
     def lines(self, kind: str, axes: Axes) -> tuple[tuple[float, float], ...]:
         """(latency_s, s_per_byte) lines whose minimum is the time of a collective over the axes."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from costmodels.memory import capacity
+from costmodels.units import show_time
 from planner.errors import PlanError
 from planner.topology import for_devices
 
@@ -20,7 +21,7 @@ TRIES = 3
 
 
 def remedies(request: Request, found: Found, model: Model) -> list[str]:
-    """Help lines such as "128 devices fit (re-priced: 41.0 ms)"; empty when nothing tried fits."""
+    """Help lines such as "128 devices fit (re-priced: 41 ms with --batch 64)"; empty when nothing tried fits."""
     return [line for line in (_devices(request, found, model), _batch(request, model)) if line]
 
 
@@ -38,7 +39,9 @@ def _devices(request: Request, found: Found, model: Model) -> str:
         room = capacity(topology.device, n, request.capacity.reserve)
         best = _plan(replace(request, topology=topology, capacity=room), model)
         if best is not None:
-            return f"{n} devices fit (re-priced: {best.cost.step_time_s * 1e3:.1f} ms)"
+            # A batch that follows the devices would grow with them: the price holds for this one.
+            defaulted = model.workload.batch is None and model.workload.tokens_per_step is None
+            return f"{n} devices fit (re-priced: {show_time(best.cost.step_time_s)}{f' with --batch {model.batch}' if defaulted else ''})"
     return ""
 
 
@@ -50,7 +53,7 @@ def _batch(request: Request, model: Model) -> str:
         except PlanError:
             continue
         if best is not None:
-            return f"--batch {batch} fits (re-priced: {best.cost.step_time_s * 1e3:.1f} ms)"
+            return f"--batch {batch} fits (re-priced: {show_time(best.cost.step_time_s)})"
     return ""
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from planner.base import Base as Base
 from planner.base import Wire
 from planner.emit.replay import reads
-from planner.flow import Plan, weight_plan
+from planner.flow import Plan, own_level, weight_plan
 from planner.kernels import inner_times, times_of, working_bytes
 from planner.layout import Axes, Layout, group, local_shape
 from planner.rule import Limits, Rule, Split, candidates
@@ -223,13 +223,14 @@ class _Builder:
         shown = 1 - price.runtime.overlap  # of the gradients' reduction: the rest hides under the backward pass
         rows = []
         for zero in ZERO_LEVELS:
-            level, n = (zero, cut) if cut > 1 and zero else (0, 1)
+            level, n = (own_level(zero, t.shape), cut) if cut > 1 and zero else (0, 1)
             rest = tuple(a for a in need.fan if not level or a not in plan.axes)
             state = local * (recipe.parameter_bytes / (n if level == 3 else 1) + recipe.gradient_bytes / (n if level == 3 else 1) + recipe.state_bytes / n)
             full = local * recipe.reduction_bytes
-            scatter = shown * price.collective_s("reduce-scatter", plan.axes, full) if level else 0.0
-            collect = price.collective_s("all-gather", plan.axes, local * recipe.parameter_bytes) if level else 0.0
-            step = shown * price.collective_s("all-reduce", rest, full / n) + price.optimizer_s(local / n)
+            late = level < 3  # outside blocks, where collectives travel in buckets
+            scatter = shown * price.collective_s("reduce-scatter", plan.axes, full, bucketed=late) if level else 0.0
+            collect = price.collective_s("all-gather", plan.axes, local * recipe.parameter_bytes, bucketed=late) if level else 0.0
+            step = shown * price.collective_s("all-reduce", rest, full / n, bucketed=True) + price.optimizer_s(local / n)
             once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
             rows.append((once, (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0), state,
                          0.0 if level == 3 else local * recipe.gradient_bytes / (n if level == 2 else 1)))  # fmt: skip

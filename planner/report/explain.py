@@ -161,7 +161,9 @@ def find_nodes(s: Strategy, text: str) -> list[str]:
         hits = [n for n in s.nodes if wanted and form(wanted) in form(n)]
         if hits:
             return sorted(hits, key=lambda n: -s.nodes[n].get("time_s", 0.0))
-    near = did_you_mean(text, [*s.nodes, *s.tensors])
+    # A part of a name is what people type: it is held against the parts of names, too.
+    whole = [*s.nodes, *s.tensors]
+    near = did_you_mean(text, list(dict.fromkeys([*whole, *(part for name in whole for part in re.split(r"[./]+", name) if part)])))
     raise PlanError("P052", f"no node or tensor named {text!r}", help=[h for h in (near, "a part of a name is enough: plan explain s.json mlp") if h])
 
 
@@ -259,7 +261,7 @@ def node_collectives(p: Priced, i: int) -> list[tuple[float, str]]:
     for use in account.collectives(p.flow, p.runs, p.pricer.itemsize):
         if use.what in mine:
             cell = found.setdefault((use.kind, "+".join(use.axes), use.phase, use.what), [0.0, 0.0, 0.0])
-            cell[0] += use.count * p.pricer.collective_s(use.kind, use.axes, use.payload_bytes)
+            cell[0] += p.pricer.use_s(use)
             cell[1] += use.payload_bytes * use.count
             cell[2] += use.count
     rows = [(s, f"{phase}: {kind} of {short(what, 40)} over {axes}, {int(n)} x {show_bytes(size / n)}, {show_time(s)}")

@@ -88,7 +88,7 @@ def techniques(strategy: Strategy) -> list[str]:
         what = {1: "optimizer state", 2: "optimizer state and gradients", 3: "parameters, gradients and optimizer state"}[t["zero_stage"]]
         # A gradient that is not summed over the group leaves nothing to cut.
         used = sum(1 for row in strategy.tensors.values() if row.get("zero"))
-        effect = f"{what} cut" if used else "no parameter has a gradient to sum over it: no effect"
+        effect = f"{what} cut" if used else "no gradient is summed over it that it could cut evenly: no effect"
         out.append(f"optimizer level {t['zero_stage']} over {'+'.join(t['zero_group'])} ({effect})")
     elif strategy.workload["kind"] == "train":
         out.append("optimizer level 0 (every replica keeps its state)")
@@ -246,12 +246,18 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
     own = strategy.costs
     rows = [["", "step", "relative", "memory", "fits", ""]]
     rows.append([style.bold("this plan"), show_time(own["step_time_s"]), "", show_bytes(own["memory_per_device_bytes"]), style.fit(own["fit"]), ""])
+    notes: list[list[str]] = []
     order = sorted(strategy.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"]))
     for key, row in order:
         ratio = row["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0
-        same = "tie" if ties(own, row) else ""
-        rows.append([baseline_name(key, row), show_time(row["step_time_s"]), f"{ratio:.2f}x", show_bytes(row["memory_per_device_bytes"]), style.fit(row["fit"]),
-                     ", ".join(t for t in (same, tuned_words(row)) if t)])  # fmt: skip
-    lines = [line if visible(line) <= width else table([row[:5] for row in rows], (1, 2, 3))[i] for i, line in enumerate(table(rows, right=(1, 2, 3)))]
+        same = "tie" if row["fit"] != "no" and ties(own, row) else ""
+        notes.append([t for t in (same, *tuned_words(row).split(", ")) if t])
+        rows.append([baseline_name(key, row), show_time(row["step_time_s"]), f"{ratio:.2f}x", show_bytes(row["memory_per_device_bytes"]), style.fit(row["fit"]), ""])
+    room = width - visible(table([[*row[:5], "|"] for row in rows], right=(1, 2, 3))[0]) + 1
+    for cells, words in zip(rows[2:], notes, strict=True):
+        while words and len(", ".join(words)) > room:
+            words.pop()  # a word that does not fit is left out; the first ("tie") goes last
+        cells[5] = ", ".join(words)
+    lines = table(rows, right=(1, 2, 3))
     note = "each tuned over microbatches, recompute and optimizer level; tie: each within the other's range"
     return [*lines, *(style.dim(line) for line in hang("", note, width))]

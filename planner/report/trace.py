@@ -55,7 +55,7 @@ def trace(p: Priced) -> str:
 
     def collectives(phase: str, i: int, hidden: bool = False) -> None:
         for use in at.get((phase, i), ()):
-            seconds = use.count * p.pricer.collective_s(use.kind, use.axes, use.payload_bytes)
+            seconds = p.pricer.use_s(use)
             shown = seconds * (1 - p.pricer.runtime.overlap) if hidden else seconds
             line.add(LINKS, f"{use.kind} {'+'.join(use.axes)}", shown, {"tensor": use.what, "bytes": use.payload_bytes, "count": use.count, "phase": phase})
 

@@ -214,7 +214,7 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
     gathered = {graph.labels.get(n, n) for n, w in p.flow.weights.items() if w.zero == 3 and w.dim >= 0}
     out = []
     for use in account.collectives(p.flow, p.runs, p.pricer.itemsize):
-        seconds = use.count * p.pricer.collective_s(use.kind, use.axes, use.payload_bytes)
+        seconds = p.pricer.use_s(use)
         hidden = seconds * p.pricer.runtime.overlap if use.phase == "gradient" else 0.0
         if use.phase == "gradient":
             when = "backward" if use.what in gathered and use.kind == "reduce-scatter" else "sync" if use.count >= micro > 1 else "end"
