@@ -19,12 +19,19 @@ def test_short_form() -> None:
     assert pins.techniques == {"microbatches": 4, "zero_stage": 3, "recompute": "block-keep"}
 
 
-@pytest.mark.parametrize(("text", "code"), [("tp", "P020"), ("tp=x", "P020"), ("zero=7", "P021"), ("recompute=most", "P021"), ("micro=0", "P021"), ("a=b=c", "P020"),
+@pytest.mark.parametrize(("text", "code"), [("tp", "P020"), ("tp=x", "P020"), ("zero=7", "P020"), ("recompute=most", "P020"), ("micro=0", "P020"), ("a=b=c", "P020"),
                                             ("no/such/file.toml", "P020")])  # fmt: skip
 def test_unreadable_pins(text: str, code: str) -> None:
     with pytest.raises(PlanError) as e:
         parse_pins(text)
     assert e.value.code == code
+
+
+@pytest.mark.parametrize(("text", "said"), [("pp=4", "pipeline stages are not built"), ("mirco=2", "did you mean 'micro'?")])
+def test_what_is_not_built_or_misspelt_makes_no_axis(text: str, said: str) -> None:
+    with pytest.raises(PlanError) as e:
+        parse_pins(text)
+    assert e.value.code == "P020" and said in " ".join([str(e.value), *e.value.help])
 
 
 def test_file(tmp_path: Path) -> None:

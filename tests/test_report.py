@@ -151,6 +151,18 @@ def test_names_find_nodes(gpt: Strategy) -> None:
     assert node in find_nodes(gpt, "h.3.mlp.c_fc")  # a later repeat is decided by the first
     with pytest.raises(PlanError, match=r"P052.*\n.*did you mean"):
         find_nodes(gpt, "/transformer/h.0/mlp/c_fd/MatMu")
+    with pytest.raises(PlanError, match=r"P052.*\n.*did you mean 'c_proj'"):
+        find_nodes(gpt, "c_prj")  # a part of a name, misspelt
+
+
+def test_narrow_comparisons_keep_the_tie_and_what_does_not_fit_ties_with_nothing(gpt: Strategy) -> None:
+    key, row = min(gpt.baselines.items(), key=lambda kv: kv[0])
+    row = {**row, "step_time_s": gpt.costs["step_time_s"], "step_time_range_s": gpt.costs["step_time_range_s"], "microbatches": 16, "recompute": "block-keep"}
+    for width in (80, 120):
+        last = [line for line in summary(replace(gpt, baselines={key: {**row, "fit": "tight"}}), width).splitlines() if " tight " in line][-1]
+        assert "tie" in last and len(last) <= width
+    text = summary(replace(gpt, baselines={key: {**row, "fit": "no"}}), 120)
+    assert "   tie" not in text and "16 microbatches" in text
 
 
 def test_explain_with_the_model_shows_layouts_and_collectives() -> None:
