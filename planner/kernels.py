@@ -84,6 +84,7 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
         scores = rule.flops / (2 * (q[3] + v[3])) * _share(rule, split, pricer.sizes, "e")
         queries = rule.local(split, pricer.sizes).get("s", q[2])
         size += scores * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1) * ((8 if trained else 4) + itemsize)
+        size += 2 * outs if trained and i in base.repeated else 0.0  # the residual stream's gradient, as wide as the result, as carried and as added to
     elif node.op == "CrossEntropyLoss":  # a block of rows in float32; the gradient takes the logits' place
         size -= ins if trained else 0
         rows, logits = prod(graph.tensors[node.inputs[1]].shape), graph.tensors[node.inputs[0]].shape

@@ -116,3 +116,24 @@ def test_predicted_peak_is_the_compiler_s(zero, recompute, micro):
     compiled = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
     assert compiled > 100 * 2**20
     assert 0.9 * compiled < predicted < 1.1 * compiled, (predicted, compiled)
+
+
+def test_attention_works_beside_the_residual_stream_s_gradient():
+    """In a repeated block, trained: operands, result and their gradients, float32 scores with their gradient and the weights as computed with, and the stream twice."""
+    import models_zoo
+    from planner.blocks import hoist
+    from planner.kernels import working_bytes
+    from planner.reader import read_model
+    from planner.rule import Split
+    from planner.training import add_loss
+
+    graph = hoist(add_loss(read_model(models_zoo.build("zoo:gpt-tiny,layers=2,seq=16"), batch=4)))
+    request = make_request(devices=1, hardware="h100-sxm", topology=None, baselines=False, precision="bf16-mixed")
+    pricer = Pricer(request.topology, pinned_mesh(request.topology, {"data": 1}), request.runtime, request.recipe)
+    i = next(i for i, n in enumerate(graph.nodes) if n.op == "Attention")
+    rows, heads, queries, _ = graph.tensors[graph.nodes[i].inputs[0]].shape
+    ins, outs, scores = 3000.0, 1000.0, rows * heads * queries * 16
+    trained, frozen = (working_bytes(Base.of(graph, training=t), i, Split(), ins, outs, 0.0, pricer) for t in (True, False))
+    assert i in Base.of(graph, training=True).repeated
+    assert trained == 2 * (ins + outs) + scores * (4 + 4 + 2) + 2 * outs
+    assert frozen == ins + outs + scores * (4 + 2)
