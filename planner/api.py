@@ -128,8 +128,9 @@ def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
 
     close = found.smallest
     limit = show_bytes(request.limit_bytes)
-    if close is None:
-        return PlanError("P021", f"no plan is possible under these pins on {request.topology.devices} devices", help=["remove pins"], exit_code=NO_PLAN)
+    if close is None or close.cost.memory.total <= request.limit_bytes:  # a baseline that fits does not keep the pins
+        return PlanError("P021", f"no plan is possible under these pins on {request.topology.devices} devices",
+                         help=["remove pins, or the mode that contradicts them"], exit_code=NO_PLAN)  # fmt: skip
     parts = {k: getattr(close.cost.memory, k) for k in ("parameters", "gradients", "optimizer", "activations", "temporary")}
     heavy = ", ".join(f"{k} {show_bytes(v)}" for k, v in sorted(parts.items(), key=lambda p: -p[1]))
     help = remedies(request, found, model) if model is not None else []

@@ -82,6 +82,8 @@ def test_files_of_other_models_are_kept(capsys: pytest.CaptureFixture[str]) -> N
     Path("notes.json").write_text("my notes")
     assert main([TINY, "--devices", "2", "--quiet", "-o", "notes.json"]) == 2 and Path("notes.json").read_text() == "my notes"
     assert main([TINY, "--devices", "2", "--quiet", "-o", "notes.json", "--force"]) == 0 and Strategy.load("notes.json")
+    for options in (["--lora", "rank=2,targets=*"], []):  # adapters make no other model
+        assert main([TINY, "--devices", "2", "--quiet", "-o", "notes.json", *options]) == 0
 
 
 def test_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,6 +267,7 @@ ERRORS: list[tuple[list[str], str, int]] = [
     ([TINY, "--topology", "none.toml"], "P013", 2), ([TINY, "--topology", "t.toml", "--devices", "8"], "P014", 2),
     ([TINY, "--topology", "t.toml", "--hardware", "h100-sxm"], "P016", 2), ([TINY, "--devices", "8", "--pin", "none.toml"], "P020", 2),
     ([TINY, "--devices", "8", "--pin", "tp=3"], "P022", 2), (["zoo:mlp-tiny", "--devices", "2", "--memory-limit", "1kB"], "P021", 3),
+    ([TINY, "--devices", "8", "--mode", "data-parallel", "--pin", "tp=8"], "no plan is possible under these pins", 3),
     ([TINY, "--devices", "8", "--memory-limit", "80"], "P003", 2), ([TINY, "--devices", "8", "--loss", "hinge"], "P030", 2),
     ([TINY, "--devices", "8", "--freeze", "nothing*"], "P036", 2), ([TINY, "--devices", "8", "--dim", "sq=4"], "P141", 2), ([TINY, "--devices", "8", "--dim", "seq"], "P003", 2),
     ([TINY, "--devices", "8", "--dim", "seq=x"], "P003", 2), ([TINY, "--devices", "8", "--time-limit", "0"], "P003", 2),

@@ -117,11 +117,17 @@ def _target(args: argparse.Namespace) -> Path | None:
 
 
 def _same_model(path: Path, strategy: Strategy) -> bool:
-    """Whether a file holds a plan of this model, perhaps at other sizes: the hash is of one batch, name and parameters are of all."""
+    """Whether a file holds a plan of this model, perhaps at other sizes or with other adapters: the hash is of one batch, name and parameters are of all.
+
+    A zoo name says it all. An ONNX file's name does not, but what --lora adds is no other model.
+    """
     if not path.exists():
         return True
-    old = files.load(path).model
-    return all(old[k] == strategy.model[k] for k in ("name", "parameters"))
+    old = files.load(path)
+    if old.model["name"] != strategy.model["name"]:
+        return False
+    adapted = any((s.workload.get("training") or {}).get("lora") for s in (old, strategy))
+    return adapted or old.model["parameters"] == strategy.model["parameters"] or str(strategy.model["name"]).startswith("zoo:")
 
 
 def _manual(args: argparse.Namespace) -> Strategy:
