@@ -56,7 +56,7 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
     "compare": ("survey:compare", options.compare, "all solvers and the baselines in one table", "plan compare model.onnx --devices 64"),
     "sweep": ("survey:sweep", options.sweep, "one row per device count", "plan sweep model.onnx --devices 8,16..512 --batch 512"),
     "ops": ("survey:ops", options.ops, "operator coverage before planning; --parameters: what trains", "plan ops model.onnx"),
-    "hardware": ("survey:hardware", options.hardware, "the devices that ship, with their figures and sources", "plan hardware h100-sxm"),
+    "hardware": ("survey:hardware", options.hardware, "the devices and machines that ship, with their figures and sources", "plan hardware h100-sxm"),
     "solve": ("survey:solve", options.solve, "solve a bare strategy-selection problem", "plan solve problem.json --time-limit 60 -o choice.json"),
 }
 

@@ -169,6 +169,7 @@ def test_compare_sweep_ops_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     assert "MatMul" in out and "all 52 nodes have a rule" in out
     assert main(["hardware"]) == 0 and "h100-sxm" in capsys.readouterr().out
     assert main(["hardware", "h100-sxm"]) == 0 and "memory.capacity" in capsys.readouterr().out
+    assert main(["hardware", "aws-p5"]) == 0 and "efa" in capsys.readouterr().out
 
 
 def test_verify_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.commands import console
@@ -110,11 +111,15 @@ def ops(args: argparse.Namespace) -> int:
 
 
 def hardware(args: argparse.Namespace) -> int:
-    """The devices that ship, or one with the source of every figure."""
-    from costmodels.describe import describe, overview
+    """The devices and machines that ship, or one with the source of every figure."""
+    from costmodels.describe import describe, describe_topology, overview
+    from costmodels.device import topology_names
     from planner.topology import device
 
-    console.data(describe(device(args.name)) if args.name else overview())
+    if args.name in topology_names() and not Path(args.name).exists():
+        console.data(describe_topology(args.name))
+    else:
+        console.data(describe(device(args.name)) if args.name else overview())
     return 0
 
 
