@@ -11,7 +11,7 @@ stay float32, whatever the program computes in, and are rounded once, where they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -30,6 +30,7 @@ from planner.rule import Rule, Split
 
 Backend = Literal["shard_map", "jit"]
 OWN_MASKS = frozenset({"CrossEntropyLoss", "MSELoss", "L1Loss", "BCEWithLogitsLoss", "UserLoss"})
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 LOOKUPS = frozenset({"Gather", "GatherND"})
 """Tables are not masked: the lookup never meets their padding, and masking would cost a copy of the table and one of its gradient."""
 Way = tuple[Step, ...]
@@ -256,6 +257,8 @@ class Body:
                 args[slot] = (self.computed if self._rounded(node, slot) else self.value)(name, needs[slot])  # type: ignore[arg-type]
         results = [rule.result(k, split, self.flow.plan.order) for k in range(len(live))]
         whole = self.backend == "jit"
+        if whole and node.op in CONVOLUTIONS:
+            self._restate(node, needs, args)
         local = lambda name, layout: graph.tensors[name].shape if whole else local_shape(graph.tensors[name].shape, layout, self.mesh)  # noqa: E731
         call = Call(
             replace(node, attrs=short_floats(node.attrs)), rule, split, self.mesh, tuple(self._masked(node, rule, split, args)),
@@ -292,6 +295,14 @@ class Body:
         if not self.float_dtype or node.inputs[slot] not in self.precise or any(o in self.precise for o in node.outputs):
             return False
         return node.op not in OWN_MASKS and not (node.op == "Attention" and slot > 2)
+
+    def _restate(self, node: Node, needs: Sequence[Layout | None], args: list[str]) -> None:
+        """State how a convolution's operands lie where the plan converts them: the partitioner of jax 0.10 gets the gradient of the weight wrong when the
+        operand is cut along its image and the weight along the channels."""
+        for slot, need in enumerate(needs):
+            name = node.inputs[slot]
+            if need is not None and need != self.flow.source[name]:
+                args[slot] = f"at({args[slot]}, {spec_text(need, self.flow.graph.tensors[name].shape, self.mesh)})"
 
     def _constrain(self, tensor: str, variable: str) -> None:
         """jit programs: state how the value is cut; where a plan has a collective, its result is named for checkpoint policies."""
