@@ -26,7 +26,7 @@ NODE_TABLES = ("nodes", "tensors")
 
 @dataclass(frozen=True)
 class Strategy:
-    """Fields are the file's keys (docs/strategy.md). `graph` is the graph it was planned on, when it is at hand."""
+    """Fields are the file's keys (planner/schema.py, docs/stability.md). `graph` is the graph it was planned on, when it is at hand."""
 
     model: Mapping[str, Any]
     topology: Mapping[str, Any]

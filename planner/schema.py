@@ -1,0 +1,261 @@
+"""The strategy file as types, and the JSON Schema made from them: python -m planner.schema > planner/strategy.schema.json.
+
+Keys that may be missing are `NotRequired`; readers ignore keys that they do not know, so every object is open.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import NoneType, UnionType
+from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from planner.strategy import FORMAT_VERSION
+
+Split = dict[str, list[str]]
+"""factor -> mesh axes, outermost first"""
+
+
+class ModelTable(TypedDict):
+    """What was planned."""
+
+    name: str
+    sha256: str
+    nodes: int
+    parameters: int
+
+
+class LevelTable(TypedDict):
+    """One level of links; bandwidths per device and direction, in bytes a second."""
+
+    name: str
+    size: int
+    kind: str
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    efficiency: float
+    wrap: bool
+    all_reduce_bytes_per_s: NotRequired[float]
+    all_reduce_latency_s: NotRequired[float]
+
+
+class TopologyTable(TypedDict):
+    """The machine; levels innermost first."""
+
+    device: str
+    devices: int
+    levels: list[LevelTable]
+
+
+class TrainingTable(TypedDict):
+    """What training means."""
+
+    loss: str
+    logits: str
+    optimizer: str
+    lr: float
+    trainable: list[str]
+    freeze: list[str]
+    shift_labels: bool
+
+
+class WorkloadTable(TypedDict):
+    """What is run."""
+
+    kind: Literal["train", "infer"]
+    batch: int
+    dims: dict[str, int]
+    shapes: dict[str, list[int]]
+    precision: str
+    runtime: str
+    training: TrainingTable | None
+
+
+class AxisTable(TypedDict):
+    """A mesh axis and the levels of links it runs over."""
+
+    name: str
+    size: int
+    levels: list[str]
+
+
+class RunnerUp(TypedDict):
+    """The next best split of a node, and what it would cost more."""
+
+    split: Split
+    extra_s: float
+
+
+class NodeTable(TypedDict):
+    """One operator; `times`: how often a step runs it and the nodes like it."""
+
+    op: str
+    split: Split
+    stage: int
+    recompute: bool
+    time_s: float
+    times: int
+    outputs: list[str]
+    runner_up: NotRequired[RunnerUp]
+    members: NotRequired[list[str]]
+
+
+class BlockTable(TypedDict):
+    """A run of nodes that recurs: the first repeat's body stands for all."""
+
+    body: list[str]
+    first: int
+    period: int
+    repeats: int
+
+
+class ZeroTable(TypedDict):
+    """How the optimizer's state of a weight is cut."""
+
+    level: int
+    dim: int
+    axes: list[str]
+
+
+class TensorTable(TypedDict):
+    """The producer's layout: mesh axes per dim."""
+
+    shape: list[int]
+    layout: list[list[str]]
+    partial: list[str]
+    padded: bool
+    memory: Literal["device", "host"]
+    label: NotRequired[str]
+    zero: NotRequired[ZeroTable]
+
+
+class TechniqueTable(TypedDict):
+    """What was chosen beside the splits."""
+
+    microbatches: int
+    schedule: str
+    zero_stage: int
+    zero_group: list[str]
+    recompute: str
+    offload: list[str]
+    copies: int
+    fused_collective_bytes: int
+
+
+class MemoryTable(TypedDict):
+    """Bytes of one device at the peak, by part."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    temporary: int
+
+
+class TrafficTable(TypedDict):
+    """Bytes of one device and step: handed to the collective, and on the wire of a ring."""
+
+    payload: float
+    wire: float
+
+
+class CostTable(TypedDict):
+    """The price; communication_bytes_per_device: kind -> axes joined by + -> bytes."""
+
+    step_time_s: float
+    step_time_range_s: list[float]
+    compute_time_s: float
+    recompute_time_s: float
+    communication_time_s: float
+    exposed_communication_time_s: float
+    exposed_s_by_collective: dict[str, float]
+    bubble_time_s: float
+    optimizer_time_s: float
+    flops_per_device: int
+    distinct_work: float
+    model_flops_utilization: float
+    memory_per_device_bytes: int
+    memory_range_bytes: list[int]
+    memory_limit_bytes: int
+    memory_breakdown_bytes: MemoryTable
+    fit: Literal["yes", "tight", "no"]
+    communication_bytes_per_device: dict[str, dict[str, TrafficTable]]
+    tokens_per_step: NotRequired[int]
+    tokens_per_s_per_device: NotRequired[float]
+
+
+class BaselineTable(CostTable):
+    """A baseline's price, its mesh and its techniques."""
+
+    mesh: dict[str, int]
+    zero_stage: int
+    recompute: str
+    microbatches: int
+
+
+# `from` is a keyword of the language.
+SolverTable = TypedDict("SolverTable", {"name": str, "status": Literal["optimal", "feasible"], "objective_s": float, "bound_s": NotRequired[float | None],
+                                        "gap": NotRequired[float | None], "plans_tried": int, "problem_status": str, "from": str})  # fmt: skip
+
+
+class StrategyFile(TypedDict):
+    """A strategy file."""
+
+    format_version: str
+    model: ModelTable
+    topology: TopologyTable
+    workload: WorkloadTable
+    mesh: list[AxisTable]
+    nodes: dict[str, NodeTable]
+    blocks: list[BlockTable]
+    tensors: dict[str, TensorTable]
+    techniques: TechniqueTable
+    cost: CostTable
+    solver: SolverTable
+    baselines: dict[str, BaselineTable]
+    assumptions: list[str]
+    provenance: dict[str, Any]
+
+
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a strategy file."""
+    tables: dict[str, Any] = {}
+    root = _schema(StrategyFile, tables)
+    name = root["$ref"].rpartition("/")[2]
+    major = FORMAT_VERSION.partition(".")[0]
+    tables[name]["properties"]["format_version"]["pattern"] = rf"^{major}\.\d+$"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"Meshwright strategy, format {FORMAT_VERSION}", **root, "$defs": tables}
+
+
+def _schema(of: Any, tables: dict[str, Any]) -> dict[str, Any]:
+    if is_typeddict(of):
+        if of.__name__ not in tables:
+            tables[of.__name__] = {}
+            hints = get_type_hints(of, include_extras=True)
+            wanted = {k: get_args(t)[0] if get_origin(t) is NotRequired else t for k, t in hints.items()}
+            required = sorted(k for k, t in hints.items() if get_origin(t) is not NotRequired)
+            tables[of.__name__] = {"type": "object", "description": (of.__doc__ or "").split("\n")[0], "required": required,
+                                   "properties": {k: _schema(t, tables) for k, t in sorted(wanted.items())}}  # fmt: skip
+        return {"$ref": f"#/$defs/{of.__name__}"}
+    origin, inner = get_origin(of), get_args(of)
+    if origin is list:
+        return {"type": "array", "items": _schema(inner[0], tables)}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": _schema(inner[1], tables)}
+    if origin is Literal:
+        return {"enum": list(inner)}
+    if origin in (Union, UnionType):
+        return {"anyOf": [_schema(t, tables) for t in inner]}
+    return {} if of is Any else {"type": _PLAIN[of]}
+
+
+def text() -> str:
+    """The schema as the shipped file holds it."""
+    return json.dumps(schema(), indent=1, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())
