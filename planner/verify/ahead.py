@@ -16,7 +16,7 @@ from planner.verify import differences
 from planner.verify.buffers import Assignment, assignment_in
 from planner.verify.hlo import dot_flops, traffic
 from planner.verify.predicted import Predicted, Traffic, flops_by_node, predict
-from planner.verify.report import Figure
+from planner.verify.report import CompiledSizes, Figure
 from planner.verify.targets import Target
 
 if TYPE_CHECKING:
@@ -32,20 +32,10 @@ FLOPS_TOLERANCE = {"cpu": 0.0, "gpu": 0.0, "tpu": 0.01}
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """What the compiler says of one program: text, and bytes of one device."""
+class Compiled(CompiledSizes):
+    """A program compiled for a target that is not there."""
 
-    text: str
-    argument_bytes: int
-    output_bytes: int
-    alias_bytes: int
-    temporary_bytes: int
     assignment: Assignment
-
-    @property
-    def peak_bytes(self) -> int:
-        """Arguments, outputs and temporaries, aliased bytes once."""
-        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
 
 
 def compile_ahead(program: Program, workload: str, target: Target, compute: str, devices: int, passes: Path | None = None) -> Compiled:

@@ -17,6 +17,22 @@ WIDTHS = (34, 26, 26)
 
 
 @dataclass(frozen=True)
+class CompiledSizes:
+    """What the compiler says of one program: text, and bytes of one device."""
+
+    text: str
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temporary_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, outputs and temporaries, aliased bytes once."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
+
+
+@dataclass(frozen=True)
 class Figure:
     """One quantity of one device and one step; `predicted` is None where the plan predicts nothing comparable.
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
 from planner.verify.host import free_bytes, host_bytes, refuse_if_too_large
-from planner.verify.report import Figure, Numbers, VerifyReport
+from planner.verify.report import CompiledSizes, Figure, Numbers, VerifyReport
 
 if TYPE_CHECKING:
     from planner.flow import Plan
@@ -114,20 +114,10 @@ def _last(log: str) -> str:
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """What the compiler says of one program: text, and bytes of one device."""
+class Compiled(CompiledSizes):
+    """A program compiled for virtual CPU devices."""
 
-    text: str
-    argument_bytes: int
-    output_bytes: int
-    alias_bytes: int
-    temporary_bytes: int
     unrolled: bool
-
-    @property
-    def peak_bytes(self) -> int:
-        """Arguments, outputs and temporaries, aliased bytes once."""
-        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
 
 
 def written_out(graph: Graph, plan: Plan) -> tuple[bool, int]:
