@@ -81,7 +81,7 @@ def distinct_devices(flow: Flow) -> int:
     mesh, counts = dict(flow.plan.mesh), [flow.plan.devices]
     for i, rule in enumerate(flow.rules):
         if rule.flops:
-            local = rule.local(flow.split(i), mesh)
+            local = rule.work(flow.split(i), mesh)
             counts.append(prod(-(-size // local[f]) for f, size in rule.sizes.items()))
     return min(counts)
 
@@ -93,7 +93,7 @@ def wasted_work(flow: Flow) -> float:
         if node.op in VIEWS:
             continue
         passes = 1 + (sum(n in flow.grad for n in node.inputs) if any(o in flow.grad for o in node.outputs) else 0)
-        local = rule.local(flow.split(i), mesh)
+        local = rule.work(flow.split(i), mesh)
         useful += passes * _operations(rule, rule.sizes)
         spent += passes * _operations(rule, local) * flow.plan.devices
     return 1 - useful / spent if spent else 0.0

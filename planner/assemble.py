@@ -202,7 +202,7 @@ def _axis_choices(space: Space) -> tuple[np.ndarray, ...]:
     for v in space.variables:
         rows = []
         if v.kind == "op":
-            names = {f: k for k, f in enumerate((*space.base.rules[v.node].factors, "+"))}
+            names = {f: k for k, f in enumerate((*space.base.rules[v.node].choices, "+"))}
             for s in v.splits:
                 of = {a: names[f] for f, used in s.pairs for a in used}
                 rows.append([of.get(a, -1) for a in axes])

@@ -67,7 +67,7 @@ def megatron_only(base: Base, mesh: Mesh) -> Allowed:
         kept = []
         for s in candidates(rule, {a: n for a, n in sizes.items() if a != "data"}, Limits(pending=False)):
             both = {f: list(a) for f, a in fixed.pairs}
-            if any(f == factors[i] and f for f, _ in s.pairs) or s.axes(PENDING):
+            if any((f == factors[i] and f) or f in rule.paired for f, _ in s.pairs) or s.axes(PENDING):
                 continue
             for f, a in s.pairs:
                 both[f] = both.get(f, []) + list(a)

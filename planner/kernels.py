@@ -60,7 +60,9 @@ def _share(rule: Rule, split: Split, mesh: Mapping[str, int], without: str = "")
     share = 1.0
     for f, axes in split.pairs:
         n = rule.sizes.get(f)
-        if n and f != without:
+        if f in rule.paired:  # even, and the work is divided once
+            share /= group(axes, mesh)
+        elif n and f != without:
             share *= padded(n, axes, mesh) / group(axes, mesh) / n
     return share
 

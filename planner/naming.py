@@ -25,6 +25,7 @@ from planner.space import Space
 from planner.topology import Mesh, MeshAxis
 
 ROLES = ("data", "sequence", "expert", "model")
+TELLING = ("expert", "sequence", "data", "model")
 Names = Mapping[str, str]
 
 
@@ -80,7 +81,10 @@ def purposes(base: Base) -> dict[int, dict[str, str]]:
     for role, places in seeds.items():
         for at in places:
             role_of.setdefault(ties.top(at), role)
-    return {i: {f: "data" if f == base.batch_factors[i] else role_of.get(ties.top(("factor", i, f)), "model") for f in base.rules[i].factors} for i in base.times}
+    found = {i: {f: "data" if f == base.batch_factors[i] else role_of.get(ties.top(("factor", i, f)), "model") for f in base.rules[i].factors} for i in base.times}
+    for i, roles in found.items():  # of the parts its members play, a pair plays the one that says most
+        roles.update({name: min((roles[f] for f in members), key=TELLING.index) for name, members in base.rules[i].paired.items()})
+    return found
 
 
 def axis_names(base: Base, plan: Plan, kept: Collection[str] = ()) -> dict[str, str]:

@@ -10,6 +10,10 @@ Its letters are factors. A split assigns mesh axes to factors; everything else i
 Notation: `k!` stays whole · `(h d)` one dim made of two factors, major first (the minor one is cut only where the major one is cut down to 1)
 · `1` a dim of size one · `+` after the arrow's results marks the operands that may stay partial (linear operators): `"a b -> a b + 0"`.
 The pseudo-factor "+" of a split holds the axes over which those operands, and so the results, are partial.
+
+A rule may also name *pairs*: factors cut together by the same axes, such as positions of queries and of keys ("ring": s and t). A split gives axes
+to the pair's name, so that an axis still serves one factor; in every layout they cut the dims of all members. A device then holds one piece of each
+member and meets the other pieces in turn: its share of the work is that of one member.
 """
 
 from __future__ import annotations
@@ -60,12 +64,33 @@ class Rule:
     """FLOPs of the forward pass, whole operator (2*M*N*K for products; 0 for memory-bound operators)."""
     inner: tuple[Inner, ...] = ()
     """Collectives the kernel itself runs when a factor is cut; its results are complete over that factor."""
+    paired: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name of a pair -> the factors that its axes cut together, always evenly. A member that is also `whole` is cut in no other way."""
+    most: Mapping[str, int] = field(default_factory=dict)
+    """Factor -> the most pieces it may be cut into (a halo is no wider than a piece)."""
 
     @cached_property
     def factors(self) -> tuple[str, ...]:
         """All factors, in order of first appearance."""
         dims = itertools.chain.from_iterable(itertools.chain(self.operands, self.results))
         return tuple(dict.fromkeys(f for dim in dims for f in dim))
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:
+        """What a split may give axes to: the factors, then the names of pairs."""
+        return (*self.factors, *self.paired)
+
+    def members(self, choice: str) -> tuple[str, ...]:
+        """The factors that the axes of a choice cut."""
+        return self.paired.get(choice, (choice,))
+
+    def axes(self, factor: str, split: Split, order: Sequence[str] = ()) -> Axes:
+        """Axes that cut a factor, alone or in a pair; where it is cut both ways they stand in the order of the mesh."""
+        own = split.axes(factor)
+        for name, members in self.paired.items():
+            joint = split.axes(name) if factor in members else ()
+            own = tuple(sorted((*own, *joint), key=list(order).index)) if own and joint and order else (*own, *joint)
+        return own
 
     @cached_property
     def compound(self) -> tuple[Dim, ...]:
@@ -79,10 +104,18 @@ class Rule:
 
     def local(self, split: Split, mesh: Mapping[str, int]) -> dict[str, int]:
         """Local size of each factor (padded)."""
+        return self._divided(split, mesh, slice(None))
+
+    def work(self, split: Split, mesh: Mapping[str, int]) -> dict[str, int]:
+        """Size of each factor that one device works through (padded): of a pair only the first member is divided, all pieces of the others pass by."""
+        return self._divided(split, mesh, slice(1))
+
+    def _divided(self, split: Split, mesh: Mapping[str, int], of: slice) -> dict[str, int]:
         found = dict(self.sizes)
-        for f, axes in split.pairs:
-            if f in found:
-                found[f] = -(-found[f] // group(axes, mesh))
+        for choice, axes in split.pairs:
+            for f in self.members(choice)[of]:
+                if f in found:
+                    found[f] = -(-found[f] // group(axes, mesh))
         return found
 
     def operand(self, slot: int, split: Split, order: Sequence[str]) -> Layout:
@@ -94,7 +127,7 @@ class Rule:
         return self._read(self.results[slot], split, order, True, operand=False)
 
     def _read(self, dims: tuple[Dim, ...], split: Split, order: Sequence[str], linear: bool, operand: bool) -> Layout:
-        cut = tuple(tuple(a for f in dim for a in split.axes(f)) for dim in dims)
+        cut = tuple(tuple(a for f in dim for a in self.axes(f, split, order)) for dim in dims)
         here = {a for axes in cut for a in axes}
         pending = set(split.axes(PENDING)) if linear else set()
         missing = [a for a in order if a in split.used and a not in here]
@@ -184,6 +217,7 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = Limits()) -
     """
     axes = [a for a, n in mesh.items() if n > 1]
     options = [f for f in rule.factors if f not in rule.whole and rule.sizes[f] > 1 and f not in limits.forbidden]
+    options += [f for f in rule.paired if f not in limits.forbidden]
     if rule.linear and limits.pending:
         options.append(PENDING)
     found = []
@@ -207,10 +241,16 @@ def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Li
             if not rule.linear:
                 return False
             continue
+        n = group(axes, mesh)
+        if n > rule.most.get(f, n):
+            return False
+        if f in rule.paired:
+            if any(rule.sizes[m] % group(rule.axes(m, split), mesh) for m in rule.paired[f]):
+                return False
+            continue
         if f not in rule.sizes or f in rule.whole:
             return False
-        size, n = rule.sizes[f], group(axes, mesh)
-        wide = padded(size, axes, mesh)
+        size, wide = rule.sizes[f], padded(rule.sizes[f], axes, mesh)
         if size < n or ((wide > size) and (f in rule.no_pad or (wide - size) / wide > limits.waste)):
             return False
     if not rule.compound:
@@ -220,13 +260,13 @@ def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Li
 
 
 def _compound_ok(dim: Dim, split: Split, local: Mapping[str, int], rule: Rule, mesh: Mapping[str, int]) -> bool:
-    cut = [f for f in dim if split.axes(f)]
+    cut = [f for f in dim if rule.axes(f, split)]
     if not cut:
         return True
     # A padded factor inside a compound dim would interleave padding with data, unless it is the major one and alone in being cut.
-    if any(rule.sizes[f] % group(split.axes(f), mesh) for f in cut):
+    if any(rule.sizes[f] % group(rule.axes(f, split), mesh) for f in cut):
         return False
     for i, f in enumerate(dim):
-        if split.axes(f) and any(local[before] > 1 for before in dim[:i]):
+        if f in cut and any(local[before] > 1 for before in dim[:i]):
             return False
     return True

@@ -162,11 +162,12 @@ class _Builder:
 
     def _pieces(self, rule: Rule, split: Split, batch: str) -> float:
         """How many microbatches leave at least one row of the batch to each device that the split gives some."""
-        axes = split.axes(batch) if batch else ()
+        axes = rule.axes(batch, split) if batch else ()
         return rule.sizes[batch] // group(axes, self.sizes) if axes else np.inf
 
     def _candidates(self, rule: Rule) -> tuple[Split, ...]:
-        key = ("candidates", rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad, self.limits)
+        key = ("candidates", rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad,
+               tuple(rule.paired.items()), tuple(rule.most.items()), self.limits)
         memo = self.pricer.memo
         if key not in memo:
             memo[key] = candidates(rule, self.sizes, self.limits)
@@ -175,10 +176,11 @@ class _Builder:
 
     def _read(self, rule: Rule, slot: int, splits: tuple[Split, ...], grad: bool) -> list[int]:
         """Layouts of an operand (or, for slot -1 - k, of result k) under each split; without a gradient a fan is plain replication."""
+        pairs = tuple(rule.paired.items())
         if slot >= 0:
-            memo = self.atlas.memo.setdefault((rule.operands[slot], slot in rule.linear, self.order), {})
+            memo = self.atlas.memo.setdefault((rule.operands[slot], slot in rule.linear, pairs, self.order), {})
         else:
-            memo = self.atlas.memo.setdefault((rule.results[-1 - slot], tuple(x.factor for x in rule.inner), self.order, "result"), {})
+            memo = self.atlas.memo.setdefault((rule.results[-1 - slot], tuple(x.factor for x in rule.inner), pairs, self.order, "result"), {})
         found = []
         for s in splits:
             n = memo.get(s)

@@ -85,3 +85,47 @@ def test_reshape_factors_multiply_back(source: list[int], random) -> None:
             assert product == extent
     shared = [f for d in left for f in d if f not in whole]
     assert shared == [f for d in right for f in d if f not in whole]
+
+
+def ring():
+    return parse("h s d!, h t! d! -> h s d!", ((6, 16, 4), (6, 16, 4)), ((6, 16, 4),), no_pad=frozenset({"s"}), paired={"ring": ("s", "t")})
+
+
+def test_a_pair_cuts_all_its_members_by_the_same_axes() -> None:
+    rule, split = ring(), Split.of({"h": ["data"], "ring": ["model"]})
+    assert legal(rule, split, MESH)
+    assert rule.operand(0, split, ORDER) == Layout((("data",), ("model",), ()))
+    assert rule.operand(1, split, ORDER) == Layout((("data",), ("model",), ()))
+    assert rule.result(0, split, ORDER) == Layout((("data",), ("model",), ()))
+    assert rule.local(split, MESH) == {"h": 3, "s": 4, "t": 4, "d": 4}
+    assert rule.work(split, MESH) == {"h": 3, "s": 4, "t": 16, "d": 4}  # each piece of queries meets all keys
+
+
+def test_a_member_cut_alone_and_in_a_pair_has_its_axes_in_mesh_order() -> None:
+    rule, split = ring(), Split.of({"s": ["model"], "ring": ["data"]})
+    assert legal(rule, split, MESH)
+    assert rule.operand(0, split, ORDER) == Layout(((), ("data", "model"), ()))
+    assert rule.operand(1, split, ORDER) == Layout(((), ("data",), ()), fan=("model",))
+    assert rule.work(split, MESH) == {"h": 6, "s": 2, "t": 16, "d": 4}
+
+
+def test_candidates_offer_pairs_and_never_a_whole_member_alone() -> None:
+    found = candidates(ring(), MESH)
+    assert Split.of({"ring": ["data", "model"]}) in found
+    assert Split.of({"ring": ["model"], "s": ["data"]}) in found
+    assert not any(s.axes("t") for s in found)
+    assert len(found) == len(set(found)) == (1 + 3) ** 2 - 4  # each axis on h, s, ring or nothing; 6 rows of h are not cut into 4 or 8 (padding wastes too much)
+
+
+def test_a_pair_is_cut_evenly_in_every_member() -> None:
+    rule = parse("n d, e d -> n", ((12, 5), (8, 5)), ((12,),), paired={"both": ("n", "e")})
+    assert legal(rule, Split.of({"both": ["model"]}), MESH)
+    assert legal(rule, Split.of({"both": ["model"], "d": ["data"]}), MESH)
+    assert not legal(rule, Split.of({"both": ["data", "model"]}), MESH)  # 12 rows over 8
+    assert not legal(rule, Split.of({"both": ["model"], "n": ["data"]}), MESH)
+
+
+def test_no_more_pieces_than_the_rule_allows() -> None:
+    rule = parse("a -> a", ((16,),), ((16,),), most={"a": 4})
+    assert legal(rule, Split.of({"a": ["model"]}), MESH)
+    assert not legal(rule, Split.of({"a": ["data", "model"]}), MESH)

@@ -273,7 +273,7 @@ class Body:
             raise PlanError("P066", f"no program can be written: node {node.id!r} ({node.op}) has {reason}", help=["the plan stands"]) from None
         text = text[1:-1] if wrapped(text) else text
         names = [self.fresh() for _ in live]
-        cells = " ".join(rule_cells(rule.results[k], self.flow.split(index)) for k in range(len(live)))
+        cells = " ".join(rule_cells(rule, k, self.flow.split(index)) for k in range(len(live)))
         pending = "".join(f" partial over {'+'.join(r.partial)}" for r in results[:1] if r.partial)
         spoken = self.repeats.get(node.id, node.id)
         what = spoken if node.op in spoken.rpartition("/")[2] else f"{node.op} {spoken}"

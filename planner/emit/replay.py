@@ -131,7 +131,7 @@ class Product:
 def products(flow: Flow, i: int) -> tuple[Product, ...]:
     """The dots of node i on one device, padding included."""
     rule = flow.rules[i]
-    local = rule.local(flow.split(i), dict(flow.plan.mesh)) if rule.flops else {}
+    local = rule.work(flow.split(i), dict(flow.plan.mesh)) if rule.flops else {}
     return dots(flow.graph, i, rule, flow.grad, {f: Fraction(local[f], n) for f, n in rule.sizes.items() if n and rule.flops})
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.layout import Layout, group
 from planner.ops.base import axes_text
-from planner.rule import Split
+from planner.rule import Rule, Split
 
 
 def small_literal(value: np.ndarray) -> str:
@@ -75,11 +75,11 @@ def pattern(texts: Sequence[str]) -> str:
     return "".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*rows, strict=True))
 
 
-def rule_cells(dims: tuple[tuple[str, ...], ...], split: Split) -> str:
+def rule_cells(rule: Rule, slot: int, split: Split) -> str:
     """A result's dims in plain notation, such as [b/data, s, n/model]."""
     cells = []
-    for dim in dims:
-        axes = [a for f in dim for a in split.axes(f)]
+    for dim in rule.results[slot]:
+        axes = [a for f in dim for a in rule.axes(f, split)]
         cells.append((" ".join(dim) or "1") + ("/" + "+".join(axes) if axes else ""))
     return "[" + ", ".join(cells) + "]"
 

@@ -74,8 +74,8 @@ class Call:
         return helper
 
     def axes(self, factor: str) -> Axes:
-        """Mesh axes that cut the factor."""
-        return self.split.axes(factor)
+        """Mesh axes that cut the factor, alone or in a pair (or those of the pair of that name)."""
+        return self.rule.axes(factor, self.split, tuple(self.mesh))
 
     def axis_text(self, factor: str) -> str:
         """The axes as a literal for lax: `"model"` or `("data", "model")`."""

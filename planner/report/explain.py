@@ -241,7 +241,7 @@ def bound_by(p: Priced, i: int) -> str:
         return "nothing: it is a view"
     if full <= p.pricer.topology.device.launch_s * (1 + 1e-9):
         return "the kernel's launch"
-    local, share = rule.local(split, p.pricer.sizes), 1.0
+    local, share = rule.work(split, p.pricer.sizes), 1.0
     for f, n in rule.sizes.items():
         share *= local[f] / n if n else 1.0
     arithmetic = p.pricer.kernel_s(rule.flops * share, 0.0, p.pricer.recipe.compute) if rule.flops else 0.0

@@ -33,7 +33,8 @@ def spell_dim(dim: Sequence[str], whole: frozenset[str] = frozenset()) -> str:
 def spell_rule(rule: Rule) -> str:
     """The one-line rule: `b m k, k n -> b m n`."""
     sides = [", ".join(" ".join(spell_dim(d, rule.whole) for d in dims) or "()" for dims in side) for side in (rule.operands, rule.results)]
-    return " -> ".join(sides)
+    pairs = "".join(f" ({name}: {' with '.join(members)})" for name, members in rule.paired.items())
+    return " -> ".join(sides) + pairs
 
 
 def spell_split(split: Mapping[str, Sequence[str]]) -> str:
