@@ -163,9 +163,9 @@ def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSi
     """The reduction of one weight's gradient and, with sharded state, the gathering of the parameter."""
     tensor, mesh = flow.graph.tensors[name], dict(flow.plan.mesh)
     what = flow.graph.labels.get(name, name)
-    full = int(prod(local_shape(tensor.shape, plan.layout, mesh)) * size(tensor.dtype))
     level = plan.zero if plan.dim >= 0 else 0
-    piece = full // group(plan.axes, mesh) if level else full
+    piece = int(prod(local_shape(tensor.shape, cut_layout(plan) if level else plan.layout, mesh)) * size(tensor.dtype))
+    full = piece * group(plan.axes, mesh) if level else piece  # padded where the pieces are
     rest = tuple(a for a in plan.fan if not level or a not in plan.axes)
     if level == 3:
         yield Use("all-gather", plan.axes, full, micro * len(gathered), "forward", what)

@@ -20,7 +20,7 @@ from typing import Any
 
 from planner.errors import PlanError
 from planner.graph import Graph, Node
-from planner.layout import Axes, Layout, Tree, distribute, group, local_shape, replicated, wire_elements
+from planner.layout import Axes, Layout, Tree, distribute, group, local_shape, padded, replicated, wire_elements
 from planner.ops import OPERATORS, NoRule
 from planner.rule import Dim, Rule, Split
 
@@ -187,7 +187,7 @@ def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] 
 
 def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, trained: bool) -> WeightPlan:
     """Stored as its consumer cuts it (several: see `_storage`); with optimizer sharding, the state (and at level 3 the weight) is also cut
-    over the plan's zero axes among those its gradient is partial over, along the first dim that divides evenly."""
+    over the plan's zero axes among those its gradient is partial over (`_level_dim`)."""
     targets = tuple(dict.fromkeys(targets))
     shape = graph.tensors[name].shape
     layout = targets[0].stored if len(targets) == 1 else _storage(shape, targets, plan, trained)
@@ -197,11 +197,19 @@ def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, 
     axes = tuple(a for a in fan if a in plan.zero_axes)
     if not plan.zero or not axes:
         return WeightPlan(layout, fan=fan)
-    sizes = dict(plan.mesh)
-    for d, extent in enumerate(local_shape(shape, layout, sizes)):
-        if shape[d] % group(layout.dims[d] + axes, sizes) == 0 and extent > 1:
-            return WeightPlan(layout, own_level(plan.zero, shape), axes, d, fan)
-    return WeightPlan(layout, fan=fan)
+    d = _level_dim(shape, layout, axes, dict(plan.mesh))
+    return WeightPlan(layout, own_level(plan.zero, shape), axes, d, fan) if d >= 0 else WeightPlan(layout, fan=fan)
+
+
+def _level_dim(shape: tuple[int, ...], layout: Layout, axes: Axes, mesh: Mapping[str, int]) -> int:
+    """The dim along which optimizer sharding cuts a weight: the first that divides evenly, else the one of least padding among dims that nothing
+    else cuts (a piece of a piece that is padded too would not lie where the weight's own cut has it), -1 where padding would more than double all."""
+    n, local = group(axes, mesh), local_shape(shape, layout, mesh)
+    for d, extent in enumerate(local):
+        if shape[d] % group(layout.dims[d] + axes, mesh) == 0 and extent > 1:
+            return d
+    waste = {d: padded(extent, axes, mesh) / extent for d, extent in enumerate(local) if not layout.dims[d] and 2 * extent > n}
+    return min(waste, key=lambda d: (waste[d], d), default=-1)
 
 
 def own_level(level: int, shape: tuple[int, ...]) -> int:

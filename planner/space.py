@@ -21,7 +21,7 @@ import numpy as np
 from planner.base import Base as Base
 from planner.base import Wire
 from planner.emit.replay import reads
-from planner.flow import Plan, own_level, weight_plan
+from planner.flow import Plan, cut_layout, own_level, weight_plan
 from planner.kernels import inner_times, times_of, working_bytes
 from planner.layout import Axes, Layout, group, local_shape
 from planner.rule import Limits, Rule, Split, candidates
@@ -222,20 +222,22 @@ class _Builder:
             return np.array([(0.0, 0.0, held, 0.0)] * len(ZERO_LEVELS))
         plan = weight_plan(self.graph, name, [need], Plan(self.mesh, {}, 1, self.zero_axes), True)
         cut = group(plan.axes, self.sizes) if plan.zero and plan.dim >= 0 else 1
+        piece = float(prod(local_shape(t.shape, cut_layout(plan), self.sizes)))  # padded where the group does not divide the dim
         shown = 1 - price.runtime.overlap  # of the gradients' reduction: the rest hides under the backward pass
         rows = []
         for zero in ZERO_LEVELS:
-            level, n = (own_level(zero, t.shape), cut) if cut > 1 and zero else (0, 1)
+            level = own_level(zero, t.shape) if cut > 1 and zero else 0
             rest = tuple(a for a in need.fan if not level or a not in plan.axes)
-            state = local * (recipe.parameter_bytes / (n if level == 3 else 1) + recipe.gradient_bytes / (n if level == 3 else 1) + recipe.state_bytes / n)
-            full = local * recipe.reduction_bytes
+            own, whole = (piece, piece * cut) if level else (local, local)
+            state = (own if level == 3 else local) * (recipe.parameter_bytes + recipe.gradient_bytes) + own * recipe.state_bytes
+            full = whole * recipe.reduction_bytes
             late = level < 3  # outside blocks, where collectives travel in buckets
             scatter = shown * price.collective_s("reduce-scatter", plan.axes, full, bucketed=late) if level else 0.0
-            collect = price.collective_s("all-gather", plan.axes, local * recipe.parameter_bytes, bucketed=late) if level else 0.0
-            step = shown * price.collective_s("all-reduce", rest, full / n, bucketed=True) + price.optimizer_s(local / n)
+            collect = price.collective_s("all-gather", plan.axes, whole * recipe.parameter_bytes, bucketed=late) if level else 0.0
+            step = shown * price.collective_s("all-reduce", rest, own * recipe.reduction_bytes, bucketed=True) + price.optimizer_s(own)
             once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
             rows.append((once, (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0), state,
-                         0.0 if level == 3 else local * recipe.gradient_bytes / (n if level == 2 else 1)))  # fmt: skip
+                         0.0 if level == 3 else (own if level == 2 else local) * recipe.gradient_bytes))  # fmt: skip
         return np.array(rows)
 
     def _connect(self, wire: Wire) -> None:

@@ -180,7 +180,9 @@ class Body:
         text, plan = self.weights[tensor], self.flow.weights[tensor]
         if self.backend == "shard_map" and sharded(self.flow, tensor):
             variable = self.fresh("w")
-            where = f"{axes_text(plan.axes)}, {plan.dim}"
+            size = self.flow.graph.tensors[tensor].shape[plan.dim]
+            padding = f", {size}" if size % group(plan.layout.dims[plan.dim] + plan.axes, self.mesh) else ""
+            where = f"{axes_text(plan.axes)}, {plan.dim}{padding}"
             cause = self.cause if self.tie else ""
             self.helpers.add("gather_after" if cause else "gather_weight")
             label = comment(self._spoken(tensor), 60)

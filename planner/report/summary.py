@@ -8,6 +8,7 @@ so the printed figures can be checked against each other.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from planner.report.notation import extent_names, residual, short_labels, spell_weight, weight_groups
@@ -86,9 +87,11 @@ def techniques(strategy: Strategy) -> list[str]:
     out = []
     if t["zero_stage"]:
         what = {1: "optimizer state", 2: "optimizer state and gradients", 3: "parameters, gradients and optimizer state"}[t["zero_stage"]]
-        # A gradient that is not summed over the group leaves nothing to cut.
-        used = sum(1 for row in strategy.tensors.values() if row.get("zero"))
-        effect = f"{what} cut" if used else "no gradient is summed over it that it could cut evenly: no effect"
+        # A gradient that is not summed over the group leaves nothing to cut; nor does a weight without a dim that the group can cut.
+        weights = [row for row in strategy.tensors.values() if "label" in row]
+        total, reached = (sum(prod(row["shape"]) for row in rows) for rows in (weights, [row for row in weights if "zero" in row]))
+        part = "" if reached > 0.99 * total else f" of {count(reached)} of {count(total)} parameters"
+        effect = f"{what}{part} cut" if reached else "no gradient is summed over it that it could cut: no effect"
         out.append(f"optimizer level {t['zero_stage']} over {'+'.join(t['zero_group'])} ({effect})")
     elif strategy.workload["kind"] == "train":
         out.append("optimizer level 0 (every replica keeps its state)")

@@ -45,9 +45,9 @@ def compile_ahead(program: Program, workload: str, target: Target, compute: str,
     """
     import jax
     import jax.numpy as jnp
-    from jax.sharding import AxisType, NamedSharding
+    from jax.sharding import AxisType
 
-    from planner.verify.compiled import shapes
+    from planner.verify.compiled import shapes, state_shapes
     from planner.verify.numerics import load_program
 
     module = load_program(program, compute=compute)
@@ -59,9 +59,7 @@ def compile_ahead(program: Program, workload: str, target: Target, compute: str,
         lowered = module.make_inference(mesh).lower(params, frozen, batch)
     else:
         masters = {k: jax.ShapeDtypeStruct(s.shape, jnp.float32) for k, s in params.items()}
-        state = {k: jax.tree.map(lambda s, spec=module.GRADIENTS[k][-1]: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)), v)
-                 for k, v in jax.eval_shape(module.start_state, masters).items()}  # fmt: skip
-        lowered = module.make_step(mesh).lower(params, state, frozen, batch, jax.ShapeDtypeStruct((), "float32"))
+        lowered = module.make_step(mesh).lower(params, state_shapes(module, masters, mesh), frozen, batch, jax.ShapeDtypeStruct((), "float32"))
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": str(passes or folder), "xla_dump_hlo_pass_re": ".*" if passes else ""}
         done = lowered.compile(compiler_options=options)

@@ -111,17 +111,25 @@ def room(graph: Graph, plan: Plan, *, unroll: bool) -> Room:
 def compile_step(program: Program, workload: Workload) -> Any:
     """The compiled training step (or forward pass) of a program, from shapes alone."""
     import jax
-    from jax.sharding import NamedSharding
 
     module = load_program(program)
     mesh = module.make_mesh()
     params, frozen, batch = (shapes(module, name, mesh) for name in ("PARAMS", "FROZEN", "INPUTS"))
     if workload == "infer":
         return module.make_inference(mesh).lower(params, frozen, batch).compile()
-    state = jax.eval_shape(module.start_state, params)
-    state = {k: jax.tree.map(lambda s, spec=module.GRADIENTS[k][-1]: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)), v)
-             for k, v in state.items()}  # fmt: skip
-    return module.make_step(mesh).lower(params, state, frozen, batch, jax.ShapeDtypeStruct((), "float32")).compile()
+    return module.make_step(mesh).lower(params, state_shapes(module, params, mesh), frozen, batch, jax.ShapeDtypeStruct((), "float32")).compile()
+
+
+def state_shapes(module: types.ModuleType, masters: Mapping[str, Any], mesh: Any) -> dict[str, Any]:
+    """name -> abstract arrays of the optimizer's state, as its shards are padded. masters: the parameters it starts from."""
+    import jax
+
+    out = {}
+    for key, arrays in jax.eval_shape(module.start_state, masters).items():
+        spec = module.GRADIENTS[key][-1]
+        sharding = jax.sharding.NamedSharding(mesh, spec)
+        out[key] = jax.tree.map(lambda s, spec=spec, sharding=sharding: jax.ShapeDtypeStruct(module.padded_shape(s.shape, spec), s.dtype, sharding=sharding), arrays)
+    return out
 
 
 def shapes(module: types.ModuleType, table: str, mesh: Any) -> dict[str, Any]:

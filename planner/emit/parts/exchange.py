@@ -19,14 +19,15 @@ def cut(x, axes, dim):
     return piece(x)
 
 
-def gather_weight(shard, axes, dim):
-    """A weight from its shards; its gradient is scattered back over them."""
-    return lax.all_gather(shard, axes, axis=dim, tiled=True)
+def gather_weight(shard, axes, dim, size=0):
+    """A weight from its shards; its gradient is scattered back over them. size: of `dim`, where the shards are padded."""
+    whole = lax.all_gather(shard, axes, axis=dim, tiled=True)
+    return lax.slice_in_dim(whole, 0, size, axis=dim) if size else whole
 
 
-def gather_after(cause, shard, axes, dim):
+def gather_after(cause, shard, axes, dim, size=0):
     """A weight from its shards, not before `cause` is there: gathered weights then do not pile up ahead of their use."""
-    return lax.all_gather(after(shard, cause), axes, axis=dim, tiled=True)
+    return gather_weight(after(shard, cause), axes, dim, size)
 
 
 def after(values, cause):
@@ -82,7 +83,7 @@ def lean(function):
 def no_gathers(primitive, *_, **__):
     """Checkpoint policy: keep everything except what a gather made and views of anything, so that gathered weights are gathered again.
     Collectives between activations are named, and names are kept."""
-    views = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "transpose")
+    views = ("broadcast_in_dim", "convert_element_type", "reshape", "slice", "squeeze", "transpose")
     return primitive.name not in ("all_gather", "all_gather_invariant", *views)
 
 
@@ -94,12 +95,19 @@ def pend(p, axes):
 def reduce_gradient(g, sum_axes, scatter_axes, dim):
     """The one reduction of a gradient that is pending over mesh axes: summed, or scattered along `dim` first."""
     if scatter_axes:
-        g = lax.psum_scatter(g, scatter_axes, scatter_dimension=dim, tiled=True)
+        g = lax.psum_scatter(even(g, scatter_axes, dim), scatter_axes, scatter_dimension=dim, tiled=True)
     return lax.psum(g, sum_axes) if sum_axes else g
+
+
+def even(x, axes, dim):
+    """x with `dim` padded by zeros up to a multiple of the devices along the axes."""
+    n = lax.axis_size(axes)
+    return pad_to(x, dim, -(-x.shape[dim] // n) * n) if x.shape[dim] % n else x
 
 
 def local_piece(x, axes, dim):
     """This device's piece of `dim`, without a gradient."""
+    x = even(x, axes, dim)
     size = x.shape[dim] // lax.axis_size(axes)
     there = jax.typeof(x).manual_axis_type.varying
     missing = tuple(a for a in ((axes,) if isinstance(axes, str) else axes) if a not in there)

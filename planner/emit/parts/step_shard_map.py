@@ -20,7 +20,8 @@ def local_step(params, state, frozen, batch, count):
     for key, p in params.items():
         _, _, axes, dim, _ = GRADIENTS[key]
         piece, new_state[key] = update(local_piece(p, axes, dim) if axes else p, grads[key], state[key], count)
-        new_params[key] = lax.all_gather(piece, axes, axis=dim, tiled=True, to="invarying") if axes else piece
+        whole = lax.all_gather(piece, axes, axis=dim, tiled=True, to="invarying") if axes else piece
+        new_params[key] = whole if whole.shape == p.shape else lax.slice_in_dim(whole, 0, p.shape[dim], axis=dim)  # padded to be cut
     return new_params, new_state, loss
 
 
