@@ -18,9 +18,9 @@ __all__ = ["build", "families", "parse", "presets"]
 
 def families() -> tuple[Family, ...]:
     """All families, in a fixed order."""
-    from models_zoo import bert, dlrm, gpt, llama, lstm, mlp, moe, resnet, ssm, t5, unet, vit
+    from models_zoo import bert, deepseek, dit, dlrm, gpt, llama, lstm, mlp, moe, resnet, ssm, t5, unet, vit
 
-    return tuple(module.FAMILY for module in (mlp, gpt, llama, moe, bert, t5, vit, resnet, unet, dlrm, ssm, lstm))
+    return tuple(module.FAMILY for module in (mlp, gpt, llama, moe, deepseek, bert, t5, vit, resnet, unet, dit, dlrm, ssm, lstm))
 
 
 def presets() -> dict[str, str]:

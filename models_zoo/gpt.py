@@ -123,9 +123,8 @@ FAMILY = Family(
         "gpt2-large": _gpt2(36, 1280, 20, "774 M"),
         "gpt2-xl": _gpt2(48, 1600, 25, "1.56 G"),
         "gpt3-175b": Preset(GptConfig(96, 12288, 96, 2048, 50257), "GPT-3, 175 G parameters", batch=1536),
-        "gpt-1t": Preset(
-            GptConfig(128, 25600, 160, 2048, 51200), "GPT of 1.0 T parameters, the largest of the Megatron papers", batch=3072
-        ),
+        "megatron-530b": Preset(GptConfig(105, 20480, 128, 2048, 51200), "Megatron-Turing NLG, 530 G parameters", batch=2520),
+        "gpt-1t": Preset(GptConfig(128, 25600, 160, 2048, 51200), "GPT of 1.0 T parameters, the largest of the Megatron papers", batch=3072),
     },
     build,
 )

@@ -33,7 +33,11 @@ from models_zoo.spec import Family, Preset, require
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """head_dim: by default hidden / heads. attention_bias, mlp_bias: biases on those projections."""
+    """head_dim: by default hidden / heads. attention_bias, mlp_bias: biases on those projections; qkv_bias: on all but the output's (Qwen 2).
+
+    qk_norm: queries and keys pass an RMSNorm of one head's width (Qwen 3). act=gelu-tanh, scale_embedding (by the root of hidden): Gemma, whose norms
+    multiply by 1 + weight, which is a matter of values.
+    """
 
     layers: int
     hidden: int
@@ -50,44 +54,62 @@ class LlamaConfig:
     mlp_bias: bool = False
     decomposed: bool = False
     rotary: Literal["spread", "op"] = "spread"
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    act: Literal["silu", "gelu-tanh"] = "silu"
+    scale_embedding: bool = False
 
     @property
     def width(self) -> int:
         """Features of one head."""
         return self.head_dim or self.hidden // self.heads
 
+    @property
+    def rotary_width(self) -> int:
+        """Features of a head that rotate."""
+        return self.width
 
-Feed = Callable[[Scope, str], str]
-"""(module, x [batch, seq, hidden]) -> the feed-forward's result, same shape."""
+
+Rotate = Callable[[Scope, str], str]
+"""(module, x [B, H, S, rotary_width]) -> x with its positions turned in."""
 
 
 def build(c: LlamaConfig, net: Net) -> None:
     """input_ids [batch, seq] -> logits [batch, seq, vocab]."""
-    decoder(c, net, lambda s, x: swiglu(s.at("mlp"), x, c))
+    decoder(c, net, feed=lambda _, s, x: gated(s.at("mlp"), x, c, c.ff))
 
 
-def swiglu(s: Scope, x: str, c: LlamaConfig) -> str:
-    """down(silu(gate(x)) * up(x))."""
-    gate, up = (linear(s.at(n), x, c.hidden, c.ff, bias=c.mlp_bias) for n in ("gate_proj", "up_proj"))
-    return linear(s.at("down_proj"), s.op("Mul", silu(s.at("act_fn"), gate), up), c.ff, c.hidden, bias=c.mlp_bias)
+def gated(s: Scope, x: str, c: LlamaConfig, width: int) -> str:
+    """down(act(gate(x)) * up(x)), `width` wide inside."""
+    gate, up = (linear(s.at(n), x, c.hidden, width, bias=c.mlp_bias) for n in ("gate_proj", "up_proj"))
+    a = s.at("act_fn")
+    gate = silu(a, gate) if c.act == "silu" else a.op("Gelu", gate, approximate="tanh")
+    return linear(s.at("down_proj"), s.op("Mul", gate, up), width, c.hidden, bias=c.mlp_bias)
 
 
-def decoder(c: LlamaConfig, net: Net, feed: Feed) -> None:
-    """The whole model around a feed-forward (mixture-of-experts models pass theirs)."""
+Feed = Callable[[int, Scope, str], str]
+"""(layer, its module, x [batch, seq, hidden]) -> the feed-forward's result, same shape."""
+
+
+def decoder(c: LlamaConfig, net: Net, *, feed: Feed, attention: Callable[[Scope, str, Rotate, Masking], str] | None = None) -> None:
+    """The whole model around a feed-forward, and an attention in place of Llama's (mixture-of-experts models pass theirs)."""
     require(c.head_dim is not None or c.hidden % c.heads == 0, f"{net.name}: hidden={c.hidden} is not a multiple of heads={c.heads}")
     require(c.heads % c.kv_heads == 0, f"{net.name}: heads={c.heads} is not a multiple of kv_heads={c.kv_heads}")
-    require(c.width % 2 == 0, f"{net.name}: rotary positions need an even head width, {c.width} given")
+    require(c.rotary_width % 2 == 0, f"{net.name}: rotary positions need an even head width, {c.rotary_width} given")
     s = net.root.at("model")
     ids = net.input("input_ids", [net.batch, c.seq], "int64")
     x, table = embedding(s.at("embed_tokens"), ids, c.vocab, c.hidden)
+    if c.scale_embedding:
+        x = s.at("embed_tokens").op("Mul", x, s.f32(c.hidden**0.5))
     rotate = _rotary(s.at("rotary_emb"), ids, c)
     mask = Masking(causal=True, causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed else "")
     for i in range(c.layers):
         layer = s.at(f"layers.{i}")
         h = _norm(layer.at("input_layernorm"), x, c)
-        x = layer.op("Add", x, _attention(layer.at("self_attn"), h, c, rotate, mask))
+        own = layer.at("self_attn")
+        x = layer.op("Add", x, attention(own, h, rotate, mask) if attention else _attention(own, h, c, rotate, mask))
         h = _norm(layer.at("post_attention_layernorm"), x, c)
-        x = layer.op("Add", x, feed(layer, h))
+        x = layer.op("Add", x, feed(i, layer, h))
     x = _norm(s.at("norm"), x, c)
     if c.tied:
         tied_head(net.root.at("lm_head"), x, table, out="logits")
@@ -100,12 +122,12 @@ def _norm(s: Scope, x: str, c: LlamaConfig) -> str:
     return rms_norm(s, x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
 
 
-def _attention(s: Scope, x: str, c: LlamaConfig, rotate: Feed, mask: Masking) -> str:
+def _attention(s: Scope, x: str, c: LlamaConfig, rotate: Rotate, mask: Masking) -> str:
     sizes = (("q_proj", c.heads), ("k_proj", c.kv_heads), ("v_proj", c.kv_heads))
-    q, k, v = (
-        split_heads(s.at(n), linear(s.at(n), x, c.hidden, heads * c.width, bias=c.attention_bias), c.seq, heads, c.width)
-        for n, heads in sizes
-    )
+    bias = c.attention_bias or c.qkv_bias
+    q, k, v = (split_heads(s.at(n), linear(s.at(n), x, c.hidden, heads * c.width, bias=bias), c.seq, heads, c.width) for n, heads in sizes)
+    if c.qk_norm:
+        q, k = (rms_norm(s.at(n), y, c.width, epsilon=c.epsilon, decomposed=c.decomposed) for n, y in (("q_norm", q), ("k_norm", k)))
     q, k, groups = rotate(s, q), rotate(s, k), c.heads // c.kv_heads
     if c.decomposed:
         k, v = (repeat_heads(s, x, c.kv_heads, groups, c.seq, c.width) for x in (k, v))
@@ -114,9 +136,9 @@ def _attention(s: Scope, x: str, c: LlamaConfig, rotate: Feed, mask: Masking) ->
     return linear(s.at("o_proj"), merge_heads(s, context, c.seq, c.heads * c.width), c.heads * c.width, c.hidden, bias=c.attention_bias)
 
 
-def _rotary(s: Scope, ids: str, c: LlamaConfig) -> Feed:
+def _rotary(s: Scope, ids: str, c: LlamaConfig) -> Rotate:
     """Write the tables cos, sin of position * theta^(-2i/D) once; return what rotates x [B, H, S, D]."""
-    half = c.width // 2
+    half = c.rotary_width // 2
     index = positions(s, c.seq)
     angle = angles(s, s.op("Cast", index, to=1), half, c.theta)
     if c.rotary == "op":
@@ -127,7 +149,7 @@ def _rotary(s: Scope, ids: str, c: LlamaConfig) -> Feed:
     cos, sin = s.op("Cos", both), s.op("Sin", both)
 
     def rotate(at: Scope, x: str) -> str:
-        low, high = (at.op("Slice", x, at.ints(a), at.ints(b), at.ints(-1)) for a, b in ((0, half), (half, c.width)))
+        low, high = (at.op("Slice", x, at.ints(a), at.ints(b), at.ints(-1)) for a, b in ((0, half), (half, c.rotary_width)))
         turned = at.op("Concat", at.op("Neg", high), low, axis=-1)
         return at.op("Add", at.op("Mul", x, cos), at.op("Mul", turned, sin))
 
@@ -141,6 +163,7 @@ FAMILY = Family(
         "llama2-7b": Preset(LlamaConfig(32, 4096, 32, 32, 11008, 32000, 4096), "Llama 2, 6.7 G parameters"),
         "llama2-13b": Preset(LlamaConfig(40, 5120, 40, 40, 13824, 32000, 4096), "Llama 2, 13 G parameters"),
         "llama2-70b": Preset(LlamaConfig(80, 8192, 64, 8, 28672, 32000, 4096), "Llama 2, 69 G parameters"),
+        "mistral-7b": Preset(LlamaConfig(32, 4096, 32, 8, 14336, 32000, 4096), "Mistral 7B, 7.2 G parameters"),
         "llama3-8b": Preset(LlamaConfig(32, 4096, 32, 8, 14336, 128256, 8192, 500000.0), "Llama 3, 8.0 G parameters"),
         "llama3-70b": Preset(LlamaConfig(80, 8192, 64, 8, 28672, 128256, 8192, 500000.0), "Llama 3, 71 G parameters"),
         "llama3-405b": Preset(LlamaConfig(126, 16384, 128, 8, 53248, 128256, 8192, 500000.0), "Llama 3.1, 406 G parameters"),

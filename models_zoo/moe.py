@@ -1,4 +1,9 @@
-"""Mixtral: a Llama decoder whose feed-forward is E experts, of which a softmax router picks k per token.
+"""A Llama decoder whose feed-forward is E experts, of which a router picks k per token: Mixtral, Qwen MoE; `models_zoo.deepseek` builds on it.
+
+What all tokens share: the first `dense_layers` layers have a plain feed-forward, and `shared_ff` is one more beside the routed experts, with a sigmoid
+gate of its own where shared_gate=1. scoring=sigmoid picks by score plus a bias per expert that is balanced outside of the gradient (DeepSeek V3) and
+weighs by the score alone. groups: only experts of the `group_top` best of so many groups are picked; a group's score is its best expert's (softmax)
+or the sum of its best two (sigmoid).
 
 ONNX has no operator for sparse dispatch with gradients, so `form` chooses among three honest ways to write one; the
 router is trainable in each (its weights multiply the experts' results; the choice itself has no gradient).
@@ -30,27 +35,90 @@ _OFF_ON = np.array([0.0, 1.0], dtype=np.float32)
 
 @dataclass(frozen=True)
 class MoeConfig(llama.LlamaConfig):
-    """experts per layer, `top` of them per token; `capacity` is the capacity factor of form=capacity."""
+    """experts per layer, `top` of them per token; `capacity` is the capacity factor of form=capacity.
+
+    expert_ff: width of a routed expert, by default ff. normalise: the chosen weights sum to 1 (times `scaling`).
+    """
 
     experts: int = 8
     top: int = 2
     form: Literal["dense", "gathered", "capacity"] = "dense"
     capacity: float = 1.25
+    expert_ff: int | None = None
+    dense_layers: int = 0
+    shared_ff: int = 0
+    shared_gate: bool = False
+    normalise: bool = True
+    scaling: float = 1.0
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    groups: int = 1
+    group_top: int = 1
+
+    @property
+    def expert_width(self) -> int:
+        """Width of a routed expert."""
+        return self.expert_ff or self.ff
+
+    @property
+    def idle(self) -> int:
+        """Parameters of experts that a token does not pass."""
+        return (self.layers - self.dense_layers) * (self.experts - self.top) * 3 * self.hidden * self.expert_width
 
 
 def build(c: MoeConfig, net: Net) -> None:
     """input_ids [batch, seq] -> logits [batch, seq, vocab]."""
+    checked(c, net)
+    llama.decoder(c, net, feed=lambda i, s, x: feed(i, s, x, c))
+
+
+def checked(c: MoeConfig, net: Net) -> None:
+    """Raises PlanError P073 for sizes that do not go together."""
     require(c.top <= c.experts, f"{net.name}: top={c.top} is more than experts={c.experts}")
     require(not c.mlp_bias, f"{net.name}: the experts have no biases", "leave out mlp_bias")
-    forms = {"dense": _dense, "gathered": _gathered, "capacity": _capacity}
-    llama.decoder(c, net, lambda s, x: forms[c.form](s.at("block_sparse_moe"), x, c))
+    require(c.dense_layers <= c.layers, f"{net.name}: dense_layers={c.dense_layers} is more than layers={c.layers}")
+    require(c.experts % c.groups == 0, f"{net.name}: experts={c.experts} is not a multiple of groups={c.groups}")
+    inside = c.group_top * (c.experts // c.groups)
+    require(c.group_top <= c.groups, f"{net.name}: group_top={c.group_top} is more than groups={c.groups}")
+    require(c.top <= inside, f"{net.name}: top={c.top} is more than the {inside} experts of {c.group_top} groups")
+    require(c.groups == 1 or c.scoring == "softmax" or c.experts // c.groups >= 2, f"{net.name}: groups={c.groups} of one expert have no best two")
+
+
+def feed(i: int, s: Scope, x: str, c: MoeConfig) -> str:
+    """Layer i's feed-forward: [B, S, H] -> [B, S, H]."""
+    if i < c.dense_layers:
+        return llama.gated(s.at("mlp"), x, c, c.ff)
+    m = s.at("mlp" if c.expert_ff else "block_sparse_moe")  # as Qwen and DeepSeek call it, and as Mixtral does
+    routed = {"dense": _dense, "gathered": _gathered, "capacity": _capacity}[c.form](m, x, c)
+    if not c.shared_ff:
+        return routed
+    shared = llama.gated(m.at("shared_experts"), x, c, c.shared_ff)
+    if c.shared_gate:
+        g = m.at("shared_expert_gate")
+        shared = g.op("Mul", shared, g.op("Sigmoid", linear(g, x, c.hidden, 1, bias=False)))
+    return m.op("Add", routed, shared)
 
 
 def _route(s: Scope, x: str, c: MoeConfig) -> tuple[str, str]:
-    """Normalised weights and indices of the chosen experts, each [B, S, k]."""
-    share = s.op("Softmax", linear(s.at("gate"), x, c.hidden, c.experts, bias=False), axis=-1)
-    value, index = s.ops(2, "TopK", share, s.ints(c.top), axis=-1)
-    return s.op("Div", value, s.op("ReduceSum", value, s.ints(-1), keepdims=1)), index
+    """Weights and indices of the chosen experts, each [B, S, k]."""
+    g = s.at("gate")
+    logits = linear(g, x, c.hidden, c.experts, bias=False)
+    scores = s.op("Softmax", logits, axis=-1) if c.scoring == "softmax" else s.op("Sigmoid", logits)
+    biased = s.op("Add", scores, g.weight("e_score_correction_bias", c.experts, std=0.01)) if c.scoring == "sigmoid" else scores
+    value, index = s.ops(2, "TopK", _best_groups(s, biased, c) if c.groups > 1 else biased, s.ints(c.top), axis=-1)
+    if biased != scores:
+        value = s.op("GatherElements", scores, index, axis=-1)
+    if c.normalise:
+        value = s.op("Div", value, s.op("ReduceSum", value, s.ints(-1), keepdims=1))
+    return (s.op("Mul", value, s.f32(c.scaling)) if c.scaling != 1.0 else value), index
+
+
+def _best_groups(s: Scope, scores: str, c: MoeConfig) -> str:
+    """Scores [B, S, E], those outside of the best groups times 0."""
+    split = s.op("Reshape", scores, s.ints(0, 0, c.groups, c.experts // c.groups))
+    best, _ = s.ops(2, "TopK", split, s.ints(1 if c.scoring == "softmax" else 2), axis=-1)
+    _, chosen = s.ops(2, "TopK", s.op("ReduceSum", best, s.ints(-1), keepdims=0), s.ints(c.group_top), axis=-1)
+    mask = s.op("ReduceSum", _one_hot(s, chosen, c.groups), s.ints(2), keepdims=0)  # [B, S, groups]
+    return s.op("Reshape", s.op("Mul", split, s.op("Unsqueeze", mask, s.ints(3))), s.ints(0, 0, c.experts))
 
 
 def _one_hot(s: Scope, index: str, depth: int) -> str:
@@ -60,8 +128,9 @@ def _one_hot(s: Scope, index: str, depth: int) -> str:
 
 def _stacks(s: Scope, c: MoeConfig) -> tuple[str, str, str]:
     e = s.at("experts")
-    gate, up = (e.weight(f"{n}.weight", c.experts, c.hidden, c.ff, std=c.hidden**-0.5) for n in ("gate_proj", "up_proj"))
-    return gate, up, e.weight("down_proj.weight", c.experts, c.ff, c.hidden, std=c.ff**-0.5)
+    width = c.expert_width
+    gate, up = (e.weight(f"{n}.weight", c.experts, c.hidden, width, std=c.hidden**-0.5) for n in ("gate_proj", "up_proj"))
+    return gate, up, e.weight("down_proj.weight", c.experts, width, c.hidden, std=width**-0.5)
 
 
 def _swiglu(s: Scope, x: str, stacks: tuple[str, str, str]) -> str:

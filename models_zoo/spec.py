@@ -20,6 +20,7 @@ from planner.errors import PlanError, did_you_mean
 Value = int | float | str | bool
 WHOLE_LIMIT = 10**9
 LAYERS_LIMIT = 10_000  # nodes grow with these fields; beyond is a slip of the keyboard
+_MAY_BE_ZERO = frozenset({"seed", "dense_layers", "shared_ff"})
 _LAYER_FIELDS = frozenset({"layers", "decoder_layers", "per_level"})
 
 
@@ -92,7 +93,7 @@ def convert(option: str, text: str, kind: Any) -> Value:
 
 def _whole(option: str, text: str) -> int:
     digits, unit = (text[:-1], 1024) if text[-1:].lower() == "k" else (text, 1)
-    low = 0 if option == "seed" else 1
+    low = 0 if option in _MAY_BE_ZERO else 1
     high = LAYERS_LIMIT if option in _LAYER_FIELDS else WHOLE_LIMIT
     if not (digits.isascii() and digits.isdigit() and len(digits) < 20 and low <= int(digits) * unit <= high):
         raise _bad(option, text, f"a whole number from {low} to {high}")

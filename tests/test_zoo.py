@@ -33,20 +33,34 @@ PUBLISHED = {
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
+    "mistral-7b": 7_241_732_096,
+    "megatron-530b": 529_600_819_200,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_630_071_296,
+    "deepseek-moe-16b": 16_375_728_128,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v3": 671_026_419_200,
     "bert-base": 109_482_240 + 768 * 2 + 2,  # the encoder and its pooler, and a classifier of two
     "bert-base,head=mlm": 109_514_298,
     "bert-large": 335_141_888 + 1024 * 2 + 2,
     "t5-small": 60_506_624,
     "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "t5-3b": 2_851_598_336,
     "t5-11b": 11_307_321_344,
     "vit-b16": 86_567_656,
     "vit-l16": 304_326_632,
+    "vit-h14": 632_045_800,
     "resnet18": 11_689_512,
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
     "unet-sd15": 859_520_964,
+    "dit-s-2": 32_963_360,
+    "dit-b-2": 130_512_416,
+    "dit-l-2": 458_102_816,
+    "dit-xl-2": 675_129_632,
     "mamba2-130m": 128_989_632,
     "mamba2-2.7b": 2_702_599_680,
 }
@@ -88,7 +102,7 @@ def test_every_preset_is_a_valid_shaped_model_without_weights(name: str) -> None
     names = [node.name for node in graph.node]
     assert len(set(names)) == len(names) and all(n.startswith("/") for n in names)
     assert all(shapes[i.name][0] == "batch" for i in graph.input)
-    assert graph.output[0].name == ("sample" if name.startswith("unet") else "logits")
+    assert graph.output[0].name == ("sample" if name.startswith(("unet", "dit-")) else "logits")
     assert int({p.key: p.value for p in model.metadata_props}["default_batch"]) >= 1
     end = 0
     for tensor in graph.initializer:
@@ -161,6 +175,9 @@ ERRORS = [
     ("gpt2-small,embedding=0", "P073", "no table to tie", "add tied=0"),
     ("llama3-8b,kv_heads=5", "P073", "heads=32 is not a multiple of kv_heads=5", ""),
     ("mixtral-tiny,top=9", "P073", "top=9 is more than experts=4", ""),
+    ("deepseek-tiny,top=5", "P073", "top=5 is more than the 4 experts of 2 groups", ""),
+    ("deepseek-tiny,groups=3", "P073", "experts=8 is not a multiple of groups=3", ""),
+    ("dit-tiny,patch=3", "P073", "side=8 is not a multiple of patch=3", ""),
     ("resnet50,blocks=3-x", "P073", "is not a list such as 3-4-6-3", ""),
     ("resnet50,image=16", "P073", "image=16 is smaller than 32", ""),
     ("unet-tiny,side=9", "P073", "side=9 is not a multiple of 2", ""),
@@ -198,7 +215,7 @@ def test_a_given_batch_is_static() -> None:
     assert checked(models_zoo.build("gpt-tiny,embedding=0,tied=0"))["x"] == (4 * 16, 64)
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "mixtral-tiny", "bert-tiny", "vit-tiny", "t5-tiny", "ssm-tiny", "lstm-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "mixtral-tiny", "bert-tiny", "vit-tiny", "t5-tiny", "ssm-tiny", "lstm-tiny", "dit-tiny", "deepseek-tiny"])
 def test_one_more_layer_keeps_every_other_name_and_weight(name: str) -> None:
     small, large = (models_zoo.build(f"{name},weights=inline,layers={n}").graph for n in (2, 3))
     assert {n.name for n in small.node} < {n.name for n in large.node}

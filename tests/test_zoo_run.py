@@ -88,6 +88,12 @@ SPELLINGS = [
     ("mixtral-tiny", "decomposed=1"),
     ("mixtral-tiny", "form=gathered"),
     ("mixtral-tiny", "form=capacity,capacity=4"),
+    ("llama-tiny,qkv_bias=1,qk_norm=1", "decomposed=1"),
+    ("llama-tiny,act=gelu-tanh,scale_embedding=1", "decomposed=1"),
+    ("deepseek-tiny", "decomposed=1"),
+    ("deepseek-tiny", "form=gathered"),
+    ("deepseek-tiny,shared_gate=1,scoring=softmax", "form=capacity,capacity=4"),
+    ("dit-tiny", "decomposed=1"),
     ("bert-tiny", "decomposed=1"),
     ("bert-tiny,head=mlm", "decomposed=1"),
     ("vit-tiny", "decomposed=1"),
@@ -125,7 +131,7 @@ def test_the_embedded_form_is_the_same_network() -> None:
     close(mean, logits.mean(dtype=np.float64), 1e-6)
 
 
-@pytest.mark.parametrize("spec", ["gpt-tiny", "llama-tiny", "llama-tiny,decomposed=1", "mixtral-tiny", "ssm-tiny,chunk=4", "t5-tiny"])
+@pytest.mark.parametrize("spec", ["gpt-tiny", "llama-tiny", "llama-tiny,decomposed=1", "mixtral-tiny", "deepseek-tiny", "ssm-tiny,chunk=4", "t5-tiny"])
 def test_later_tokens_do_not_change_earlier_logits(spec: str) -> None:
     model = models_zoo.build(f"{spec},weights=inline")
     run, feeds = session(model), inputs(model, 2)
@@ -218,6 +224,25 @@ def test_experts_follow_the_definition(form: str) -> None:
     close(first(model, feeds), wanted)
 
 
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_grouped_routing_follows_the_definition(scoring: str) -> None:
+    sizes: dict[str, Any] = {"experts": 8, "top": 3, "groups": 4, "group_top": 2, "scaling": 2.5, "scoring": scoring, "normalise": scoring == "sigmoid"}
+    c = moe.MoeConfig(1, 6, 1, 1, 10, 8, 7, **sizes)
+    w = weights(piece(lambda at, x: moe._route(at, x, c)[0], {"x": (2, 7, 6)}, (2, 7, 3)))
+    feeds = inputs(piece(lambda at, x: x, {"x": (2, 7, 6)}, (2, 7, 6)), 2)
+    value = first(piece(lambda at, x: moe._route(at, x, c)[0], {"x": (2, 7, 6)}, (2, 7, 3)), feeds)
+    index = first(piece(lambda at, x: at.op("Cast", moe._route(at, x, c)[1], to=1), {"x": (2, 7, 6)}, (2, 7, 3)), feeds).astype(int)
+    for place in np.ndindex(2, 7):
+        logits = feeds["x"][place].astype(np.float64) @ w["part.gate.weight"]
+        scores = np.exp(logits) / np.exp(logits).sum() if scoring == "softmax" else 1 / (1 + np.exp(-logits))
+        biased = scores + (w["part.gate.e_score_correction_bias"] if scoring == "sigmoid" else 0)
+        rank = [np.sort(g)[-1 if scoring == "softmax" else -2 :].sum() for g in biased.reshape(4, 2)]
+        allowed = [e for e in range(8) if e // 2 in np.argsort(rank)[-2:]]
+        best = sorted(allowed, key=lambda e: -biased[e])[:3]
+        assert index[place].tolist() == best
+        close(value[place], 2.5 * scores[best] / (scores[best].sum() if scoring == "sigmoid" else 1))
+
+
 WIDTH, SWITCH, EVEN = st.integers(1, 3), st.integers(0, 1), st.sampled_from([2, 6])
 SMALL: dict[str, st.SearchStrategy[str]] = {
     "mlp-tiny": st.builds("layers={},hidden={},in={},out={},mean={}".format, WIDTH, WIDTH, WIDTH, WIDTH, SWITCH),
@@ -226,6 +251,8 @@ SMALL: dict[str, st.SearchStrategy[str]] = {
     "mixtral-tiny": st.builds(
         "experts={},top=1,seq={},ff=5,form={}".format, WIDTH, WIDTH, st.sampled_from(["dense", "gathered", "capacity,capacity=3"])
     ),
+    "deepseek-tiny": st.builds("seq={},v_dim={},rope={},nope={},dense_layers={}".format, WIDTH, WIDTH, EVEN, WIDTH, st.integers(0, 2)),
+    "dit-tiny": st.builds("heads={},hidden=12,patch={},side=4,channels={},learned_sigma={}".format, WIDTH, st.sampled_from([1, 2, 4]), WIDTH, SWITCH),
     "bert-tiny": st.builds("heads={},hidden=12,seq={},layers={},classes={}".format, WIDTH, WIDTH, WIDTH, WIDTH),
     "vit-tiny": st.builds("heads={},hidden=12,image={},patch={},channels=1".format, WIDTH, st.sampled_from([4, 6, 7]), WIDTH),
     "t5-tiny": st.builds("seq={},target={},layers={},decoder_layers={}".format, WIDTH, WIDTH, WIDTH, WIDTH),
