@@ -151,9 +151,9 @@ def _inner(flow: Flow, i: int, times: int, size: ItemSize) -> Iterator[Use]:
     local = rule.local(split, dict(flow.plan.mesh))
     differentiated = any(o in flow.grad for o in node.outputs)
     for inner in rule.inner:
-        axes = tuple(a for a in flow.plan.order if a in split.axes(inner.factor))
+        axes = inner.axes(split, flow.plan.order)
         if axes:
-            payload = inner.itemsize * prod(local[f] for f in inner.over)
+            payload = inner.payload_bytes(local, group(axes, dict(flow.plan.mesh)), size("float32"))
             yield Use(inner.kind, axes, payload, times * inner.forward, "forward", node.id)
             if differentiated:
                 yield Use(inner.kind, axes, payload, times * inner.backward, "backward", node.id)

@@ -102,8 +102,8 @@ def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float
     local = rule.local(split, mesh)
     forward = backward = 0.0
     for inner in rule.inner:
-        axes = tuple(a for a in mesh if a in split.axes(inner.factor))
-        size = float(inner.itemsize * prod(local[f] for f in inner.over))
+        axes = inner.axes(split, mesh)
+        size = float(inner.payload_bytes(local, group(axes, mesh), pricer.itemsize("float32"))) if axes else 0.0
         forward += inner.forward * pricer.collective_s(inner.kind, axes, size)
         backward += inner.backward * pricer.collective_s(inner.kind, axes, size)
     return forward, backward if base.training else 0.0

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,9 +33,11 @@ Dim = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """A collective inside a kernel, over the axes that cut `factor`: payload = product of the local sizes of `over`, times the count.
+    """A collective inside a kernel, over the axes that cut `factor` ("x+y": either), run `forward` and `backward` times in each pass.
 
-    `forward` and `backward` are how many times it runs in each pass; `itemsize` in bytes (statistics are float32).
+    Its payload is the product of the local sizes of `over`, times `itemsize` bytes (statistics are float32; 0: the type computed in).
+    A round of an exchange carries up to `places` rows to each of the devices: `rows` (a product of local sizes) over their number, times
+    `slack`, rounded up.
     """
 
     factor: str
@@ -44,6 +46,22 @@ class Inner:
     forward: int
     backward: int
     itemsize: int = 4
+    rows: tuple[str, ...] = ()
+    slack: float = 1.0
+
+    def axes(self, split: Split, order: Iterable[str]) -> Axes:
+        """The axes it runs over, in the order given; none where it does not run."""
+        used = {a for f in self.factor.split("+") for a in split.axes(f)}
+        return tuple(a for a in order if a in used)
+
+    def places(self, local: Mapping[str, int], devices: int) -> int:
+        """Rows that a round carries from a device to each of the devices of its group."""
+        return math.ceil(self.slack * math.prod(local[f] for f in self.rows) / devices)
+
+    def payload_bytes(self, local: Mapping[str, int], devices: int, compute: float) -> int:
+        """Bytes of one run on one device; `compute` is the size of an element of the type computed in."""
+        count = self.places(local, devices) * devices if self.rows else 1
+        return int((self.itemsize or compute) * count * math.prod(local[f] for f in self.over))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +150,7 @@ class Rule:
         pending = set(split.axes(PENDING)) if linear else set()
         missing = [a for a in order if a in split.used and a not in here]
         if not operand:
-            complete = {a for inner in self.inner for a in split.axes(inner.factor)}
+            complete = {a for inner in self.inner for a in inner.axes(split, order)}
             return Layout(cut, partial=tuple(a for a in missing if a not in complete))
         return Layout(cut, partial=tuple(a for a in missing if a in pending), fan=tuple(a for a in missing if a not in pending))
 
