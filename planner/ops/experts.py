@@ -1,0 +1,102 @@
+"""Routed experts: tokens, experts and the experts' hidden width split; by expert parallelism the same axes cut tokens and experts.
+
+    work     2 M N K of the chosen experts alone: tokens x choices x the weights of one expert
+    e        each device runs its own experts on all tokens it sees: the result is partial
+    f        every expert's hidden width is cut: the result is partial
+    expert-b, expert-s   axes cut tokens and experts together: rows travel to their experts and back inside the kernel
+
+The kernel runs over blocks of rows of one expert, as many as the router's choices need. What is counted and compared with compilers is the
+work at balance; what is priced is IMBALANCE times that (blocks that are not full, devices that get more than their part).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from math import ceil, prod
+
+from planner.graph import Graph, Node
+from planner.ops.base import Call, NoRule, Operator, register, tuple_text
+from planner.rule import Inner, Rule, Split, parse
+
+IMBALANCE = 1.25
+"""Assumed: rows of the busiest device over the mean, and places of a round of expert parallelism over the rows it carries at balance."""
+BLOCK_ROWS = 512
+"""Rows of a block are at most about so many, where experts get that many."""
+LEAST_ROWS = 128
+EXPERT = "expert-"
+"""Names of pairs begin with it: tokens and experts cut by the same axes."""
+MIXES = {
+    "silu": "jax.nn.silu({0})", "relu": "jax.nn.relu({0})", "gelu": "jax.nn.gelu({0}, approximate=False)", "gelu_tanh": "jax.nn.gelu({0}, approximate=True)",
+    "sigmoid": "jax.nn.sigmoid({0})", "tanh": "jnp.tanh({0})", "identity": "{0}",
+}  # fmt: skip
+
+
+def token_factors(node: Node, graph: Graph) -> tuple[str, ...]:
+    """Factors of the token dims, "1" for those of size one."""
+    lead = graph.tensors[node.inputs[0]].shape[:-1]
+    names = ("b", "s") if len(lead) == 2 else ("b",) if len(lead) == 1 else tuple(f"b{i}" for i in range(len(lead)))
+    return tuple(name if n > 1 else "1" for name, n in zip(names, lead, strict=True))
+
+
+def _rule(node: Node, graph: Graph) -> Rule:
+    shapes, outs = graph.shapes(node.inputs), graph.shapes(node.outputs)
+    if str(node.attrs.get("activation", "silu")) not in MIXES:
+        raise NoRule(f"experts with the activation {node.attrs.get('activation')}")
+    tokens = token_factors(node, graph)
+    lead = " ".join(tokens)
+    into, out_of = ("e f h!" if node.attrs.get("trans_in") else "e h! f"), ("e h! f" if node.attrs.get("trans_out") else "e f h!")
+    sides = (f"{lead} h!", f"{lead} k!", f"{lead} k!", into, into, out_of, "e f", "e f", "e h!")
+    line = ",".join(side if name else "" for side, name in zip(sides, node.inputs, strict=False))
+    rule = parse(f"{line} -> {lead} h!", shapes, outs, no_pad=frozenset({"e", "f"}))
+    gated = 3 if node.inputs[3] else 2
+    paired = {f"{EXPERT}{f}": (f, "e") for f in tokens if f != "1"}
+    flops = 2.0 * token_rows(rule, rule.sizes) * rule.sizes["h"] * rule.sizes["f"] * gated
+    return replace(rule, flops=flops, paired=paired, inner=_exchange(rule, tuple(paired)))
+
+
+def _exchange(rule: Rule, pairs: tuple[str, ...]) -> tuple[Inner, ...]:
+    """What travels in a round: how many rounds there are, numbers of experts and rows, and results; backward rows, their gradients, shares and what is
+    gained by them (numbers of experts and shares in one)."""
+    if not pairs:
+        return ()
+    rows = tuple(f for dim in rule.operands[1] for f in dim)
+    to = partial(Inner, "+".join(pairs), "all-to-all", rows=rows, slack=IMBALANCE)
+    return (Inner("+".join(pairs), "all-reduce", (), 1, 0), to((), 1, 0), to(("h",), 2, 3, 0), to((), 0, 1, 8), to((), 0, 1))
+
+
+def token_rows(rule: Rule, sizes: Mapping[str, int]) -> int:
+    """Tokens times choices, of local or global sizes."""
+    return prod(sizes[f] for dim in rule.operands[1] for f in dim)
+
+
+def blocks(rule: Rule, split: Split, mesh: Mapping[str, int]) -> tuple[int, int]:
+    """(rows of a block, blocks of one expert at balance) on one device."""
+    local = rule.local(split, mesh)
+    joint = prod(mesh[a] for name in rule.paired for a in split.axes(name))
+    mean = token_rows(rule, local) * joint / rule.sizes["e"]
+    count = max(1, round(mean / min(BLOCK_ROWS, max(LEAST_ROWS, mean / 4))))
+    return max(1, ceil(mean / count)), count
+
+
+def _kernel(call: Call) -> str:
+    x, index, share = call.args[:3]
+    gate, up, down, gate_bias, up_bias, down_bias = (*(a or "None" for a in call.args[3:]), *["None"] * (9 - len(call.args)))
+    if down_bias != "None" and call.axes("f"):
+        down_bias = f"jnp.where({call.start('f')} == 0, {down_bias}, 0)"
+    act = MIXES[str(call.attr("activation", "silu"))]
+    mix = act.format("u") if gate == "None" else f"{act.format('g')} * u"
+    into, out_of = ("rh,fh->rf" if call.attr("trans_in", 0) else "rh,hf->rf"), ("rf,hf->rh" if call.attr("trans_out", 0) else "rf,fh->rh")
+    rows, count = blocks(call.rule, call.split, call.mesh)
+    stacks = f"({gate}, {up}, {down}, {gate_bias}, {up_bias}, {down_bias})"
+    how = f'(lambda g, u: {mix}, "{into}", "{out_of}", {rows}, {count})'
+    joint = tuple(a for a in call.mesh if any(a in call.axes(name) for name in call.rule.paired))
+    if not joint:
+        return f"{call.use('routed_experts')}({x}, {index}, {share}, {stacks}, {call.start('e')}, {how})"
+    places = call.rule.inner[1].places(call.rule.local(call.split, call.mesh), prod(call.mesh[a] for a in joint))
+    pieces = tuple((a, call.mesh[a]) for a in call.axes("e"))
+    return f"{call.use('exchanged_experts')}({x}, {index}, {share}, {stacks}, {pieces!r}, {tuple_text(joint)}, {places}, {how})"
+
+
+register(Operator("RoutedExperts", _rule, _kernel, saves="in"))
