@@ -13,7 +13,7 @@ from planner.errors import PlanError, did_you_mean
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["build", "families", "parse", "presets"]
+__all__ = ["build", "families", "find", "parse", "presets"]
 
 
 def families() -> tuple[Family, ...]:
@@ -33,7 +33,7 @@ def parse(spec: str) -> tuple[str, str, dict[str, Value]]:
 
     The prefix "zoo:" may be left out. Raises PlanError: P070 unknown preset, P071 unknown option or bad value.
     """
-    family, name, values = _parse(spec)
+    family, name, values = find(spec)
     return family.name, name, values
 
 
@@ -45,11 +45,12 @@ def build(spec: str) -> onnx.ModelProto:
     Raises PlanError: P070 unknown preset, P071 unknown option or bad value, P072 too large, P073 sizes that do not go
     together.
     """
-    family, name, values = _parse(spec)
+    family, name, values = find(spec)
     return make(family, name, family.presets[name], values)
 
 
-def _parse(spec: str) -> tuple[Family, str, dict[str, Value]]:
+def find(spec: str) -> tuple[Family, str, dict[str, Value]]:
+    """Family, name of the preset and options of a spec. Raises PlanError: P070 unknown preset, P071 unknown option or bad value."""
     name, given = split_spec(spec)
     for family in families():
         if name in family.presets:

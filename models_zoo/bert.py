@@ -82,8 +82,8 @@ FAMILY = Family(
     "bert",
     {
         "bert-tiny": Preset(BertConfig(2, 64, 4, 128, 512, 16, positions=16), "BERT for tests", batch=4),
-        "bert-base": Preset(BertConfig(12, 768, 12, 3072, 30522, 512), "BERT base uncased, 110 M parameters", batch=256),
-        "bert-large": Preset(BertConfig(24, 1024, 16, 4096, 30522, 512), "BERT large uncased, 335 M parameters", batch=256),
+        "bert-base": Preset(BertConfig(12, 768, 12, 3072, 30522, 512), "BERT base uncased", batch=256),
+        "bert-large": Preset(BertConfig(24, 1024, 16, 4096, 30522, 512), "BERT large uncased", batch=256),
     },
     build,
 )

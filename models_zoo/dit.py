@@ -104,10 +104,10 @@ FAMILY = Family(
     "dit",
     {
         "dit-tiny": Preset(DitConfig(2, 64, 4, side=8, classes=10, frequencies=32), "diffusion transformer for tests", batch=4),
-        "dit-s-2": Preset(DitConfig(12, 384, 6), "DiT-S/2 at 256 x 256, 33 M parameters", batch=256),
-        "dit-b-2": Preset(DitConfig(12, 768, 12), "DiT-B/2 at 256 x 256, 130 M parameters", batch=256),
-        "dit-l-2": Preset(DitConfig(24, 1024, 16), "DiT-L/2 at 256 x 256, 458 M parameters", batch=256),
-        "dit-xl-2": Preset(DitConfig(28, 1152, 16), "DiT-XL/2 at 256 x 256, 675 M parameters", batch=256),
+        "dit-s-2": Preset(DitConfig(12, 384, 6), "DiT-S/2 at 256 x 256", batch=256),
+        "dit-b-2": Preset(DitConfig(12, 768, 12), "DiT-B/2 at 256 x 256", batch=256),
+        "dit-l-2": Preset(DitConfig(24, 1024, 16), "DiT-L/2 at 256 x 256", batch=256),
+        "dit-xl-2": Preset(DitConfig(28, 1152, 16), "DiT-XL/2 at 256 x 256", batch=256),
     },
     build,
 )

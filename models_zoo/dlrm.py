@@ -78,7 +78,7 @@ FAMILY = Family(
     {
         "dlrm-tiny": Preset(DlrmConfig("100-7-33-250", 16, "32-16", "32-16-1", dense=5), "recommendation model for tests", batch=8),
         "dlrm-criteo": Preset(
-            DlrmConfig(_CRITEO, 128, "512-256-128", "1024-1024-512-256-1"), "MLPerf recommendation model, 24 G parameters", batch=65536
+            DlrmConfig(_CRITEO, 128, "512-256-128", "1024-1024-512-256-1"), "MLPerf recommendation model", batch=65536
         ),
     },
     build,

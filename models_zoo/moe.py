@@ -176,8 +176,8 @@ FAMILY = Family(
     "moe",
     {
         "mixtral-tiny": Preset(MoeConfig(2, 64, 4, 2, 96, 512, 16, 1e6, experts=4), "mixture of experts for tests", batch=4),
-        "mixtral-8x7b": Preset(MoeConfig(32, 4096, 32, 8, 14336, 32000, 4096, 1e6), "Mixtral 8x7B, 46.7 G parameters"),
-        "mixtral-8x22b": Preset(MoeConfig(56, 6144, 48, 8, 16384, 32768, 4096, 1e6), "Mixtral 8x22B, 141 G parameters"),
+        "mixtral-8x7b": Preset(MoeConfig(32, 4096, 32, 8, 14336, 32000, 4096, 1e6), "Mixtral 8x7B"),
+        "mixtral-8x22b": Preset(MoeConfig(56, 6144, 48, 8, 16384, 32768, 4096, 1e6), "Mixtral 8x22B"),
     },
     build,
 )

@@ -90,10 +90,10 @@ FAMILY = Family(
     "resnet",
     {
         "resnet-tiny": Preset(ResnetConfig("1-1", "basic", width=8, image=32, classes=10), "residual network for tests", batch=8),
-        "resnet18": Preset(ResnetConfig("2-2-2-2", "basic"), "ResNet-18, 11.7 M parameters", batch=256),
-        "resnet50": Preset(ResnetConfig("3-4-6-3"), "ResNet-50, 25.6 M parameters", batch=256),
-        "resnet101": Preset(ResnetConfig("3-4-23-3"), "ResNet-101, 44.5 M parameters", batch=256),
-        "resnet152": Preset(ResnetConfig("3-8-36-3"), "ResNet-152, 60.2 M parameters", batch=256),
+        "resnet18": Preset(ResnetConfig("2-2-2-2", "basic"), "ResNet-18", batch=256),
+        "resnet50": Preset(ResnetConfig("3-4-6-3"), "ResNet-50", batch=256),
+        "resnet101": Preset(ResnetConfig("3-4-23-3"), "ResNet-101", batch=256),
+        "resnet152": Preset(ResnetConfig("3-8-36-3"), "ResNet-152", batch=256),
         "resnet50-mindspore": Preset(
             ResnetConfig("3-4-6-3", classes=1024, training=True, mean=True), "MindSpore comparison: live norms, 1024 classes", batch=1024
         ),

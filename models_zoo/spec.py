@@ -46,6 +46,11 @@ class Family:
         """The dataclass all presets share."""
         return type(next(iter(self.presets.values())).config)
 
+    def configure(self, preset: Preset, values: Mapping[str, Value]) -> Any:
+        """The preset's configuration with the options of this family among `values` applied."""
+        fields = options(self.config_type)
+        return dataclasses.replace(preset.config, **{fields[o][0]: v for o, v in values.items() if o in fields})
+
 
 @dataclass(frozen=True)
 class Common:
@@ -136,8 +141,7 @@ def make(family: Family, name: str, preset: Preset, values: Mapping[str, Value],
     """Build the ONNX model (an onnx.ModelProto) of a preset with overrides applied."""
     common = options(Common)
     shared = Common(**{common[o][0]: v for o, v in values.items() if o in common})  # type: ignore[arg-type]
-    fields = options(family.config_type)
-    config = dataclasses.replace(preset.config, **{fields[o][0]: v for o, v in values.items() if o not in common})
+    config = family.configure(preset, values)
     net = Net(name, batch=shared.batch, default_batch=preset.batch, inline=shared.weights == "inline", seed=shared.seed)
     net.notes.extend(notes)
     family.build(config, net)

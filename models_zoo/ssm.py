@@ -151,8 +151,8 @@ FAMILY = Family(
     "ssm",
     {
         "ssm-tiny": Preset(SsmConfig(2, 32, 512, 24, state=8, head_dim=16, chunk=8), "state-space model for tests", batch=4),
-        "mamba2-130m": Preset(SsmConfig(24, 768, 50288, 2048), "Mamba-2, 129 M parameters"),
-        "mamba2-2.7b": Preset(SsmConfig(64, 2560, 50288, 2048), "Mamba-2, 2.7 G parameters"),
+        "mamba2-130m": Preset(SsmConfig(24, 768, 50288, 2048), "Mamba-2"),
+        "mamba2-2.7b": Preset(SsmConfig(64, 2560, 50288, 2048), "Mamba-2"),
     },
     build,
 )

@@ -125,11 +125,11 @@ FAMILY = Family(
     "t5",
     {
         "t5-tiny": Preset(T5Config(2, 64, 4, 16, 128, 512, 16, 12, buckets=8, max_distance=16), "T5 for tests", batch=4),
-        "t5-small": Preset(T5Config(6, 512, 8, 64, 2048), "T5 small, 60.5 M parameters", batch=128),
-        "t5-base": Preset(T5Config(12, 768, 12, 64, 3072), "T5 base, 223 M parameters", batch=128),
-        "t5-large": Preset(T5Config(24, 1024, 16, 64, 4096), "T5 large, 738 M parameters", batch=128),
-        "t5-3b": Preset(T5Config(24, 1024, 32, 128, 16384), "T5 3B, 2.85 G parameters", batch=128),
-        "t5-11b": Preset(T5Config(24, 1024, 128, 128, 65536), "T5 11B, 11.3 G parameters", batch=128),
+        "t5-small": Preset(T5Config(6, 512, 8, 64, 2048), "T5 small", batch=128),
+        "t5-base": Preset(T5Config(12, 768, 12, 64, 3072), "T5 base", batch=128),
+        "t5-large": Preset(T5Config(24, 1024, 16, 64, 4096), "T5 large", batch=128),
+        "t5-3b": Preset(T5Config(24, 1024, 32, 128, 16384), "T5 3B", batch=128),
+        "t5-11b": Preset(T5Config(24, 1024, 128, 128, 65536), "T5 11B", batch=128),
     },
     build,
 )

@@ -182,7 +182,7 @@ FAMILY = Family(
     "unet",
     {
         "unet-tiny": Preset(UnetConfig("16-32", 8, 2, 6, 24, per_level=1, groups=8), "diffusion U-Net for tests", batch=4),
-        "unet-sd15": Preset(UnetConfig("320-640-1280-1280", 64, 8, 77, 768), "Stable Diffusion 1.5 U-Net, 860 M parameters", batch=64),
+        "unet-sd15": Preset(UnetConfig("320-640-1280-1280", 64, 8, 77, 768), "Stable Diffusion 1.5 U-Net", batch=64),
     },
     build,
 )

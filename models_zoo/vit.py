@@ -74,9 +74,9 @@ FAMILY = Family(
     "vit",
     {
         "vit-tiny": Preset(VitConfig(2, 64, 4, 128, image=32, patch=8, classes=10), "vision transformer for tests", batch=4),
-        "vit-b16": Preset(VitConfig(12, 768, 12, 3072), "ViT-B/16, 86.6 M parameters", batch=256),
-        "vit-l16": Preset(VitConfig(24, 1024, 16, 4096), "ViT-L/16, 304 M parameters", batch=256),
-        "vit-h14": Preset(VitConfig(32, 1280, 16, 5120, patch=14), "ViT-H/14, 632 M parameters", batch=256),
+        "vit-b16": Preset(VitConfig(12, 768, 12, 3072), "ViT-B/16", batch=256),
+        "vit-l16": Preset(VitConfig(24, 1024, 16, 4096), "ViT-L/16", batch=256),
+        "vit-h14": Preset(VitConfig(32, 1280, 16, 5120, patch=14), "ViT-H/14", batch=256),
     },
     build,
 )

@@ -190,7 +190,7 @@ def round_figures(value: float, digits: int = 6) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write to a temporary file beside the target, then rename: a reader sees the old file or the new one."""
     folder = path.parent if str(path.parent) else Path()
     try:
@@ -198,8 +198,8 @@ def write_atomically(path: Path, text: str) -> None:
     except OSError as e:
         raise PlanError("P056", f"cannot write {str(path)!r}: {e.strerror}", help=["-o a file in a folder that exists and is writable"]) from e
     try:
-        with os.fdopen(handle, "w") as f:
-            f.write(text)
+        with os.fdopen(handle, "wb") as f:
+            f.write(content.encode() if isinstance(content, str) else content)
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:
