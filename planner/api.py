@@ -134,9 +134,10 @@ def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
     parts = {k: getattr(close.cost.memory, k) for k in ("parameters", "gradients", "optimizer", "activations", "temporary")}
     heavy = ", ".join(f"{k} {show_bytes(v)}" for k, v in sorted(parts.items(), key=lambda p: -p[1]))
     help = remedies(request, found, model) if model is not None else []
-    full = request.capacity.usable
-    more = f"a --memory-limit above {limit}: the device has {show_bytes(full)} usable" if request.limit_bytes < full else "hardware with more memory (--hardware)"
-    return PlanError("P021", f"no plan fits: {show_bytes(close.cost.memory.total)} a device in the smallest plan priced, {limit} usable",
+    full, least = request.capacity.usable, show_bytes(close.cost.memory.total)
+    more = (f"a --memory-limit above {least}, which the smallest plan takes: the device has {show_bytes(full)} usable"
+            if close.cost.memory.total <= full else "hardware with more memory (--hardware)")  # fmt: skip
+    return PlanError("P021", f"no plan fits: {least} a device in the smallest plan priced, {limit} usable",
                      detail=[f"smallest plan: mesh {' x '.join(f'{a} {n}' for a, n in close.plan.mesh)}, optimizer level {close.plan.zero}, recompute {close.plan.recompute}, "
                              f"{close.plan.microbatches} microbatch{'es' if close.plan.microbatches > 1 else ''}", heavy],
                      help=[*help, more], exit_code=NO_PLAN)  # fmt: skip

@@ -42,6 +42,8 @@ PATIENCE = 32
 """Leaves solved in a row without a better plan before the search is content; the bounds of those left stay part of the answer."""
 WIDE_GAP, LONG_PATIENCE = 0.1, 128
 """The same while the plan is further than this from the bound: large models whose memory binds meet many leaves that cannot be made to fit first."""
+TRIES = 12
+"""Leaves tried in a row for the smallest plan without a smaller one."""
 ROUNDS = 3
 """Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
 
@@ -134,13 +136,19 @@ class Explorer:
         return min([self._cut, *self.closed, *(leaf.bound for leaf in self.open)])
 
     def smallest(self) -> Candidate | None:
-        """The plan that needs about the least memory (a baseline: at a microbatch met already): what is shown when nothing fits."""
-        usable = [x for x in self._sizes if self.pinned or self.search.has_read(x[1].micro)]
-        if not usable:
-            return None
-        leaf = min(usable)[1]
-        space = self._space(leaf)
-        return self.search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label) if space else None
+        """The plan of least memory: what is shown when nothing fits. Leaves are taken by their least usage, which bounds what a plan of theirs needs,
+        until no bound is below the smallest plan or none of the last `TRIES` was smaller."""
+        best, idle = None, 0
+        for usage, leaf in sorted(self._sizes):
+            size = best.cost.memory.total if best else math.inf
+            if usage >= size or idle >= TRIES or (best is not None and self.search.out_of_time()):
+                break
+            space = self._space(leaf)
+            found = self.search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label) if space else None
+            idle += 1
+            if found is not None and found.cost.memory.total < size:
+                best, idle = found, 0
+        return best
 
     def _expand(self, index: int) -> None:
         """All leaves of a mesh that may fit, at the mesh's bound."""

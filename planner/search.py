@@ -126,8 +126,8 @@ class Search:
         self._free = request.mode == "auto" and request.pins.empty
         """Whether any plan will do, a baseline's too."""
 
-    def run(self) -> Found:
-        """Search everything the request allows."""
+    def run(self, *, how_close: bool = True) -> Found:
+        """Search everything the request allows. how_close: where nothing fits, also look for the smallest plan."""
         request = self.request
         main = Explorer(self, "plan", self._meshes(), self._allowed(), self._levels())
         finer = Explorer(self, "plan", (), None, self._levels())
@@ -146,9 +146,8 @@ class Search:
             self.stopped = "interrupt"
         fitting = [c for c in (main.best, finer.best, *self._eligible(baselines)) if c is not None]
         best, smallest = min(fitting, key=lambda c: c.key(request), default=None), None
-        if best is None and not self.stopped:
-            sizes = [c for c in (main.smallest(), *main.priced, *baselines.values()) if c is not None]
-            smallest = min(sizes, key=lambda c: c.cost.memory.total, default=None)
+        if best is None and how_close and not self.stopped:
+            smallest = self._smallest(main, baselines)
         space, choice, problem = self._details[id(best)][1:] if best else (None, (), None)
         if best is not None and space is not None:
             best, space = self._named(best, space)
@@ -157,6 +156,14 @@ class Search:
         bound = min(main.bound(), finer.bound())
         bound = bound if request.objective == "step" and np.isfinite(bound) else 0.0
         return Found(best, baselines, base, space, choice, problem, bound, len(self._details), self.stopped, smallest)
+
+    def _smallest(self, main: Explorer, baselines: Mapping[str, Candidate]) -> Candidate | None:
+        """The smallest plan, on a mesh of three axes around the smallest of two where that is smaller yet."""
+        sizes = [c for c in (main.smallest(), *main.priced, *(baselines.values() if self._free else ())) if c is not None]
+        smallest = min(sizes, key=lambda c: c.cost.memory.total, default=None)
+        finer = Explorer(self, "plan", self._finer(smallest), None, self._levels())
+        finer.run()
+        return min([*sizes, *(c for c in (finer.smallest(),) if c is not None)], key=lambda c: c.cost.memory.total, default=None)
 
     def _named(self, best: Candidate, space: Space) -> tuple[Candidate, Space]:
         """A plan and its space with axes called by what they do; names the user gave stay."""
@@ -265,10 +272,6 @@ class Search:
                     raise
                 self._bases[microbatches] = None
         return self._bases[microbatches]
-
-    def has_read(self, microbatches: int) -> bool:
-        """Whether the graph of that many microbatches is at hand."""
-        return self._bases.get(microbatches) is not None
 
     def _pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""

@@ -131,6 +131,16 @@ def test_nothing_fits_names_the_smallest_plan_and_remedies_that_fit() -> None:
     planner.plan("zoo:llama3-8b,layers=8", devices=int(quoted[0].split()[0]), batch=4, memory_limit_bytes=8 * 2**30)
 
 
+def test_the_smallest_plan_is_as_small_as_one_searched_for_memory() -> None:
+    """Working sets decide here: the leaf of the least state is not the smallest plan's."""
+    spec, devices = "zoo:llama3-70b,layers=8", 32
+    small = search(spec, devices, 32, objective="memory", baselines=False)
+    none = search(spec, devices, 32, memory_limit_bytes=2**30)
+    assert small.best is not None and none.smallest is not None
+    assert none.smallest.cost.memory.total <= 1.01 * small.best.cost.memory.total
+    assert not any(c.cost.memory.total < none.smallest.cost.memory.total for c in none.baselines.values())
+
+
 def test_same_bytes_whatever_the_hash_seed() -> None:
     text = ("import planner, json; s = planner.plan('zoo:gpt2-small,layers=2', devices=8, batch=64); d = json.loads(s.to_json()); d.pop('provenance');"
             "print(json.dumps(d, sort_keys=False))")  # fmt: skip

@@ -262,5 +262,6 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
             words.pop()  # a word that does not fit is left out; the first ("tie") goes last
         cells[5] = ", ".join(words)
     lines = table(rows, right=(1, 2, 3))
-    note = "each tuned over microbatches, recompute and optimizer level; tie: each within the other's range"
+    none = "; those that do not fit at their smallest" if any(row["fit"] == "no" for row in strategy.baselines.values()) else ""
+    note = f"each tuned over microbatches, recompute and optimizer level{none}; tie: each within the other's range"
     return [*lines, *(style.dim(line) for line in hang("", note, width))]
