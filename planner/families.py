@@ -37,21 +37,22 @@ def as_named(base: Base, mesh: Mesh, names: Collection[str], pinned: Allowed, li
     """Splits under which the named axes do what they are called: see planner.naming. `pinned`: classes with pins of their own.
 
     "data" and "sequence" cut that, wherever it can be cut, and nothing else; "expert" nothing else where there are experts; "model" anything but the batch.
+    A pin of a node goes before a name: of the splits it leaves, a name keeps those that follow it, or all where none does.
     """
     sizes, roles = dict(mesh.shape), base.roles
     claims = {a: role_named(a) for a in sizes if a in names and sizes[a] > 1 and role_named(a)}
     out = dict(pinned)
     for i in base.times:
-        if i in pinned:
-            continue
-        kept = list(base.reachable(i, candidates(base.rules[i], sizes, limits)))
+        kept = list(pinned[i] if i in pinned else base.reachable(i, candidates(base.rules[i], sizes, limits)))
         for axis, claim in claims.items():
             done = [next((roles[i].get(f, "") for f, axes in s.pairs if axis in axes), "") for s in kept]  # "" where it is idle, or only pending
+            left = kept
             if claim == "model":
-                kept = [s for s, role in zip(kept, done, strict=True) if role != "data"]
+                left = [s for s, role in zip(kept, done, strict=True) if role != "data"]
             elif claim != "expert" or "expert" in roles[i].values():
                 full = [s for s, role in zip(kept, done, strict=True) if role == claim]
-                kept = full if full and claim != "expert" else [s for s, role in zip(kept, done, strict=True) if role in (claim, "")]
+                left = full if full and claim != "expert" else [s for s, role in zip(kept, done, strict=True) if role in (claim, "")]
+            kept = left if left or i not in pinned else kept
         out[i] = tuple(kept)
     return out
 

@@ -6,6 +6,7 @@
     ["layers.*.mlp.up"]   split = { n = ["model"] }      ids, fused members, tensors or scope globs
                           layout = [["data"], []]        of the first result
 
+A split holds the factors it names, each cut by the axes listed and no others (`n = []`: left whole); the other axes are free to cut the other factors.
 A short form for the command line: `tp=8,micro=2,recompute=block,zero=3,dp=8`.
 """
 
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError, did_you_mean
-from planner.rule import Limits, Split, candidates, legal
+from planner.rule import PENDING, Limits, Split, candidates, legal
 
 if TYPE_CHECKING:
     from planner.base import Base
@@ -108,8 +109,14 @@ class Pins:
     def _pinned(self, base: Base, i: int, table: Mapping[str, Any], mesh: Mapping[str, int]) -> tuple[Split, ...]:
         rule = base.rules[i]
         if "split" in table:
-            split = Split.of({str(f): tuple(a) for f, a in table["split"].items()})
-            return (split,) if split.used <= set(mesh) and legal(rule, split, mesh, Limits(waste=0.5)) else ()
+            held = {str(f): tuple(a) for f, a in table["split"].items()}
+            split = Split.of(held)
+            if not split.used <= set(mesh) or not all(f in rule.sizes or f == PENDING for f in held) or not legal(rule, split, mesh, Limits(waste=0.5)):
+                return ()
+            limits = Limits(forbidden=self.forbidden_factors | held.keys(), pending=PENDING not in held)
+            rest = candidates(rule, {a: n for a, n in mesh.items() if a not in split.used}, limits)
+            joined = (Split.of({**dict(split.pairs), **dict(r.pairs)}) for r in rest)
+            return base.reachable(i, tuple(s for s in joined if legal(rule, s, mesh, Limits(waste=0.5))))
         if "layout" in table:
             want = tuple(tuple(a) for a in table["layout"])
             return tuple(s for s in base.reachable(i, candidates(rule, mesh)) if rule.result(0, s, tuple(mesh)).dims == want)

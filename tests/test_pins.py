@@ -62,14 +62,39 @@ def test_a_pinned_split_holds() -> None:
     name = node("mlp")
     split = {"n": ["model"]}
     s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"model": 2}, name: {"split": split}}), baselines=False)
-    assert s.nodes[name]["split"] == split
+    assert s.nodes[name]["split"]["n"] == split["n"]
     assert {a["name"]: a["size"] for a in s.mesh} == {"data": 2, "model": 2}
+
+
+def test_axes_that_a_pin_does_not_name_are_free() -> None:
+    """The pinned product shares its batch with the rest of the model instead of doing it twice."""
+    name = node("mlp")
+    free = planner.plan(GPT, devices=4, batch=8, pins="dp=2,tp=2", baselines=False)
+    pinned = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"model": 2}, name: {"split": {"n": ["model"]}}}), baselines=False)
+    assert [f for f, axes in pinned.nodes[name]["split"].items() if "data" in axes] == [f for f, axes in free.nodes[name]["split"].items() if "data" in axes]
+    assert pinned.cost.distinct_work == pytest.approx(free.cost.distinct_work)
+
+
+def test_a_factor_pinned_whole_stays_whole() -> None:
+    name = node("mlp")
+    one = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"model": 2}, name: {"split": {"n": ["model"]}}}), baselines=False)
+    factor = next(f for f, axes in one.nodes[name]["split"].items() if "data" in axes)
+    table = {"mesh": {"model": 2}, name: {"split": {"n": ["model"], factor: []}}}
+    s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table(table), baselines=False)
+    assert factor not in s.nodes[name]["split"] and s.nodes[name]["split"]["n"] == ["model"]
+
+
+def test_a_pin_may_say_something_else_than_the_axis_is_called() -> None:
+    name = node("mlp")
+    table = {"mesh": {"model": 2}, name: {"split": {"n": ["data"]}}}
+    s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table(table), baselines=False)
+    assert s.nodes[name]["split"]["n"] == ["data"]
 
 
 def test_a_split_needs_only_one_mesh_that_can_follow_it() -> None:
     name = node("mlp")
     s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({name: {"split": {"n": ["model"]}}}), baselines=False)
-    assert s.nodes[name]["split"] == {"n": ["model"]}
+    assert s.nodes[name]["split"]["n"] == ["model"]
 
 
 def test_contradicting_pins_are_both_named() -> None:
