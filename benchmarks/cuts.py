@@ -21,7 +21,7 @@ from benchmarks.neutral import ANY_PADDING
 from planner.account import float32_sizes
 from planner.flow import Plan, gradient_tensors, rule_of, weight_plan
 from planner.graph import Graph
-from planner.layout import Axes, Layout, distribute, local_shape, replicated
+from planner.layout import Axes, Layout, distribute, group, local_shape, replicated
 from planner.problem import Budget, Problem
 from planner.rule import Dim, Rule, Split, legal
 
@@ -204,8 +204,10 @@ class Reading:
         local = rule.local(split, self.sizes)
         differentiated = any(o in self.grad for o in self.graph.nodes[i].outputs)
         for inner in rule.inner:
-            if split.axes(inner.factor):
-                total += inner.itemsize * prod(local[f] for f in inner.over) * (inner.forward + inner.backward * differentiated)
+            if axes := inner.axes(split, self.order):
+                devices = group(axes, self.sizes)
+                forward, backward = inner.times(devices)
+                total += inner.payload_bytes(local, devices, float32_sizes("float32")) * (forward + backward * differentiated)
         return total
 
     def _need(self, i: int, slot: int, split: Split) -> Layout:

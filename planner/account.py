@@ -1,7 +1,7 @@
 """The exact communication, arithmetic and bytes of an emitted program, read from its flow (never from a cost model).
 
 One `Use` per collective: kind, axes, payload of one device, how often it runs in an optimizer step, and why. Payload is what semantics call it:
-operand bytes for all-reduce, reduce-scatter and all-to-all, result bytes for all-gather. `traffic` adds them up by kind and axes.
+operand bytes for all-reduce, reduce-scatter, all-to-all and collective-permute, result bytes for all-gather. `traffic` adds them up by kind and axes.
 """
 
 from __future__ import annotations
@@ -139,24 +139,24 @@ def _replayed(flow: Flow, again: Replay | None, times: int, once: Merged, size: 
         if (name, path) in once.forward:
             continue
         yield from _step(flow, name, path[-1], 0, times, size, "recompute")
-    if block_mode(flow) == "all":
-        for i in again.nodes:
-            for use in _inner(flow, i, times, size):
-                if use.phase == "forward":
-                    yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what)
+    for i in again.nodes if block_mode(flow) in ("all", "keep") else ():
+        for use in _inner(flow, i, times, size, again=block_mode(flow)):
+            if use.phase == "forward":
+                yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what)
 
 
-def _inner(flow: Flow, i: int, times: int, size: ItemSize) -> Iterator[Use]:
+def _inner(flow: Flow, i: int, times: int, size: ItemSize, again: str = "") -> Iterator[Use]:
     rule, split, node = flow.rules[i], flow.split(i), flow.graph.nodes[i]
     local = rule.local(split, dict(flow.plan.mesh))
     differentiated = any(o in flow.grad for o in node.outputs)
     for inner in rule.inner:
         axes = inner.axes(split, flow.plan.order)
-        if axes:
-            payload = inner.payload_bytes(local, group(axes, dict(flow.plan.mesh)), size("float32"))
-            yield Use(inner.kind, axes, payload, times * inner.forward, "forward", node.id)
+        if axes and not (again == "keep" and inner.kept):
+            devices = group(axes, dict(flow.plan.mesh))
+            payload, (forward, backward) = inner.payload_bytes(local, devices, size("float32")), inner.times(devices)
+            yield Use(inner.kind, axes, payload, times * forward, "forward", node.id)
             if differentiated:
-                yield Use(inner.kind, axes, payload, times * inner.backward, "backward", node.id)
+                yield Use(inner.kind, axes, payload, times * backward, "backward", node.id)
 
 
 def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[bool]) -> Iterator[Use]:
@@ -186,7 +186,8 @@ def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[s
         cell = out.setdefault(use.kind, {}).setdefault(label, {"payload": 0, "wire": Fraction(0)})
         n = group(use.axes, mesh)
         cell["payload"] += use.total_bytes
-        cell["wire"] += Fraction(use.total_bytes * (n - 1), n) * (2 if use.kind == "all-reduce" else 1)
+        sent = Fraction(use.total_bytes) if use.kind == "collective-permute" else Fraction(use.total_bytes * (n - 1), n)
+        cell["wire"] += sent * (2 if use.kind == "all-reduce" else 1)
     return out
 
 

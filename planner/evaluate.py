@@ -22,7 +22,7 @@ from planner.base import Base
 from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, find_run, inner_flow, outer_flow
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
-from planner.kernels import kernel_times, savers, working_bytes
+from planner.kernels import kept_beside, kernel_times, savers, working_bytes
 from planner.layout import Layout, group, local_shape
 from planner.price import Pricer
 
@@ -194,7 +194,7 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, flo
         key = (tensor.shape, tensor.dtype, id(layout))
         if key not in sizes:
             sizes[key] = prod(local_shape(tensor.shape, layout, mesh)) * pricer.itemsize(tensor.dtype)
-        size = sizes[key]
+        size = sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer)
         if i in base.tail:
             tail += size
         elif plan.recompute != "none" and i in inside:

@@ -83,9 +83,13 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
         size += weights if any(n % ALIGNED for shape in own if len(shape) > 1 for n in shape) else 0.0
     if node.op == "Attention":  # scores and their gradient in float32, the weights as computed with
         q, _, v = graph.shapes(node.inputs[:3])
-        scores = rule.flops / (2 * (q[3] + v[3])) * _share(rule, split, pricer.sizes, "e")
+        around = group(split.axes("ring"), pricer.sizes)
+        scores = rule.flops / (2 * (q[3] + v[3])) * _share(rule, split, pricer.sizes, "e") / around
         queries = rule.local(split, pricer.sizes).get("s", q[2])
         size += scores * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1) * ((8 if trained else 4) + itemsize)
+        if around > 1:  # the next piece of keys beside this one, results and gradients summed up in float32, and what is on its way of these
+            pieces, wide = _keys(base, i, split, pricer), itemsize / pricer.itemsize(graph.tensors[node.inputs[0]].dtype)
+            size += pieces + (3 * wide * pieces + 2 * wide * outs if trained else wide * outs)
         size += 2 * outs if trained and i in base.repeated else 0.0  # the residual stream's gradient, as wide as the result, as carried and as added to
     elif node.op == "CrossEntropyLoss":  # a block of rows in float32; the gradient takes the logits' place
         size -= ins if trained else 0
@@ -94,23 +98,41 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
     return size
 
 
-def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
-    """(forward, backward) seconds of the collectives inside the node's kernel."""
+def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float, float]:
+    """Seconds of the collectives inside the node's kernel: forward, backward, and those of the forward pass whose results a block may keep."""
     rule, mesh = base.rules[i], pricer.sizes
     if not rule.inner:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     local = rule.local(split, mesh)
-    forward = backward = 0.0
+    forward = backward = kept = 0.0
     for inner in rule.inner:
         axes = inner.axes(split, mesh)
         size = float(inner.payload_bytes(local, group(axes, mesh), pricer.itemsize("float32"))) if axes else 0.0
-        forward += inner.forward * pricer.collective_s(inner.kind, axes, size)
-        backward += inner.backward * pricer.collective_s(inner.kind, axes, size)
-    return forward, backward if base.training else 0.0
+        (f, b), each = inner.times(group(axes, mesh)), pricer.collective_s(inner.kind, axes, size)
+        forward, backward, kept = forward + f * each, backward + b * each, kept + f * each * inner.kept
+    return forward, backward if base.training else 0.0, kept
 
 
 def _bytes(base: Base, pricer: Pricer, name: str, shape: tuple[int, ...]) -> float:
     return prod(shape) * pricer.itemsize(base.graph.tensors[name].dtype)
+
+
+def _keys(base: Base, i: int, split: Split, pricer: Pricer) -> float:
+    """Bytes of the local keys and values of an attention."""
+    rule, node, order = base.rules[i], base.graph.nodes[i], tuple(pricer.sizes)
+    return sum(_bytes(base, pricer, node.inputs[k], local_shape(base.graph.tensors[node.inputs[k]].shape, rule.operand(k, split, order), pricer.sizes)) for k in (1, 2))
+
+
+def kept_beside(base: Base, i: int, slot: int, split: Split, pricer: Pricer) -> float:
+    """Bytes that a kernel keeps for its backward pass beside operands and results of the graph, counted with its operand `slot`.
+
+    Attention on a ring keeps its result, and a float32 a row of scores.
+    """
+    if slot or base.graph.nodes[i].op != "Attention" or not split.axes("ring"):
+        return 0.0
+    (out,), local = base.rules[i].results, base.rules[i].local(split, pricer.sizes)
+    rows, width = (prod(local[f] for dim in dims for f in dim) for dims in (out[:3], out[3:]))
+    return rows * (width * pricer.itemsize(base.graph.tensors[base.graph.nodes[i].outputs[0]].dtype) + 4)
 
 
 def savers(base: Base) -> dict[tuple[int, int], str]:

@@ -37,7 +37,8 @@ class Inner:
 
     Its payload is the product of the local sizes of `over`, times `itemsize` bytes (statistics are float32; 0: the type computed in).
     A round of an exchange carries up to `places` rows to each of the devices: `rows` (a product of local sizes) over their number, times
-    `slack`, rounded up.
+    `slack`, rounded up. On a `ring` it runs so often for each other device of the axes. What is not `kept` runs again with a block that is computed
+    again, even where that keeps the results of collectives.
     """
 
     factor: str
@@ -48,6 +49,13 @@ class Inner:
     itemsize: int = 4
     rows: tuple[str, ...] = ()
     slack: float = 1.0
+    ring: bool = False
+    kept: bool = True
+
+    def times(self, devices: int) -> tuple[int, int]:
+        """How often it runs in each pass."""
+        each = devices - 1 if self.ring else 1
+        return self.forward * each, self.backward * each
 
     def axes(self, split: Split, order: Iterable[str]) -> Axes:
         """The axes it runs over, in the order given; none where it does not run."""
@@ -253,6 +261,8 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = Limits()) -
 def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Limits()) -> bool:
     """Whether a split may be used: see `candidates`. An axis serves one factor."""
     if sum(len(axes) for _, axes in split.pairs) > len(split.used):
+        return False
+    if any(i.kind == "collective-permute" and i.axes(split, mesh) != split.axes(i.factor) for i in rule.inner):  # neighbours are counted along the mesh
         return False
     for f, axes in split.pairs:
         if f == PENDING:

@@ -22,7 +22,7 @@ from planner.base import Base as Base
 from planner.base import Wire
 from planner.emit.replay import reads
 from planner.flow import Plan, cut_layout, own_level, weight_plan
-from planner.kernels import inner_times, times_of, working_bytes
+from planner.kernels import inner_times, kept_beside, times_of, working_bytes
 from planner.layout import Axes, Layout, group, local_shape
 from planner.rule import Limits, Rule, Split, candidates
 
@@ -141,10 +141,11 @@ class _Builder:
             ins = [self._bytes(name, needs[slot][k]) if name else 0.0 for slot, name in enumerate(node.inputs)]
             outs = [self._bytes(name, row[k]) for name, row in zip(live, results, strict=True)]
             f, b = times_of(base, i, split, sum(ins), sum(outs), self.pricer)
-            inner_f, inner_b = inner_times(base, i, split, self.pricer)
-            forward[k], backward[k], replayed[k] = f + inner_f, b + (inner_b if b else 0.0), inner_f
+            inner_f, inner_b, inner_kept = inner_times(base, i, split, self.pricer)
+            forward[k], backward[k], replayed[k] = f + inner_f, b + (inner_b if b else 0.0), inner_kept
             for slot, size in (*enumerate(ins), *((-1 - o, n) for o, n in enumerate(outs))):
                 total, entering, first, after = base.kept.get((i, slot), NONE)
+                size += kept_beside(base, i, slot, split, self.pricer)
                 tail[k] += after * size * slack
                 kept[k] += total * size * slack
                 again[k] += (entering + first) * size * slack

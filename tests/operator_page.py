@@ -63,7 +63,8 @@ def spelled(rule: Rule) -> str:
     mark = lambda f: f + ("!" if f in rule.whole else "")  # noqa: E731
     dim = lambda d: "1" if not d else mark(d[0]) if len(d) == 1 else f"({' '.join(map(mark, d))})"  # noqa: E731
     side = lambda tensors: ", ".join(" ".join(map(dim, t)) or "·" for t in tensors)  # noqa: E731
-    return f"{side(rule.operands)} -> {side(rule.results)}"
+    pairs = "".join(f" ({name}: {' with '.join(members)})" for name, members in rule.paired.items())
+    return f"{side(rule.operands)} -> {side(rule.results)}{pairs}"
 
 
 def row(case: Case) -> str:

@@ -16,7 +16,7 @@ from planner.emit.source import helper_sources, user_function
 from planner.flow import Plan, derive, rule_of
 from planner.graph import Graph, Node, Tensor
 from planner.layout import Layout, padded
-from planner.rule import Rule, Split, candidates
+from planner.rule import Rule, Split, candidates, legal
 
 MESH = (("data", 2), ("model", 4))
 
@@ -76,7 +76,7 @@ def all_splits(case: Case) -> list[Split]:
     for split in candidates(rule, dict(MESH)):
         if any(f == "+" for f, _ in split.pairs):
             continue
-        found += orders(split)
+        found += [s for s in orders(split) if legal(rule, s, dict(MESH))]
     return found
 
 

@@ -96,7 +96,7 @@ def replay(flow: Flow, inside: range, mode: str, given: Iterable[str] = ()) -> R
         need = reads(graph.nodes[i], flow.grad)
         for slot in sorted(need.slots):
             want(i, slot)
-        if need.inside and mode != "part":
+        if (need.inside or (need.slots and _exchanges(flow, i))) and mode != "part":
             again.nodes.setdefault(i, False)
     while queue:
         name, way = queue.pop()
@@ -114,6 +114,11 @@ def replay(flow: Flow, inside: range, mode: str, given: Iterable[str] = ()) -> R
         elif name in made:
             compute(made[name])
     return again
+
+
+def _exchanges(flow: Flow, i: int) -> bool:
+    """Whether the kernel brings in pieces of operands that nothing keeps: the backward pass, which reads them, brings them in again."""
+    return any(not inner.kept and inner.axes(flow.split(i), flow.plan.order) for inner in flow.rules[i].inner)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Attention, rotary embedding and LSTM."""
+"""Attention, rotary embedding and LSTM.
+
+Three ways to cut the positions of attention: queries alone (every device then needs all keys, gathered or fanned out by the layouts around it); queries
+and keys by the same axes, pieces of keys passing by on a ring ("ring"); or not at all, layouts around it turning cut positions into cut heads and back.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from planner.graph import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.pointwise import letters
 from planner.ops.recurrent import chosen, lstm_full, operands, recurrent_rule
-from planner.rule import Rule, parse
+from planner.rule import Inner, Rule, parse
 
 QUERY_BLOCK = 1024
 """Queries per block of the emitted kernel (planner/emit/parts/kernels.py; a test holds the two together)."""
@@ -20,9 +24,10 @@ def in_query_blocks(queries: int) -> bool:
 
 
 def _attention_rule(node: Node, graph: Graph) -> Rule:
-    """Batch, key-value heads, query heads per key-value head and query positions split; keys stay whole.
+    """Batch, key-value heads, query heads per key-value head and query positions split; keys only together with the queries, on a ring.
 
-    Splitting query positions leaves k and v fans; the kernel then needs its shard's first position for a causal mask.
+    Splitting query positions alone leaves k and v fans; the kernel then needs its shard's first position for a causal mask. A mask has all keys (u) of
+    the queries it is cut to.
     """
     shapes = graph.shapes(node.inputs)
     q, k, v = shapes[:3]
@@ -42,13 +47,25 @@ def _attention_rule(node: Node, graph: Graph) -> Rule:
     if len(shapes) > 3 and shapes[3]:
         mask = shapes[3]
         full = (out[0], heads, q[2], k[2])
-        cells = [batch if batch != "1" else "1", h, "s", "t!"][4 - len(mask) :]
+        cells = [batch if batch != "1" else "1", h, "s", "u!"][4 - len(mask) :]
         line += ", " + " ".join("1" if m == 1 and f != 1 else c for m, f, c in zip(mask, full[4 - len(mask) :], cells, strict=True))
     elif len(shapes) > 3:
         line += ", "
     rule = parse(f"{line} -> {batch} {h} s e", shapes, (out,), sizes=sizes, no_pad=frozenset({"s"}))
+    if q[2] > 1 and k[2] > 1:
+        rule = replace(rule, paired={"ring": ("s", "t")}, inner=_ring(rule))
     # 2*B*H*S*T*(D+E), halved where the causal mask lets the kernel skip: counted in full here, as the emitted kernel computes it.
     return replace(rule, flops=2.0 * out[0] * heads * q[2] * k[2] * (q[3] + v[3]))
+
+
+def _ring(rule: Rule) -> tuple[Inner, ...]:
+    """k and v pass every other device; in the backward pass once more, and their gradients in float32 as far and then home."""
+    found: list[Inner] = []
+    for dims in rule.operands[1:3]:
+        over = tuple(f for dim in dims for f in dim)
+        found += [Inner("ring", "collective-permute", over, 1, 1, 0, ring=True, kept=False), Inner("ring", "collective-permute", over, 0, 1, ring=True),
+                  Inner("ring", "collective-permute", over, 0, 1)]  # fmt: skip
+    return tuple(found)
 
 
 def _attention(call: Call) -> str:
@@ -56,6 +73,8 @@ def _attention(call: Call) -> str:
     start = call.start("s") if call.attr("causal", 0) and "s" in call.rule.sizes else "0"
     q, k, v = call.args[:3]
     flags = f"{call.attr('scale')!r}, {bool(call.attr('causal', 0))}, {bool(call.attr('guard', 0))}, {start}"
+    if call.split.axes("ring"):
+        return f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {flags}, {call.axis_text('ring')})"
     return f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags})"
 
 

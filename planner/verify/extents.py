@@ -164,6 +164,8 @@ class Extents:
             for axis in range(rank):
                 if pads[axis] or pads[axis + rank]:
                     self.constraints.append(Shift(element[node.inputs[0], axis], element[live[0], axis], pads[axis] + pads[axis + rank]))
+        elif node.op == "Attention" and len(node.inputs) > 3 and node.inputs[3]:  # the keys of a mask are those of k
+            self._union(element[node.inputs[3], len(graph.tensors[node.inputs[3]].shape) - 1], element[node.inputs[1], 2])
         elif node.op == "CumSum":
             axis = int(attrs["axis"])  # type: ignore[arg-type]
             self._union(element[node.inputs[0], axis], element[live[0], axis])

@@ -121,26 +121,32 @@ def attention_rows(q, k, v, mask, scale, causal, guard, start):
 
     mask: True = attend, or float terms added to the scores. Rows masked everywhere give zeros when `guard`.
     """
-    group = q.shape[1] // k.shape[1]
-    grouped = q.reshape(q.shape[0], k.shape[1], group, *q.shape[2:])
-    scores = jnp.einsum("bgrsd,bgtd->bgrst", *_same_batch(grouped, k), preferred_element_type=jnp.float32) * scale
-    if mask is not None:
-        mask = jnp.broadcast_to(mask, (mask.shape[0] if mask.ndim == 4 else 1, q.shape[1] if mask.ndim > 2 and mask.shape[-3] > 1 else 1, *mask.shape[-2:]))
-        mask = mask.reshape(mask.shape[0], *((k.shape[1], group) if mask.shape[1] > 1 else (1, 1)), *mask.shape[2:])
-        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
-    if causal:
-        ahead = jnp.arange(k.shape[2])[None, :] > start + jnp.arange(q.shape[2])[:, None]
-        scores = jnp.where(ahead, -jnp.inf, scores)
+    scores = attention_scores(q, k, mask, scale, causal, start, 0)
     if guard:
         dead = jnp.max(scores, -1, keepdims=True) == -jnp.inf
         weights = jnp.where(dead, 0, jax.nn.softmax(jnp.where(dead, 0, scores), -1))
     else:
         weights = jax.nn.softmax(scores, -1)
-    out = jnp.einsum("bgrst,bgte->bgrse", *_same_batch(weights.astype(v.dtype), v))
+    out = jnp.einsum("bgrst,bgte->bgrse", *same_batch(weights.astype(v.dtype), v))
     return out.reshape(out.shape[0], q.shape[1], *out.shape[3:])
 
 
-def _same_batch(a, b):
+def attention_scores(q, k, mask, scale, causal, start, first):
+    """Masked scores [B, G, H / G, S, T] in float32; key 0 here is key `first` of the sequence. A mask is of these queries and keys."""
+    group = q.shape[1] // k.shape[1]
+    grouped = q.reshape(q.shape[0], k.shape[1], group, *q.shape[2:])
+    scores = jnp.einsum("bgrsd,bgtd->bgrst", *same_batch(grouped, k), preferred_element_type=jnp.float32) * scale
+    if mask is not None:
+        mask = jnp.broadcast_to(mask, (mask.shape[0] if mask.ndim == 4 else 1, q.shape[1] if mask.ndim > 2 and mask.shape[-3] > 1 else 1, *mask.shape[-2:]))
+        mask = mask.reshape(mask.shape[0], *((k.shape[1], group) if mask.shape[1] > 1 else (1, 1)), *mask.shape[2:])
+        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
+    if causal:
+        ahead = first + jnp.arange(k.shape[2])[None, :] > start + jnp.arange(q.shape[2])[:, None]
+        scores = jnp.where(ahead, -jnp.inf, scores)
+    return scores
+
+
+def same_batch(a, b):
     """Both operands with the larger batch of the two (dim 0)."""
     n = max(a.shape[0], b.shape[0])
     return jnp.broadcast_to(a, (n, *a.shape[1:])), jnp.broadcast_to(b, (n, *b.shape[1:]))
