@@ -34,6 +34,7 @@ class SsmConfig:
     taps: int = 4
     epsilon: float = 1e-5
     decomposed: bool = False
+    tied: bool = True
 
     @property
     def inner(self) -> int:
@@ -68,7 +69,11 @@ def build(c: SsmConfig, net: Net) -> None:
         h = rms_norm(layer.at("norm"), x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
         x = layer.op("Add", x, _mixer(layer.at("mixer"), h, c, seen, before))
     x = rms_norm(s.at("norm_f"), x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
-    tied_head(net.root.at("lm_head"), x, table, out="logits")
+    head = net.root.at("lm_head")
+    if c.tied:
+        tied_head(head, x, table, out="logits")
+    else:
+        linear(head, x, c.hidden, c.vocab, bias=False, out="logits")
     net.output("logits", [net.batch, c.seq, c.vocab])
 
 
