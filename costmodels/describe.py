@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import tomllib
+from pathlib import Path
 from typing import Any
 
 from costmodels.device import TOPOLOGIES, Device, Link, device_names, load_device, topology_names
@@ -58,12 +59,13 @@ def overview() -> str:
 
 
 def describe_topology(name: str) -> str:
-    """`plan hardware NAME` for a machine that ships: its levels, innermost first, with their sources."""
-    data = _machine(name)
-    lines = [f"{name}: {data['summary']}, {data['device']}, figures of {data['date']}", ""]
+    """`plan hardware NAME` for a machine that ships, or a topology file: its levels, innermost first, with their sources."""
+    data = _machine(name) if name in topology_names() and not Path(name).exists() else tomllib.loads(Path(name).read_text())
+    said = (data.get("summary"), data["device"], f"figures of {data['date']}" if "date" in data else None)
+    lines = [f"{name}: {', '.join(x for x in said if x)}", ""]
     for level in data["level"]:
         rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in level.items() if key not in ("name", "size", "source"))
-        lines += _row(f"{level['name']} x {level.get('size', 'N')}", rest, level["source"])
+        lines += _row(f"{level['name']} x {level.get('size', 'N')}", rest, level.get("source", "no source given"))
     return "\n".join(line.rstrip() for line in lines)
 
 

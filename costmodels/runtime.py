@@ -26,7 +26,7 @@ class Runtime:
 
 
 RUNTIMES = {
-    "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, 0.25, 0.08, 38, 30 * 2**20, "the emitted program; constants guessed, nothing assumed hidden"),
+    "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, 0.25, 0.08, 38, 30 * 2**20, "the emitted program; constants are guesses, no communication counts as hidden"),
     "jax-jit": Runtime("jax-jit", 0.3, 0.6, 0.04, 0.3, 0.12, 38, 30 * 2**20, "the emitted program, collectives placed by the compiler; constants guessed"),
     "megatron": Runtime("megatron", 0.5, 1.0, 0.06, 0.15, 0.1, 38, 160e6, "Megatron-style runs; constants from published A100 runs, not fitted here"),
     "fsdp": Runtime("fsdp", 0.5, 1.0, 0.06, 0.2, 0.1, 38, 25 * 2**20, "FSDP runs; constants from published runs, not fitted here"),

@@ -77,6 +77,8 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
     choose("objective", objective, ("step", "memory"))
     choose("workload", workload, ("train", "infer"))
     parsed = pins if isinstance(pins, Pins) else parse_pins(pins)
+    if mode == "semi-auto" and parsed.empty:
+        raise PlanError("P059", "--mode semi-auto completes pins, and there are none", help=["--pin tp=8 or a TOML file, or --mode auto"])
     return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
                    RUNTIMES[runtime], solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines)  # fmt: skip
 
@@ -115,7 +117,7 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
         out.append(f"optimizer {model.workload.optimizer}, loss {model.loss}")
     out.append(f"runtime {request.runtime.name}: {request.runtime.note}")
     reserve = request.capacity.reserve / 2**30
-    out.append(f"{reserve:.1f} GiB a device kept free (--memory-reserve)")
+    out.append(f"{reserve:.3g} GiB a device kept free (--memory-reserve)")
     if model.workload.batch is None and model.workload.tokens_per_step is None:
         out.append(f"batch {model.batch} (--batch)")
     return (*out, *request.topology.notes, *model.plain.notes)

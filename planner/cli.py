@@ -36,12 +36,22 @@ class Parser(argparse.ArgumentParser):
         for word in argv[: list(argv).index("--")] if "--" in argv else argv:
             name = word.partition("=")[0]
             if name.startswith("--") and name not in known:
-                near = did_you_mean(name, [k for k in known if k != "--help"])
+                near = _as_pin(word) if "--pin" in known else ""
+                near = near or did_you_mean(name, [k for k in known if k != "--help"])
                 raise PlanError("P002", f"`{self.prog}` has no option {name}", help=[h for h in (near, f"{self.prog} --help lists the options") if h])
         args, extra = self.parse_known_intermixed_args(list(argv))  # positionals may stand on both sides of an option
         if extra:
             raise PlanError("P002", f"`{self.prog}` does not understand {' '.join(extra)!r}", help=[f"{self.prog} --help"])
         return args
+
+
+def _as_pin(word: str) -> str:
+    """What is pinned, not an option of its own: `--zero 3` is `--pin zero=3`."""
+    from planner.pins import SHORT, TECHNIQUES
+
+    name, _, value = word.removeprefix("--").partition("=")
+    key = name.replace("-", "_")
+    return f"--pin {name if name in SHORT else key}={value or 'VALUE'}" if name in SHORT or key in TECHNIQUES or key in SHORT.values() else ""
 
 
 # verb -> (module:function under planner.commands, options, one line, example)

@@ -160,8 +160,9 @@ def manual(strategy: Strategy, source: str | Path) -> Strategy:
     from planner.assemble import Techniques
 
     best = Candidate("manual", priced.mesh, priced.plan, c, Techniques(priced.plan.zero, priced.plan.recompute, priced.plan.microbatches), c.step_time_s)
-    found = Found(best, {}, priced.base, None, (), None, 0.0, 1)
+    baselines = Search(model, priced.request).tuned_baselines() if strategy.baselines else {}
+    found = Found(best, baselines, priced.base, None, (), None, 0.0, 1)
     provenance: Mapping[str, Any] = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "source": str(source),
                                      "search_s": round(time.monotonic() - started, 3)}  # fmt: skip
     made = compose(model, priced.request, found, provenance, tuple(strategy.assumptions))
-    return replace(made, solver={**made.solver, "name": "manual", "bound_s": None, "gap": None}, baselines=strategy.baselines)
+    return replace(made, solver={**made.solver, "name": "manual", "bound_s": None, "gap": None})

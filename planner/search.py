@@ -356,6 +356,12 @@ class Search:
 
     # --- baselines ----------------------------------------------------------------------------------------------------------------------------
 
+    def tuned_baselines(self) -> dict[str, Candidate]:
+        """The baselines alone, for a plan that was not searched for."""
+        found: dict[str, Candidate] = {}
+        self._baselines(found)
+        return found
+
     def _baselines(self, found: dict[str, Candidate]) -> None:
         """Adds data_parallel, zero3, megatron and replicated, each tuned over microbatches, recompute and optimizer level under the same limit."""
         topology, n = self.request.topology, self.request.topology.devices

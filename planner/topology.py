@@ -199,6 +199,14 @@ def _torus(chip: Device, devices: int) -> Topology:
     return Topology(chip, tuple(levels), tuple(notes))
 
 
+def is_topology(path: str | Path) -> bool:
+    """Whether a file is a topology and not a device: it has [[level]] tables."""
+    try:
+        return Path(path).is_file() and isinstance(tomllib.loads(Path(path).read_text()).get("level"), list)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return False
+
+
 def from_file(path: str | Path, devices: int | None = None) -> Topology:
     """A topology file (docs/hardware.md), or one that ships by name. Its product must equal `devices` when both are given.
 

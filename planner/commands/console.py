@@ -58,12 +58,13 @@ def printable(text: str, encoding: str = "utf-8") -> str:
 
 
 class Live:
-    """One line that tells how a search stands: incumbent, bound, gap and seconds. `report` is the search's progress callback.
+    """One line that tells how a search (or what else `doing` says) stands: incumbent, bound, gap and seconds. `report` is the search's progress callback.
 
     interrupted: whether Ctrl-C was pressed. The first one is the search's to catch; it writes the best plan so far.
     """
 
-    def __init__(self, shown: bool) -> None:
+    def __init__(self, shown: bool, doing: str = "searching") -> None:
+        self.doing = doing
         self.shown = shown and sys.stderr.isatty()
         self.interrupted = False
         self._started = time.monotonic()
@@ -79,7 +80,7 @@ class Live:
         """The line as it stands."""
         from costmodels.units import show_time
 
-        parts = [f"searching {time.monotonic() - self._started:.0f} s"]
+        parts = [f"{self.doing} {time.monotonic() - self._started:.0f} s"]
         if self._best is not None:
             parts.append(f"best {show_time(self._best)}")
             if self._bound:
@@ -94,9 +95,9 @@ class Live:
 
 
 @contextlib.contextmanager
-def live(shown: bool) -> Iterator[Live]:
+def live(shown: bool, doing: str = "searching") -> Iterator[Live]:
     """A Live line while the block runs, removed afterwards."""
-    state = Live(shown)
+    state = Live(shown, doing)
     ticker = threading.Thread(target=state._tick, daemon=True)
     before = signal.getsignal(signal.SIGINT)
 

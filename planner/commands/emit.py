@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,8 +53,7 @@ def write_program(strategy: Strategy, source: str, target: Path, backend: str, u
     from planner.api import program, reopen
     from planner.strategy import write_atomically
 
-    if target.exists() and not force and not _ours(target):
-        raise PlanError("P053", f"{target} exists and was not written by this command", help=["-o another file, or --force"])
+    refuse_other(target, force)
     weights = target.with_suffix(".safetensors")
     made = program(strategy, source, backend=backend, unroll=unroll, weights_file=weights.name)
     model = reopen(strategy, source)
@@ -68,6 +66,15 @@ def write_program(strategy: Strategy, source: str, target: Path, backend: str, u
     for reason in made.unrolled_because:
         console.say(f"note: a repeated block is written out: {reason}")
     return [str(target), *written]
+
+
+def refuse_other(target: Path, force: bool) -> None:
+    """Refuse to write a program over a file that is none, or where none can be written."""
+    if target.exists() and not force and not (target.is_file() and _ours(target)):
+        raise PlanError("P053", f"{target} exists and was not written by this command", help=["name another file, or --force"])
+    if not (target.parent.is_dir() and os.access(target.parent, os.W_OK)):
+        raise PlanError("P056", f"cannot write {str(target)!r}", detail=[f"{target.parent} is no folder one may write in"],
+                        help=["a file in a folder that exists and is writable"])  # fmt: skip
 
 
 def _ours(path: Path) -> bool:
@@ -132,9 +139,10 @@ def verify(args: argparse.Namespace) -> int:
     choose("compute", args.compute, tuple(COMPUTE))
     strategy = files.load(args.strategy)
     source = files.model_of(strategy, args.strategy, args.model)
-    if sys.stderr.isatty():
-        console.say("compiling the program on virtual devices ..." if args.target == "cpu" else f"compiling the program for {args.target} ...")
-    report = check(strategy, source, backend=args.backend, target=args.target, run=not args.no_run, tolerance=args.tolerance, compute=COMPUTE[args.compute],
-                   timeout_s=args.time_limit or TIMEOUT_S)  # fmt: skip
+    limit = args.time_limit or TIMEOUT_S
+    what = f"for {args.target}" if args.target != "cpu" else "on virtual devices" if args.no_run else "and running it on virtual devices"
+    with console.live(True, f"compiling the program {what} (at most {limit:.0f} s, --time-limit)"):
+        report = check(strategy, source, backend=args.backend, target=args.target, run=not args.no_run, tolerance=args.tolerance,
+                       compute=COMPUTE[args.compute], timeout_s=limit)  # fmt: skip
     console.data(report.text())
     return 0 if report.ok else FINDING

@@ -67,6 +67,10 @@ def run(args: argparse.Namespace) -> int:
 
     api.choose("backend", args.backend, ("shard_map", "jit"))
     target = _target(args)
+    if args.emit:
+        from planner.commands.emit import refuse_other
+
+        refuse_other(Path(args.emit), args.force)
     with console.live(not args.quiet) as line:
         try:
             if args.mode == "manual":
@@ -79,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             raise
     interrupted = strategy.solver.get("stopped") == "interrupt"
     if target:
-        strategy.save(target, force=args.force or _same_model(target, strategy))
+        strategy.save(target)
     if args.json:
         console.data(strategy.to_json())
     elif not args.quiet:
@@ -107,27 +111,28 @@ def _target(args: argparse.Namespace) -> Path | None:
                         help=["-o a file in a folder that exists and is writable"])  # fmt: skip
     if path.exists() and not args.force:
         try:
-            name = files.load(path).model["name"]
+            old = files.load(path)
         except PlanError as e:
             raise PlanError("P053", f"{path} exists and is not a strategy that this version reads", help=["-o another file, or --force"]) from e
         mine = args.model if args.model.startswith("zoo:") else Path(args.model).name
-        if name != mine:
-            raise PlanError("P053", f"{path} exists and is a strategy of {name!r}, not of {mine!r}", help=["-o another file, or --force"])
+        if old.model["name"] != mine:
+            raise PlanError("P053", f"{path} exists and is a strategy of {old.model['name']!r}, not of {mine!r}", help=["-o another file, or --force"])
+        if not _same_model(old, args):
+            raise PlanError("P053", f"{path} exists and is a strategy of another {mine!r}", detail=[f"that of {old.provenance.get('source', 'an unknown place')}"],
+                            help=["-o another file, or --force"])  # fmt: skip
     return path
 
 
-def _same_model(path: Path, strategy: Strategy) -> bool:
-    """Whether a file holds a plan of this model, perhaps at other sizes or with other adapters: the hash is of one batch, name and parameters are of all.
+def _same_model(old: Strategy, args: argparse.Namespace) -> bool:
+    """Whether a strategy is of the model to be planned, perhaps at other sizes, with other adapters or edited since. A zoo name says it all, and so does
+    the file it was made from; a file of the same name elsewhere is held to be the same when it has as many parameters."""
+    import planner.api as api
 
-    A zoo name says it all. An ONNX file's name does not, but what --lora adds is no other model.
-    """
-    if not path.exists():
+    source = str(old.provenance.get("source", ""))
+    if args.model.startswith("zoo:") or (source and Path(source).resolve() == Path(args.model).resolve()):
         return True
-    old = files.load(path)
-    if old.model["name"] != strategy.model["name"]:
-        return False
-    adapted = any((s.workload.get("training") or {}).get("lora") for s in (old, strategy))
-    return adapted or old.model["parameters"] == strategy.model["parameters"] or str(strategy.model["name"]).startswith("zoo:")
+    adapted = args.lora or (old.workload.get("training") or {}).get("lora")
+    return bool(adapted) or bool(api.open_model(args.model, args.devices or 1, **workload(args)).plain.parameters == old.model["parameters"])
 
 
 def _manual(args: argparse.Namespace) -> Strategy:

@@ -14,10 +14,13 @@ from planner.commands.make import arguments, workload
 from planner.errors import PlanError
 
 if TYPE_CHECKING:
+    from planner.model import Model
     from planner.strategy import Strategy
 
 SOLVERS = ("dp", "recursive", "ilp")
 MOST_COUNTS = 64
+ANY_SIZE = 128
+"""What `plan ops` takes for dims without a value."""
 FINDING, NO_PLAN = 1, 3
 
 
@@ -95,11 +98,10 @@ def sweep(args: argparse.Namespace) -> int:
 
 def ops(args: argparse.Namespace) -> int:
     """Coverage: per operator how often, its rule or why it has none, and its share of the FLOPs. With --parameters: the weights and which of them train."""
-    import planner.api as api
     from planner.report.tables import coverage
     from planner.space import Base
 
-    model = api.open_model(args.model, 1, **workload(args))
+    model = _open_any_size(args)
     if args.parameters:
         from planner.report.parameters import parameter_table
 
@@ -110,13 +112,34 @@ def ops(args: argparse.Namespace) -> int:
     return 0
 
 
+def _open_any_size(args: argparse.Namespace) -> Model:
+    """The model; symbolic dims that nobody gave are `ANY_SIZE`: which operators have rules depends on no size, and their shares hardly do."""
+    import planner.api as api
+
+    options = workload(args)
+    model: Model = api.open_model(args.model, 1, **options)
+    try:
+        model.graph(1)
+    except PlanError as e:
+        open_dims = [name for line in e.help for name in re.findall(r"--dim ([^\s=]+)=\?", line)]
+        if e.code != "P140" or not open_dims:
+            raise
+        model = api.open_model(args.model, 1, **{**options, "dims": {**options["dims"], **dict.fromkeys(open_dims, ANY_SIZE)}})
+        model.graph(1)
+        console.say(f"note: {', '.join(open_dims)} taken as {ANY_SIZE} ({' '.join(f'--dim {name}=N' for name in open_dims)})")
+    return model
+
+
 def hardware(args: argparse.Namespace) -> int:
     """The devices and machines that ship, or one with the source of every figure."""
     from costmodels.describe import describe, describe_topology, overview
     from costmodels.device import topology_names
-    from planner.topology import device
+    from planner.topology import device, from_file, is_topology
 
-    if args.name in topology_names() and not Path(args.name).exists():
+    if args.name and is_topology(args.name):
+        from_file(args.name, None)  # refuses what a plan would refuse
+        console.data(describe_topology(args.name))
+    elif args.name in topology_names() and not Path(args.name).exists():
         console.data(describe_topology(args.name))
     else:
         console.data(describe(device(args.name)) if args.name else overview())

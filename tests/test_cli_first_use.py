@@ -1,0 +1,106 @@
+"""What users met in their first hour: refusals come before the work, options that are pins are said to be, and nothing stale is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import models_zoo
+import planner.api
+from planner.cli import main
+from planner.commands.console import Live
+from planner.errors import PlanError
+from planner.reprice import manual
+
+TINY = "zoo:llama-tiny"
+SHARED = Path(__file__).parents[2] / "shared" / "data" / "models"
+MACHINE = 'device = "h100-sxm"\n[[level]]\nname = "nvlink"\nsize = 4\nbandwidth = "450 GB/s"\nlatency = "2 us"\n'
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("searched before refusing")
+
+    monkeypatch.setattr(planner.api, "plan", fail)
+
+
+def small(spec: str, path: str) -> str:
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).write_bytes(models_zoo.build(spec).SerializeToString())
+    return path
+
+
+def error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(list(argv)) == 2
+    return capsys.readouterr().err
+
+
+def test_a_program_over_other_text_is_refused_before_the_search(no_search: None, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("print('mine')\n")
+    assert "error[P053]" in error(capsys, TINY, "--devices", "2", "--emit", "mine.py")
+    assert "error[P056]" in error(capsys, TINY, "--devices", "2", "--emit", "none/mine.py")
+    assert Path("mine.py").read_text() == "print('mine')\n" and not list(Path().glob("*.json"))
+
+
+def test_a_strategy_of_another_file_of_the_same_name_is_refused_before_the_search(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = small("mlp-tiny", "a/m.onnx"), small("mlp-tiny,hidden=32", "b/m.onnx")
+    for source in (one, small("mlp-tiny,layers=4", one)):  # edited since: still the plan of this file
+        assert main([source, "--devices", "2", "--batch", "8", "--quiet", "-o", "s.json"]) == 0
+    before = Path("s.json").read_text()
+    monkeypatch.setattr(planner.api, "plan", lambda *_, **__: pytest.fail("searched before refusing"))
+    assert "error[P053]" in error(capsys, two, "--devices", "2", "--batch", "8", "-o", "s.json")
+    assert Path("s.json").read_text() == before
+
+
+def test_a_manual_plan_is_shown_beside_baselines_of_its_own() -> None:
+    made = planner.api.plan(TINY, devices=8)
+    stale = replace(made, baselines={k: {**row, "step_time_s": 1.0} for k, row in made.baselines.items()})
+    again = manual(stale, TINY)
+    assert again.baselines.keys() == made.baselines.keys()
+    assert {k: r["step_time_s"] for k, r in again.baselines.items()} == pytest.approx({k: r["step_time_s"] for k, r in made.baselines.items()}, rel=1e-5)
+
+
+@pytest.mark.parametrize(("option", "pin"), [("--zero=3", "--pin zero=3"), ("--tp", "--pin tp=VALUE"), ("--microbatches=4", "--pin microbatches=4"),
+                                             ("--zero-stage", "--pin zero_stage=VALUE")])  # fmt: skip
+def test_options_that_are_pins_are_said_to_be(option: str, pin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = error(capsys, TINY, "--devices", "8", option)
+    assert "error[P002]" in said and pin in said and "--version" not in said
+
+
+def test_semi_auto_needs_pins(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "error[P059]" in error(capsys, TINY, "--devices", "8", "--mode", "semi-auto")
+    planner.api.plan(TINY, devices=8, mode="semi-auto", pins="tp=2", baselines=False)
+
+
+def test_operators_are_listed_without_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    source = SHARED / "torch_bert_base_dynamo.onnx"
+    if not source.exists():
+        pytest.skip("the exported models are not here")
+    assert main(["ops", str(source)]) == 0
+    out, err = capsys.readouterr()
+    assert "MatMul" in out and "note: seq taken as 128 (--dim seq=N)" in err
+    assert main(["ops", str(source), "--dim", "seq=64"]) == 0 and "note" not in capsys.readouterr().err
+    with pytest.raises(PlanError, match="P140"):
+        planner.api.plan(source, devices=2)
+
+
+def test_hardware_describes_a_topology_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("t.toml").write_text(MACHINE)
+    assert main(["hardware", "t.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "h100-sxm" in out and "nvlink x 4" in out and "450 GB/s" in out
+    Path("t.toml").write_text(MACHINE.replace("450 GB/s", "450"))
+    assert "t.toml" in error(capsys, "hardware", "t.toml")
+
+
+def test_the_live_line_says_what_takes_so_long() -> None:
+    assert Live(False, "compiling the program").line().startswith("compiling the program 0 s")
