@@ -75,10 +75,14 @@ def add_adapters(graph: Graph, text: str) -> Graph:
                    trainable=frozenset(graph.trainable | made.trained), notes=(*graph.notes, note))  # fmt: skip
 
 
+_STACKS = {3: "trans_in", 4: "trans_in", 5: "trans_out"}
+"""Operands of RoutedExperts that adapters fit, and the attribute that says whether they are stored [e, n, k]."""
+
+
 def _fits(graph: Graph, name: str) -> bool:
-    """Whether a weight is the second operand of matrix products and nothing else takes part in them."""
+    """Whether a weight is the second operand of matrix products, or a stack of experts, and nothing else takes part in them."""
     uses = [(graph.nodes[i], slot) for i, slot in graph.consumers.get(name, ())]
-    products = [n for n, slot in uses if n.op == "MatMul" and slot == 1 and not n.attrs.get("trans_a")]
+    products = [n for n, slot in uses if (n.op == "MatMul" and slot == 1 and not n.attrs.get("trans_a")) or (n.op == "RoutedExperts" and slot in _STACKS)]
     return bool(products) and graph.tensors[name].is_float and len(graph.tensors[name].shape) >= 2
 
 
@@ -95,6 +99,9 @@ class _Made:
 
     def copy(self, node: Node, targets: Sequence[str]) -> None:
         """Takes a node over, with an adapter when it multiplies by a target."""
+        if node.op == "RoutedExperts":
+            self._experts(node, targets)
+            return
         if node.op != "MatMul" or node.inputs[1] not in targets or node.attrs.get("trans_a"):
             self.nodes.append(node)
             return
@@ -109,9 +116,23 @@ class _Made:
             outer = self._node(node, "lora_scale", "Mul", (outer, self._scale(out.dtype)), out.shape, out.dtype)
         self.nodes.append(Node(self._id(node, "lora"), "Add", (base, outer), (y,), {}, node.scope, (node.id,)))
 
-    def _node(self, like: Node, what: str, op: str, inputs: tuple[str, ...], shape: tuple[int, ...], dtype: str) -> str:
+    def _experts(self, node: Node, targets: Sequence[str]) -> None:
+        """Stacks of routed experts with what their adapters add: a row's expert is known inside the kernel alone."""
+        inputs = list(node.inputs)
+        for slot, flag in _STACKS.items():
+            if slot < len(inputs) and inputs[slot] in targets:
+                weight, turned = inputs[slot], bool(node.attrs.get(flag))
+                t = self.graph.tensors[weight]
+                pair = self._pair(weight, turned)
+                delta = self._node(node, f"lora_{slot}", "MatMul", pair[::-1] if turned else pair, t.shape, t.dtype, int(turned))
+                if self.spec.alpha != self.spec.rank:
+                    delta = self._node(node, f"lora_scale_{slot}", "Mul", (delta, self._scale(t.dtype)), t.shape, t.dtype)
+                inputs[slot] = self._node(node, f"lora_sum_{slot}", "Add", (weight, delta), t.shape, t.dtype)
+        self.nodes.append(replace(node, inputs=tuple(inputs)))
+
+    def _node(self, like: Node, what: str, op: str, inputs: tuple[str, ...], shape: tuple[int, ...], dtype: str, turned: int = 0) -> str:
         made = self._tensor(f"{like.outputs[0]}/{what}", shape, dtype)
-        attrs = {"trans_a": 0, "trans_b": 0} if op == "MatMul" else {}
+        attrs = {"trans_a": turned, "trans_b": turned} if op == "MatMul" else {}
         self.nodes.append(Node(self._id(like, what), op, inputs, (made,), attrs, like.scope, (like.id,)))
         return made
 

@@ -35,6 +35,9 @@ as constant tensors (shapes, axes, slice bounds, pads) are attributes here or fo
     Attention(q, k, v[, mask])  q [B,H,S,D], k [B,G,T,D], v [B,G,T,E], G divides H; attrs scale (float), causal (0|1); mask broadcasts to [B,H,S,T], bool
                                 (True = attend) or float (added to the scores); rows that are masked everywhere give zeros when attr guard = 1
     RotaryEmbedding(x, cos, sin)  x [B,H,S,D]; cos, sin broadcast to x ([..,S,D], halves repeated): x*cos + rotate_half(x)*sin
+    RoutedExperts(x, index, share[, gate], up, down[, gate's bias, up's, down's])   x [.., H]; index, share [.., K]; stacks [E,H,F] ([E,F,H] where attr
+                                trans_in = 1) and [E,F,H] ([E,H,F] where trans_out = 1), biases [E,F], [E,H]; attr activation (planner.ops.experts.MIXES):
+                                sum over j of share[j] * down[index[j]](activation(gate[index[j]] x) * up[index[j]] x); without a gate activation(up x)
     CrossEntropyLoss(logits, labels), MSELoss(a, b) ...   appended by planner.training, never by the reader
 
 Anything else keeps its ONNX name, inputs and attributes, and is planned replicated.

@@ -70,6 +70,8 @@ def purposes(base: Base) -> dict[int, dict[str, str]]:
         if node.op == "Attention":
             seeds["sequence"].append(("factor", i, "s"))
             seeds["model"] += [("factor", i, f) for f in ("g", "r")]
+        elif node.op == "RoutedExperts":
+            seeds["expert"].append(("factor", i, "e"))
         elif node.op in ("MatMul", "Einsum"):
             stacks = [n for n in node.inputs if n in graph.weights and len(graph.tensors[n].shape) > 2]
             seeds["expert"] += [place(n, d) for n in stacks for d in range(len(graph.tensors[n].shape) - 2)]

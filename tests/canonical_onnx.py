@@ -185,6 +185,25 @@ class Writer:
             weights = self.node("Where", [self.node("IsNaN", [weights]), self.like(i[0], 0.0), weights])
         self.node("MatMul", [weights, v], o)
 
+    def _RoutedExperts(self, node: Node, a: Any, i: Any, o: Any) -> None:
+        """The gathered form: one row a token and choice."""
+        i = [*i, *[""] * (9 - len(i))]
+        rank = len(self.shape(i[0]))
+
+        def layer(rows: str, stack: str, bias: str, turned: int) -> str:
+            weight = self.node("Transpose", [stack], perm=[0, 2, 1]) if turned else stack
+            y = self.node("MatMul", [rows, self.node("Gather", [weight, i[1]])])
+            return self.node("Add", [y, self.node("Unsqueeze", [self.node("Gather", [bias, i[1]]), self.ints(rank)])]) if bias else y
+
+        x = self.node("Unsqueeze", [i[0], self.ints(rank - 1, rank)])
+        up = layer(x, i[4], i[7], a.get("trans_in", 0))
+        gate = layer(x, i[3], i[6], a.get("trans_in", 0)) if i[3] else up
+        act = {"silu": lambda v: self.node("Mul", [v, self.node("Sigmoid", [v])]), "relu": lambda v: self.node("Relu", [v]),
+               "gelu": lambda v: self.node("Gelu", [v]), "gelu_tanh": lambda v: self.node("Gelu", [v], approximate="tanh")}[a["activation"]](gate)  # fmt: skip
+        y = layer(self.node("Mul", [act, up]) if i[3] else act, i[5], i[8], a.get("trans_out", 0))
+        weighed = self.node("Mul", [self.node("Squeeze", [y, self.ints(rank)]), self.node("Unsqueeze", [i[2], self.ints(rank)])])
+        self.node("ReduceSum", [weighed, self.ints(rank - 1)], o, keepdims=0)
+
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value

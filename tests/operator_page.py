@@ -52,7 +52,8 @@ FACTS = """
 - **Ties**: a tied output head often becomes a copy of the embedding; equal-valued norm scales are often merged into one tensor. Both are said when a model is
   planned (docs/training.md).
 - **Shapes**: static exports bake the batch into Reshape targets and index tables; another `--batch` is traced through them, or refused with the name of the constant.
-- **Mixture of experts**: exports gather the weights of the chosen experts per token or loop over experts; neither is a dispatch of tokens.
+- **Mixture of experts**: exports gather the weights of the chosen experts per token, or let every expert work on every token; both are read as RoutedExperts, whose
+  work is that of the chosen experts and whose tokens travel to their experts. Dispatch with a capacity stays as it is written: it drops tokens.
 - **Recurrences** are unrolled over the exported sequence by most exporters; LSTM, GRU and RNN stay operators.
 - **Large models**: files above 2 GiB keep weights beside the model; planning reads only the graph, so the weights may be absent.
 """

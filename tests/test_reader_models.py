@@ -114,7 +114,7 @@ EXPECTED = {
     "torch_llama2_7b_static_dynamo.onnx": (32, 0, 32, {"RMSNormalization": 65, "RotaryEmbedding": 64, "Silu": 32}),
     "torch_llama_tiny_op23_static_dynamo.onnx": (2, 1, 2, {"RMSNormalization": 5, "RotaryEmbedding": 4, "Silu": 2}),
     "torch_llama_tiny_eager_legacy17.onnx": (2, 0, 2, {"RMSNormalization": 5, "RotaryEmbedding": 4, "Silu": 2}),
-    "torch_mixtral_tiny_batched_mm_static_dynamo.onnx": (2, 1, 2, {"RMSNormalization": 5, "RotaryEmbedding": 4, "Silu": 2}),
+    "torch_mixtral_tiny_batched_mm_static_dynamo.onnx": (2, 1, 2, {"RMSNormalization": 5, "RotaryEmbedding": 4, "RoutedExperts": 2}),
     "torch_gpt2_small_static_dynamo.onnx": (12, 0, 12, {"LayerNormalization": 25, "Gelu": 12}),
     "torch_gpt2_tiny_dynamo.onnx": (2, 0, 4, {"LayerNormalization": 5, "Gelu": 2}),
     "torch_bert_base_dynamo.onnx": (12, 0, 12, {"LayerNormalization": 25, "Gelu": 12}),
@@ -138,7 +138,7 @@ def test_patterns_are_recognised(name: str) -> None:
     for op, many in others.items():
         assert sum(n.op == op for n in graph.nodes) == many, op
     assert not any(n.op in ("Softmax", "Sqrt", "Erf", "IsNaN", "Sigmoid") for n in graph.nodes if "mixtral" not in name)
-    assert all(n.members for n in graph.nodes if n.op in ("Silu", "RotaryEmbedding"))
+    assert all(n.members for n in graph.nodes if n.op in ("Silu", "RotaryEmbedding", "RoutedExperts"))
 
 
 def test_llama2_7b_parameters_and_labels() -> None:

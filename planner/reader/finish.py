@@ -18,6 +18,7 @@ _SLOTS = {
     "BatchNormalization": {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"},
     "LSTM": {1: "weight_ih", 2: "weight_hh", 3: "bias"}, "GRU": {1: "weight_ih", 2: "weight_hh", 3: "bias"},
 }  # fmt: skip
+_SLOTS["RoutedExperts"] = {3: "gate_proj", 4: "up_proj", 5: "down_proj", 6: "gate_bias", 7: "up_bias", 8: "down_bias"}
 _STATE = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 
 

@@ -6,14 +6,15 @@ from planner.reader.draft import Draft
 from planner.reader.finder import Finder
 from planner.reader.flatten import unflatten
 from planner.reader.fuse_attention import attentions, repeated_heads
+from planner.reader.fuse_moe import experts
 from planner.reader.fuse_norm import group_norms, norms
 from planner.reader.fuse_point import gelus, rotaries, silus
 from planner.reader.tidy import drop_dead, fold_transposes, shorten_views, sink_expands
 
 
 def fuse(draft: Draft) -> None:
-    """Activations, norms, rotary embeddings, attention; then the views they leave behind."""
-    for patterns in ((silus, gelus), (norms, group_norms), (rotaries,), (attentions,), (repeated_heads,)):
+    """Activations, norms, rotary embeddings, attention, routed experts; then the views they leave behind."""
+    for patterns in ((silus, gelus), (norms, group_norms), (rotaries,), (attentions,), (repeated_heads,), (experts,)):
         finder = Finder(draft)
         for pattern in patterns:
             pattern(finder)

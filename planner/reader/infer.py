@@ -38,7 +38,7 @@ REDUCE = words("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd")
 _TWO = ARITHMETIC | COMPARE | LOGIC | words("MatMul Gather GatherElements GatherND Conv ConvTranspose RMSNormalization LayerNormalization")
 _OPERANDS = {
     "Where": 3, "ScatterElements": 3, "ScatterND": 3, "InstanceNormalization": 3, "GroupNormalization": 3, "BatchNormalization": 5,
-    "LSTM": 3, "GRU": 3, "RNN": 3, "Attention": 3, "RotaryEmbedding": 3, "Range": 0, "ConstantOfShape": 0,
+    "LSTM": 3, "GRU": 3, "RNN": 3, "Attention": 3, "RotaryEmbedding": 3, "RoutedExperts": 6, "Range": 0, "ConstantOfShape": 0,
 }  # fmt: skip
 
 
@@ -370,6 +370,16 @@ def _rotary(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     return [x]
 
 
+def _experts(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
+    x, index, share, up, down = types[0], types[1], types[2], types[4], types[5]
+    assert x and index and share and up and down
+    if index[0] != share[0] or index[0][:-1] != x[0][:-1]:
+        raise ShapeError(f"tokens {list(x[0])}, choices {list(index[0])} and shares {list(share[0])} do not fit")
+    if up[0][0] != down[0][0] or x[0][-1] not in up[0][1:] or x[0][-1] not in down[0][1:]:
+        raise ShapeError(f"tokens {list(x[0])} and experts {list(up[0])}, {list(down[0])} do not fit")
+    return [x]
+
+
 _RULES: dict[str, Callable[[Mapping[str, Any], Types, Any], list[Type]]] = {
     "IsNaN": _boolean, "Not": _boolean, "Cast": _cast, "Dropout": _dropout, "Where": _where, "MatMul": _matmul, "Einsum": _einsum,
     **dict.fromkeys(REDUCE, _reduce), "Reshape": _reshape, "Expand": _expand, "Transpose": _transpose, "Concat": _concat,
@@ -377,6 +387,6 @@ _RULES: dict[str, Callable[[Mapping[str, Any], Types, Any], list[Type]]] = {
     "GatherND": _gather_nd, "Conv": _conv, "ConvTranspose": _conv_transpose, "MaxPool": _pool, "AveragePool": _pool,
     "Resize": _resize, "TopK": _top_k, "OneHot": _one_hot, "ArgMax": _arg, "ArgMin": _arg, "Range": _made, "ConstantOfShape": _made,
     "BatchNormalization": _batch_norm, "LSTM": _recurrent(4), "GRU": _recurrent(3), "RNN": _recurrent(1), "Attention": _attention,
-    "RotaryEmbedding": _rotary,
+    "RotaryEmbedding": _rotary, "RoutedExperts": _experts,
 }  # fmt: skip
 CANONICAL = SAME | ARITHMETIC | COMPARE | LOGIC | frozenset(_RULES)

@@ -5,6 +5,7 @@ that keeps it within bounds (Exp, Neg, Softplus, Sigmoid, Tanh: Mamba's A is -ex
 
     MatMul, Einsum      either operand of rank >= 2, the other depending on data
     Conv, ConvTranspose filters;  LSTM, GRU, RNN  W, R, B;  Gather, GatherND  the table
+    RoutedExperts       stacks of weights and of biases
     norms               scale and bias
     Add, Mul            a vector as long as the last dim, or [C, 1, ..], of an operand that depends on data; [C, 1] behind a convolution;
                         a named leaf [H, 1] that scales the heads of [B, .., H, D] (Mamba's D)
@@ -65,6 +66,8 @@ def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
         return "weight" if slot == 0 else ""
     if kind in _NORMS or kind == "BatchNormalization":
         return {1: "scale", 2: "bias"}.get(slot, "")
+    if kind == "RoutedExperts":
+        return "weight" if 3 <= slot <= 5 else "bias" if slot > 5 else ""
     if kind in ("LSTM", "GRU", "RNN"):
         return _RECURRENT.get(slot, "")
     if kind in ("Add", "Mul") and others and others[0] in data:

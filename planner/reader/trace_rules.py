@@ -266,6 +266,15 @@ def _rotary(t: Tracer, op: Op) -> list[Dims]:
     return [t.align(op, [(i, rank - len(t.draft.shape(i))) for i in op.inputs], rank)]
 
 
+def _experts(t: Tracer, op: Op) -> list[Dims]:
+    x = t.dims(op.inputs[0])
+    for name in op.inputs[1:3]:
+        for k, (own, factors) in enumerate(zip(t.dims(name)[:-1], x[:-1], strict=True)):
+            if 0 in factors and 0 not in own:
+                t.demand(op, name, k, factors)
+    return [x]
+
+
 _IMAGES = words("Conv ConvTranspose MaxPool AveragePool Resize InstanceNormalization GroupNormalization BatchNormalization")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(SAME - {"ScatterElements", "ScatterND", "InstanceNormalization", "GroupNormalization"}, _same),
@@ -276,4 +285,5 @@ RULES: dict[str, Rule] = {
     "GatherElements": _elements, "ScatterElements": _elements, "GatherND": _gather_nd, "TopK": _top_k, "OneHot": _one_hot,
     **dict.fromkeys(_IMAGES, _samples),
     "LSTM": _recurrent, "GRU": _recurrent, "RNN": _recurrent, "Attention": _attention, "RotaryEmbedding": _rotary,
+    "RoutedExperts": _experts,
 }  # fmt: skip

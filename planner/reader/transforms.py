@@ -2,6 +2,7 @@
 
 ("reshape", shape)                            the array in another shape
 ("transpose", perm)                           its dims permuted
+("slice", (axis, start, stop, step))          a part of it along one dim
 ("rebatch", (axis, major, old, minor, new))   lengthened along a dim of major * old * minor elements, old being a batch
 """
 
@@ -21,6 +22,9 @@ def transformed(array: np.ndarray, steps: Iterable[tuple[str, tuple[int, ...]]],
             array = array.reshape(arg)
         elif kind == "transpose":
             array = array.transpose(arg)
+        elif kind == "slice":
+            axis, start, stop, step = arg
+            array = array[(slice(None),) * axis + (slice(start, stop, step),)]
         else:
             array = lengthen(array, arg, name)
     return array

@@ -24,9 +24,9 @@ from planner.graph import Graph, Node
 from planner.rule import Rule
 
 _FREE_WHOLE = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "Attention", "RotaryEmbedding", "Slice", "Split", "Concat", "Pad",
-                         "CumSum", "Trilu", "ReduceMax", "ReduceMin", "ReduceProd", "Gather", "GatherND"})  # fmt: skip
+                         "CumSum", "Trilu", "ReduceMax", "ReduceMin", "ReduceProd", "Gather", "GatherND", "RoutedExperts"})  # fmt: skip
 """Operators whose whole factors are extents like any other; elsewhere a whole factor is a window, a count or a state size."""
-_COUNTED = {"Conv": "g", "ConvTranspose": "g", "GroupNormalization": "g", "OneHot": "v", "GatherND": "z"}
+_COUNTED = {"Conv": "g", "ConvTranspose": "g", "GroupNormalization": "g", "OneHot": "v", "GatherND": "z", "RoutedExperts": "e"}
 """Factors that an attribute, or the meaning of the operator, counts."""
 PASSING = frozenset({"Cast", "Reshape", "Slice", "Transpose", "Expand", "Identity", "Concat"})
 """What integers pass through on their way to a table without changing value."""
