@@ -4,9 +4,9 @@ counted by hand.
     python -m benchmarks.compiler_truth --devices 8 [--case SUBSTRING] [--quick] [--json]
 
 Programs are shard_map, unrolled, float32 training steps of a zoo MLP, a zoo GPT block, Llama-tiny from the zoo and, where ../shared exists, two
-Llama-tiny exports, on a mesh of two axes: data parallel, Megatron (Shoeybi et al. 2019), sequence parallel (Korthikanti et al. 2022) and random
-splits, each with optimizer levels 0-3, microbatches and recomputation. Where `hand_counts` counts the bytes by hand, prediction and compiler
-must both equal them, with nothing beside them.
+Llama-tiny exports, on a mesh of two axes: data parallel, Megatron (Shoeybi et al. 2019), sequence parallel (Korthikanti et al. 2022), attention on a
+ring over one axis and over both, positions turned into heads for attention ("ulysses"), and random splits, each with optimizer levels 0-3,
+microbatches and recomputation. Where `hand_counts` counts the bytes by hand, prediction and compiler must both equal them, with nothing beside them.
 
 Temporaries of level-3 programs, unrolled and scanned, must have room in two layers of full weights, the gradients' pieces and the activations
 (and, scanned, the slice of its own pieces that a device copies out of their stack).
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import hand_counts
-from benchmarks.hand_plans import Mesh, data_parallel, megatron, mlp_megatron, random_splits
+from benchmarks.hand_plans import Mesh, data_parallel, megatron, mlp_megatron, positions, random_splits
 from planner.blocks import find_runs, hoist
 from planner.flow import Plan
 from planner.graph import Graph
@@ -62,7 +62,7 @@ COUNTED = {"gpt-block": replace(hand_counts.GPT, layers=1), "gpt": hand_counts.G
 
 @dataclass(frozen=True)
 class Case:
-    """One program: model, way of splitting ("data", "megatron", "sequence" or "random-SEED"), technique."""
+    """One program: model, way of splitting ("data", "megatron", "sequence", "ring", "ring-both", "ulysses" or "random-SEED"), technique."""
 
     model: str
     split: str
@@ -78,12 +78,13 @@ def cases(quick: bool = False) -> Iterator[Case]:
     if quick:
         yield from (Case("mlp", "megatron", "zero2-micro2"), Case("gpt-block", "megatron", "plain"), Case("gpt", "megatron", "block"))
         yield from (Case("gpt-block", "data", "zero3"), Case("gpt-block", "sequence", "zero3-keep-micro2"))
+        yield Case("llama-gqa", "ring", "block-keep")
         return
     for model in (*MODELS, *(m for m, file in EXPORTS.items() if (SHARED / file).exists())):
-        for split in ("data", "megatron", "sequence", "random-1", "random-2"):
-            if model == "mlp" and split == "sequence":
+        for split in ("data", "megatron", "sequence", "ring", "ring-both", "ulysses", "random-1", "random-2"):
+            if (model == "mlp" and split in ("sequence", "ring", "ring-both", "ulysses")) or (model in TWINS and split == "ulysses"):
                 continue
-            for technique in CORE if split == "random-2" or model in TWINS else TECHNIQUES:
+            for technique in CORE if split in ("random-2", "ring-both", "ulysses") or model in TWINS else TECHNIQUES:
                 if model not in SINGLE or "block" not in technique:
                     yield Case(model, split, technique)
 
@@ -113,6 +114,10 @@ def plan_of(case: Case, graph: Graph, mesh: Mesh) -> Plan:
         splits = data_parallel(graph, mesh)
     elif case.split.startswith("random"):
         splits = random_splits(graph, mesh, int(case.split.partition("-")[2]))
+    elif case.split.startswith("ring"):
+        splits = positions(graph, mesh, "ring") if case.split == "ring" else positions(graph, mesh, "ring", (), ("data", "model"))
+    elif case.split == "ulysses":
+        splits = positions(graph, mesh, "g")
     elif case.model == "mlp":
         splits = mlp_megatron(graph, mesh)
     else:

@@ -3,6 +3,8 @@
     data parallel      every input's batch over the axes; everything else follows
     Megatron           heads, columns, rows and vocabulary over one axis, batch over another
     sequence parallel  Megatron, and the residual stream between blocks cut along the sequence
+    ring               positions over one axis everywhere, attention on a ring over it
+    ulysses            positions over one axis, heads inside attention (Jacobs et al. 2023)
     random             any legal split per node (equal in the repeats of a block)
 
 `follow` is deliberately simple and independent of the planner's search: a node takes, for each operand in turn, the axes its dims are cut by.
@@ -35,7 +37,7 @@ def follow(graph: Graph, mesh: Mesh, inputs: Mapping[str, Layout], fixed: Fixed)
     for node in graph.nodes:
         rule, _ = rule_of(node, graph)
         told = fixed.get(node.id)
-        choice: dict[str, list[str]] = {f: list(a) for f, a in (told or {}).items() if f in rule.sizes}
+        choice: dict[str, list[str]] = {f: list(a) for f, a in (told or {}).items() if f in rule.choices}
         used = {a for axes in choice.values() for a in axes}
         for slot, name in enumerate(node.inputs):
             for dim, axes in zip(rule.operands[slot], known[name].dims if name in known else (), strict=False):
@@ -66,6 +68,21 @@ def batch_inputs(graph: Graph, axes: Sequence[str]) -> dict[str, Layout]:
 def data_parallel(graph: Graph, mesh: Mesh) -> dict[str, Split]:
     """The batch over every axis of the mesh."""
     return follow(graph, mesh, batch_inputs(graph, [a for a, _ in mesh]), {})
+
+
+def positions(graph: Graph, mesh: Mesh, inside: str, data: Sequence[str] = ("data",), over: Sequence[str] = ("model",)) -> dict[str, Split]:
+    """Positions of token ids and of all that is made of them over some axes, the batch over others; inside attention they cut `inside`: "ring" or heads."""
+    inputs = {n: Layout((tuple(data), tuple(over))) for n in graph.inputs if len(graph.tensors[n].shape) == 2}
+    fixed: dict[str, Mapping[str, Sequence[str]]] = {}
+    cut: set[str] = set()
+    """results that have their heads cut"""
+    for node in graph.nodes:
+        if node.op == "Attention":
+            fixed[node.id] = {inside: over}
+            cut.update(node.outputs if inside != "ring" else ())
+        elif node.op == "Transpose" and not cut.isdisjoint(node.inputs):
+            fixed[node.id] = {rule_of(node, graph)[0].operands[0][2][0]: over}
+    return follow(graph, mesh, inputs, fixed)
 
 
 def random_splits(graph: Graph, mesh: Mesh, seed: int) -> dict[str, Split]:

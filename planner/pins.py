@@ -111,7 +111,7 @@ class Pins:
         if "split" in table:
             held = {str(f): tuple(a) for f, a in table["split"].items()}
             split = Split.of(held)
-            if not split.used <= set(mesh) or not all(f in rule.sizes or f == PENDING for f in held) or not legal(rule, split, mesh, Limits(waste=0.5)):
+            if not split.used <= set(mesh) or not all(f in rule.sizes or f in rule.paired or f == PENDING for f in held) or not legal(rule, split, mesh, Limits(waste=0.5)):
                 return ()
             limits = Limits(forbidden=self.forbidden_factors | held.keys(), pending=PENDING not in held)
             rest = candidates(rule, {a: n for a, n in mesh.items() if a not in split.used}, limits)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
+import planner
 from tests.oracle import Case, all_splits, mismatch
 from tests.oracle_neighbours import neighbour_cases
 
@@ -25,3 +27,32 @@ def test_exchange_equals_unsharded(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_every_split_equals_unsharded(case: Case) -> None:
     assert mismatch(case, all_splits(case)) == []
+
+
+def planned(tmp_path: Path, inside: str) -> tuple[planner.Strategy, str]:
+    """A plan that keeps positions over "sequence" (4 devices) and cuts `inside` by it in attention, and its program."""
+    pins = tmp_path / "pins.toml"
+    pins.write_text(f'[mesh]\ndata = 2\nsequence = 4\n["*/attn/Attention"]\nsplit = {{ b = ["data"], {inside} = ["sequence"] }}\n')
+    strategy = planner.plan(MODEL, devices=8, batch=16, pins=pins, precision="fp32", baselines=False)
+    assert [row["split"] for row in strategy.nodes.values() if row["op"] == "Attention"] == [{"b": ["data"], inside: ["sequence"]}]
+    return strategy, planner.emit(strategy, MODEL)
+
+
+MODEL = "zoo:gpt-tiny,seq=64"
+
+
+def test_positions_become_heads_by_all_to_all(tmp_path: Path) -> None:
+    """Ulysses: q, k and v arrive cut along positions and leave cut along heads, the result the other way; nothing is gathered."""
+    strategy, text = planned(tmp_path, "g")
+    assert "all_to_all(" in text
+    moved = strategy.costs["communication_bytes_per_device"]
+    assert set(moved["all-to-all"]) == {"sequence"}
+    one = 8 * 16 * 64 * 4  # positions, width: bytes of one device's activations [8, 16, 64]
+    assert moved["all-to-all"]["sequence"]["payload"] == 2 * 2 * 4 * one  # layers, passes, and q, k, v and the result
+
+def test_keys_pass_by_on_a_ring(tmp_path: Path) -> None:
+    strategy, text = planned(tmp_path, "ring")
+    assert text.count('= ring_attention(') == 1 and "all_to_all(" not in text  # one repeated block
+    one = 8 * 16 * 64 * 4
+    # k and v past 3 devices in each pass, their gradients past 3 and home.
+    assert strategy.costs["communication_bytes_per_device"]["collective-permute"]["sequence"]["payload"] == 2 * 2 * one * (3 + 3 + 4)
