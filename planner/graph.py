@@ -38,6 +38,11 @@ as constant tensors (shapes, axes, slice bounds, pads) are attributes here or fo
     RoutedExperts(x, index, share[, gate], up, down[, gate's bias, up's, down's])   x [.., H]; index, share [.., K]; stacks [E,H,F] ([E,F,H] where attr
                                 trans_in = 1) and [E,F,H] ([E,H,F] where trans_out = 1), biases [E,F], [E,H]; attr activation (planner.ops.experts.MIXES):
                                 sum over j of share[j] * down[index[j]](activation(gate[index[j]] x) * up[index[j]] x); without a gate activation(up x)
+    If(condition, *read)        bodies (then, else), which both take what either reads from outside
+    Scan(*states, *scanned, *read)        one body, run `trips` times; attrs states, scanned (how many of each), own (1: its first input counts the trips),
+                                in_axes, in_reverse, out_axes, out_reverse (0|1) of what is scanned and stacked; outputs: states, then what is stacked
+    While(limit|, go|, *states, *read)    one body (trip, states, read) -> (go on, states), inference only; attrs states, limit (-1: the operand, or none)
+                                all three: attrs first (operands that the bodies do not take), own, and a digest of the bodies
     CrossEntropyLoss(logits, labels), MSELoss(a, b) ...   appended by planner.training, never by the reader
 
 Anything else keeps its ONNX name, inputs and attributes, and is planned replicated.
@@ -97,6 +102,8 @@ class Node:
     """Module path such as "model.layers.3.mlp", when the exporter wrote one (or derived from the node's name), else ""."""
     members: tuple[str, ...] = ()
     """Names of the original nodes this one was rewritten or fused from, when not exactly the one named `id`."""
+    bodies: tuple[Graph, ...] = ()
+    """Subgraphs of control flow: graphs without weights, whose inputs are what they read from outside."""
 
 
 @dataclass(frozen=True, slots=True)

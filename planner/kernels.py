@@ -11,6 +11,7 @@ from planner.emit.replay import reads
 from planner.layout import group, local_shape, padded
 from planner.ops import OPERATORS
 from planner.ops.attention import QUERY_BLOCK, in_query_blocks
+from planner.ops.control import kept_elements
 from planner.ops.loss import LOSS_ROWS
 from planner.rule import Rule, Split
 
@@ -91,6 +92,8 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
             pieces, wide = _keys(base, i, split, pricer), itemsize / pricer.itemsize(graph.tensors[node.inputs[0]].dtype)
             size += pieces + (3 * wide * pieces + 2 * wide * outs if trained else wide * outs)
         size += 2 * outs if trained and i in base.repeated else 0.0  # the residual stream's gradient, as wide as the result, as carried and as added to
+    elif node.bodies and trained:  # what iterations, or the branch that was taken, leave for the backward pass
+        size += kept_elements(node) * _share(rule, split, pricer.sizes) * itemsize
     elif node.op == "CrossEntropyLoss":  # a block of rows in float32; the gradient takes the logits' place
         size -= ins if trained else 0
         rows, logits = prod(graph.tensors[node.inputs[1]].shape), graph.tensors[node.inputs[0]].shape

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.errors import PlanError, did_you_mean
+from planner.flow import gradient_tensors
 from planner.graph import AttrValue, Graph, Node, Tensor
 from planner.user_loss import is_user_loss, read_user_loss
 
@@ -206,6 +207,12 @@ def _live_part(node: Node, wanted: set[str], graph: Graph) -> tuple[Node, ...]:
 def _checked(graph: Graph) -> Graph:
     if not graph.trainable:
         raise PlanError("P034", "nothing in this graph is trainable", help=["--trainable 'GLOB' names parameters to train", "--workload infer"])
+    open_ended = [node for node in graph.nodes if node.op == "While"]
+    grad = gradient_tensors(graph) if open_ended else frozenset()
+    for node in open_ended:
+        if any(o in grad for o in node.outputs):
+            raise PlanError("P147", f"node {node.id!r} (Loop) runs until its data says stop: training cannot differentiate it",
+                            help=["--workload infer", "a loop with a constant number of iterations", "--freeze what is before it"])  # fmt: skip
     return graph
 
 

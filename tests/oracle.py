@@ -33,6 +33,7 @@ class Case:
     dtypes: tuple[str, ...] = ("float32",)
     constants: tuple[int, ...] = ()
     frozen: tuple[int, ...] = ()
+    bodies: tuple[Graph, ...] = ()
 
 
 def build(case: Case) -> tuple[Graph, dict[str, np.ndarray]]:
@@ -53,7 +54,7 @@ def build(case: Case) -> tuple[Graph, dict[str, np.ndarray]]:
     outs = tuple(f"y{i}" for i in range(len(case.outputs)))
     for i, (o, shape) in enumerate(zip(outs, case.outputs, strict=True)):
         tensors[o] = Tensor(o, shape, case.dtypes[i % len(case.dtypes)])
-    node = Node("node", case.op, tuple(names), outs, case.attrs)
+    node = Node("node", case.op, tuple(names), outs, case.attrs, bodies=case.bodies)
     weights = tuple(n for n in tensors if tensors[n].role == "weight")
     graph = Graph("oracle", (node,), tensors, tuple(n for n in tensors if tensors[n].role == "input"), outs,
                   weights=dict.fromkeys(weights), constants={n: values[n] for n in tensors if tensors[n].role == "constant"},

@@ -21,11 +21,12 @@ from planner.emit.replay import sharded
 from planner.emit.source import comment
 from planner.emit.text import counted, inlined, rule_cells, short_floats, small_literal, spec_text, wrapped
 from planner.errors import PlanError
-from planner.flow import Flow
+from planner.flow import Flow, derive
 from planner.graph import Node
-from planner.layout import Layout, Step, group, local_shape, padded
+from planner.layout import Axes, Layout, Step, group, local_shape, padded
 from planner.ops import OPERATORS, Call
 from planner.ops.base import NoRule, axes_text, jnp_dtype
+from planner.ops.control import region
 from planner.rule import Rule, Split
 
 Backend = Literal["shard_map", "jit"]
@@ -41,7 +42,7 @@ Line = str | Callable[[], str]
 class Body:
     """Writes the statements of one function: `value(tensor, layout)` names a variable, writing what is missing to get it.
 
-    arrays: "c" and its number -> constant too long for a statement. held: (tensor, steps from its source) -> variable.
+    arrays: `stem` and its number -> constant too long for a statement. held: (tensor, steps from its source) -> variable.
     given: (tensor, layout) -> variable bound from outside in any layout.
     cast: (tensor, layout) -> variable of a precise value in the type the program computes in. repeats: names of the first repeat of a block ->
     what to call them in a function that stands for all. weights: weight -> expression of it as it is kept. tie: whether gathers wait for the
@@ -69,6 +70,7 @@ class Body:
     results: list[str] = field(default_factory=list)
     made_in: dict[str, Body] = field(default_factory=dict)
     cause: str = ""
+    stem: str = "c"
 
     @property
     def mesh(self) -> Mapping[str, int]:
@@ -168,7 +170,7 @@ class Body:
             self.lines.append(f"{variable} = jnp.array({small_literal(value)}, {dtype}).reshape({value.shape})" if value.ndim > 1 or not value.size
                               else f"{variable} = jnp.array({small_literal(value)}, {dtype})")  # fmt: skip
         else:
-            key = f"c{list(self.flow.graph.constants).index(tensor)}"
+            key = f"{self.stem}{list(self.flow.graph.constants).index(tensor)}"
             self.arrays[key] = value
             place = key.upper() if inlined(value) else f'CONSTANTS["{key}"]'
             self.lines.append(f"{variable} = jnp.asarray({place}, {dtype})")
@@ -269,6 +271,8 @@ class Body:
             graph.shapes(node.inputs), graph.shapes(live),
             tuple(graph.tensors[n].dtype if n else "" for n in node.inputs), tuple(self._dtype(o) for o in live), self.helpers,
         )  # fmt: skip
+        if node.bodies:
+            call = self._with_bodies(call)
         try:
             text = OPERATORS[node.op].kernel(call)
         except NoRule as reason:
@@ -284,6 +288,31 @@ class Body:
             self.bind(name, layout, variable)
             if whole:
                 self._constrain(name, variable)
+
+    def _with_bodies(self, call: Call) -> Call:
+        """Write the functions of a node's bodies."""
+        node = call.node
+        found = region(node, self.flow.graph)
+        names: list[str] = []
+        made: tuple[tuple[str, Axes], ...] = ()
+        for body, splits in zip(node.bodies, found.splits(node, call.split), strict=True):
+            flow = derive(body, replace(self.flow.plan, splits=splits, weight_plans={}, zero=0, runs=()), training=False)
+            name = self.fresh("body")
+            exact = any(o in self.precise for o in node.outputs)
+            inner = type(self)(flow, self.backend, helpers=self.helpers, arrays=self.arrays, counter=self.counter, stem=f"{name}c",
+                               float_dtype="" if exact else self.float_dtype)  # fmt: skip
+            arguments = [inner.fresh("x") for _ in body.inputs]
+            for tensor, variable in zip(body.inputs, arguments, strict=True):
+                if tensor in flow.source:
+                    inner.bind(tensor, flow.source[tensor], variable)
+            for index in range(len(body.nodes)):
+                inner.node(index)
+            results = [inner.value(o, flow.source[o].stored) for o in body.outputs]
+            self.lines += [f"def {name}({', '.join(arguments)}):", *(f"    {line}" for line in inner.lines), f"    return ({', '.join(results)},)"]
+            names.append(name)
+            kept = body.outputs[len(body.outputs) - len(found.made) :]
+            made = tuple((inner._dtype(o), axes) for o, axes in zip(kept, found.axes(call.split, self.flow.plan.order), strict=True))
+        return replace(call, functions=tuple(names), made=made)
 
     def _dtype(self, tensor: str) -> str:
         """The type a tensor has in the program."""

@@ -14,7 +14,7 @@ benchmarks/compiler_truth.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import prod
 
@@ -23,6 +23,7 @@ from planner.flow import Flow
 from planner.graph import Graph, Node
 from planner.layout import Step
 from planner.ops import OPERATORS
+from planner.ops.control import inner_gradients, region, trips
 from planner.rule import Rule
 
 BILINEAR = frozenset({"MatMul", "Einsum", "Mul", "Conv", "ConvTranspose", "RotaryEmbedding"})
@@ -146,6 +147,8 @@ def dots(graph: Graph, i: int, rule: Rule, grad: frozenset[str], share: Mapping[
     if not rule.flops:
         return ()
     share = share or {}
+    if node.bodies:
+        return _inner_dots(graph, i, share, grad)
     whole = Fraction(rule.flops)
     hot = {k for k, n in enumerate(node.inputs) if n in grad} if any(o in grad for o in node.outputs) else set()
     shapes = graph.shapes(node.inputs)
@@ -160,6 +163,19 @@ def dots(graph: Graph, i: int, rule: Rule, grad: frozenset[str], share: Mapping[
         return (Product(everything * Fraction(inputs, inputs + hidden), len(hot & {0, 1})),
                 Product(everything * Fraction(hidden, inputs + hidden), (1 + (2 in hot)) if hot else 0, inside=True))  # fmt: skip
     return (Product(everything, len(hot)),)
+
+
+def _inner_dots(graph: Graph, i: int, share: Mapping[str, Fraction], grad: frozenset[str]) -> tuple[Product, ...]:
+    """The dots of the heaviest body of a node with bodies, in all its iterations."""
+    node = graph.nodes[i]
+    found = region(node, graph)
+    b = max(range(len(node.bodies)), key=lambda k: sum(r.flops for r in found.rules[k]))
+    body, hot = node.bodies[b], inner_gradients(node, b, grad) if any(o in grad for o in node.outputs) else frozenset()
+    made = []
+    for j, rule in enumerate(found.rules[b]):
+        own = {f: share.get(found.inside[b][j].get(f, ""), Fraction(1)) for f in rule.sizes}
+        made += [replace(dot, flops=dot.flops * trips(node), inside=True) for dot in dots(body, j, rule, hot, own)]
+    return tuple(made)
 
 
 def repeated(flow: Flow, run: Run) -> Replay | None:

@@ -41,9 +41,9 @@ class ExactBody(Body):
     def _dtype(self, tensor: str) -> str:
         return self.flow.graph.tensors[tensor].dtype.upper()
 
-    def exact(self, index: int) -> None:
+    def node(self, index: int) -> None:
         """Write one node; 64-bit integers that its kernel holds in 32 bits are widened."""
-        self.node(index)
+        super().node(index)
         for name in self.flow.graph.nodes[index].outputs:
             if name and self.flow.graph.tensors[name].dtype in INDICES:
                 variable = self.held[name, ()]
@@ -66,7 +66,7 @@ def source(graph: Graph) -> tuple[str, dict[str, np.ndarray]]:
                 body.bind(name, flow.source[name], variable)
     try:
         for index in range(len(graph.nodes)):
-            body.exact(index)
+            body.node(index)
     except NoRule as reason:
         raise PlanError("P170", f"no kernel for this form of an operator: {reason}") from None
     results = [f"jnp.asarray({body.value(o, flow.source[o].stored)}, {graph.tensors[o].dtype.upper()})" for o in graph.outputs]

@@ -60,6 +60,9 @@ class Call:
     dtypes: tuple[str, ...] = ()
     out_dtypes: tuple[str, ...] = ()
     helpers: set[str] = field(default_factory=set)
+    functions: tuple[str, ...] = ()
+    """Names of the functions that were written for the node's bodies; `made`: type of each of their results, and axes over which its pieces differ."""
+    made: tuple[tuple[str, Axes], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "node", replace(self.node, attrs={k: spelled(v) for k, v in self.node.attrs.items()}))

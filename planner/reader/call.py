@@ -38,12 +38,11 @@ class Frame:
 
     def find(self, name: str) -> str | None:
         """Draft tensor of an ONNX name. Raises KeyError."""
-        frame: Frame | None = self
-        while frame is not None:
-            if name in frame.env:
-                return frame.env[name]
-            frame = frame.parent
-        raise KeyError(name)
+        if name in self.env:
+            return self.env[name]
+        if self.parent is None:
+            raise KeyError(name)
+        return self.parent.find(name)
 
 
 class Call:

@@ -92,9 +92,10 @@ def _uses(node: Any) -> Iterable[str]:
 
 
 def _captured(graph: Any) -> Iterable[str]:
-    for node in graph.node:
-        yield from _uses(node)
-    yield from (o.name for o in graph.output)
+    """Names a subgraph takes from around it; its own may be called as others are."""
+    own = {v.name for v in graph.input} | {t.name for t in graph.initializer} | {o for node in graph.node for o in node.output}
+    used = [name for node in graph.node for name in _uses(node)] + [o.name for o in graph.output]
+    yield from (name for name in used if name not in own)
 
 
 def describe(node: Any) -> str:

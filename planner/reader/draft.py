@@ -41,6 +41,7 @@ class Op:
     id: str = ""
     scope: str = ""
     members: tuple[str, ...] = ()
+    bodies: tuple[Draft, ...] = ()
 
 
 @dataclass

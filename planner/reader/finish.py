@@ -8,7 +8,8 @@ import re
 import numpy as np
 
 from planner.errors import PlanError
-from planner.graph import FLOATS, Graph, Node, Role, Tensor, WeightRef
+from planner.graph import FLOATS, Graph, Role, Tensor, WeightRef
+from planner.reader.bodies import frozen
 from planner.reader.draft import FOLD_ELEMENTS, Draft, Op, ref_array
 from planner.reader.params import Use, lost_ties, named, parameter_uses, resolve_ties
 from planner.reader.tidy import drop_copies, drop_dead
@@ -40,7 +41,7 @@ def finish(draft: Draft) -> Graph:
     _name_ids(draft.ops)
     tensors = _tensors(draft, weights, constants)
     labels = _labels(draft, list(weights), uses)
-    nodes = tuple(Node(op.id, op.op, tuple(op.inputs), tuple(op.outputs), op.attrs, op.scope, op.members) for op in draft.ops)
+    nodes = tuple(map(frozen, draft.ops))
     return Graph(
         name=draft.name, nodes=nodes, tensors=tensors, inputs=tuple(draft.inputs), outputs=tuple(draft.outputs), weights=weights,
         constants=constants, labels=labels, trainable=frozenset(w for w in weights if w in trainable), dims=dict(draft.dims),

@@ -36,10 +36,13 @@ class Lowering:
 
         self.draft, self.functions, self.declared, self.table = draft, functions, declared, TABLE
         self.problems: list[str] = []
+        self.notes = draft.notes
         self.bad: dict[str, str] = {}
         self.ids: set[str] = set()
         self.ordinals: dict[str, int] = {}
         self.guide: Guide | None = None
+        self.expanded = [0]
+        """Nodes that unrolled loops became; one list for the model and its bodies."""
 
     # names and leaves
 
@@ -222,6 +225,11 @@ class Lowering:
                     call.frame.env[call.node.output[k]] = inner.find(output.name)
                 except KeyError:
                     raise PlanError("P113", f"a branch of node {call.id!r} never makes its output {output.name!r}") from None
+
+    def remark(self, note: str) -> None:
+        """A note for the user, once."""
+        if note not in self.notes:
+            self.notes.append(note)
 
     def report(self) -> None:
         """One error that lists everything that cannot be planned. Raises PlanError."""

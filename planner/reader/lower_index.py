@@ -1,4 +1,4 @@
-"""Operators that select, scatter or make data, and control flow with a constant condition."""
+"""Operators that select, scatter or make data."""
 
 from __future__ import annotations
 
@@ -188,16 +188,9 @@ def _non_zero(call: Call) -> None:
     call.bind(call.draft.leaf(call.draft.fresh(call.name()), np.asarray(np.nonzero(found), np.int64)))
 
 
-def _if(call: Call) -> None:
-    condition: Any = call.draft.value(call.arg(0))
-    if condition is None:
-        raise Unsupported("a branch whose condition is run-time data")
-    call.lowering.branch(call, call.attr("then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"))
-
-
 INDEX: dict[str, Rule] = {
     "Constant": constant_node, "Gather": _gather, "GatherND": _gather_nd, "GatherElements": _gather_elements,
     "ScatterElements": _scatter_elements, "Scatter": _scatter_elements, "ScatterND": _scatter_nd, "Shape": _shape_of, "Size": _size,
     "ConstantOfShape": _constant_of_shape, "Range": _range, "OneHot": _one_hot, "TopK": _top_k, "EyeLike": _eye_like,
-    "NonZero": _non_zero, "If": _if,
+    "NonZero": _non_zero,
 }  # fmt: skip

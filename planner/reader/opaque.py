@@ -16,7 +16,7 @@ from planner.reader.infer import Type
 from planner.reader.tensors import dtype_name
 
 _NEVER = {
-    "Loop": "a loop", "Scan": "a loop", "If": "a branch whose condition is run-time data", "NonZero": "its output size depends on data",
+    "NonZero": "its output size depends on data",
     "Unique": "its output size depends on data", "Compress": "its output size depends on data",
     "NonMaxSuppression": "its output size depends on data",
 }  # fmt: skip

@@ -56,6 +56,8 @@ def depends_on_data(draft: Draft) -> set[str]:
 def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
     """What parameter slot of an operation holds, '' when it is none."""
     kind = op.op
+    if op.bodies:
+        return _kind_inside(op, slot, data)
     shape = draft.shape(op.inputs[slot])
     others = [i for k, i in enumerate(op.inputs) if k != slot and i]
     if kind in ("MatMul", "Einsum"):
@@ -76,6 +78,25 @@ def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
         behind = kind == "Add" and maker is not None and maker.op in ("Conv", "ConvTranspose") and shape == (out[1], *[1] * (len(out) - 2))
         if _vector(shape, out) or behind or (kind == "Mul" and named(op.inputs[slot]) and len(out) > 3 and shape == (out[-2], 1)):
             return "bias" if kind == "Add" else "scale"
+    return ""
+
+
+def _kind_inside(op: Op, slot: int, data: set[str]) -> str:
+    """The parameter slot that an operand of a node with bodies feeds in one of them."""
+    first, own = int(op.attrs["first"]), int(op.attrs["own"])
+    states = set(range(int(op.attrs.get("states", 0)) + int(op.attrs.get("scanned", 0))))
+    for body in op.bodies:
+        names = body.inputs[own:]
+        if slot < first:
+            return ""
+        held = {n for k, (n, outer) in enumerate(zip(names, op.inputs[first:], strict=True)) if outer in data or k in states} | set(body.inputs[:own])
+        for inner in body.ops:
+            if any(i in held for i in inner.inputs):
+                held.update(o for o in inner.outputs if o)
+        for inner in body.ops:
+            for k, name in enumerate(inner.inputs):
+                if name and name not in held and _origin(body, name)[0] == names[slot - first] and (kind := slot_kind(body, inner, k, held)):
+                    return kind
     return ""
 
 
@@ -111,6 +132,12 @@ def parameter_uses(draft: Draft) -> list[Use]:
 
 
 def _leaf(draft: Draft, name: str) -> tuple[str, bool]:
+    name, direct = _origin(draft, name)
+    return (name, direct) if name and draft.is_leaf(name) else ("", False)
+
+
+def _origin(draft: Draft, name: str) -> tuple[str, bool]:
+    """What a tensor is a view or a function within bounds of, and whether it is that itself."""
     direct = True
     while name in draft.maker:
         op = draft.maker[name]
@@ -123,7 +150,7 @@ def _leaf(draft: Draft, name: str) -> tuple[str, bool]:
         else:
             return "", False
         name, direct = op.inputs[k], False
-    return (name, direct) if draft.is_leaf(name) else ("", False)
+    return name, direct
 
 
 def _made_up(draft: Draft, leaf: str, kind: str) -> bool:

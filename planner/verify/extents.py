@@ -128,7 +128,7 @@ class Extents:
         graph = self.graph
         rule, reason = rule_of(node, graph)
         live = [o for o in node.outputs if o]
-        if reason or len(rule.results) != len(live):
+        if reason or node.bodies or len(rule.results) != len(live):
             self._fix_all([n for n in (*node.inputs, *live) if n])
             return
         atoms: dict[str, int] = {}
