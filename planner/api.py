@@ -109,6 +109,8 @@ def refuse_unsupported(base: Any) -> None:
 
 def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -> tuple[str, ...]:
     """What was taken for granted, a phrase each, for the first lines of the summary."""
+    from planner.ops.experts import said
+
     out = []
     if hardware is None and topology is None:
         out.append(f"hardware {DEFAULT_HARDWARE} (--hardware)")
@@ -120,7 +122,7 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
     out.append(f"{reserve:.3g} GiB a device kept free (--memory-reserve)")
     if model.workload.batch is None and model.workload.tokens_per_step is None:
         out.append(f"batch {model.batch} (--batch)")
-    return (*out, *request.topology.notes, *model.plain.notes)
+    return (*out, *said(model.plain), *request.topology.notes, *model.plain.notes)
 
 
 def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from planner.emit.replay import reads
 from planner.layout import group, local_shape, padded
-from planner.ops import OPERATORS
+from planner.ops import OPERATORS, experts
 from planner.ops.attention import QUERY_BLOCK, in_query_blocks
 from planner.ops.control import kept_elements
 from planner.ops.loss import LOSS_ROWS
@@ -49,11 +49,21 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
     if node.op in FREE:
         return 0.0, 0.0
     dtype = pricer.recipe.compute if graph.tensors[live[0]].is_float else "float32"
-    forward = pricer.kernel_s(flops, moved, dtype)
+    forward = _experts_s(base, i, split, pricer, dtype) if node.op == "RoutedExperts" else pricer.kernel_s(flops, moved, dtype)
     backward = 0.0
     if base.training and any(o in base.grad for o in live):
         backward = (base.backward[i] if flops else 2) * forward
     return forward, backward
+
+
+def _experts_s(base: Base, i: int, split: Split, pricer: Pricer, dtype: str) -> float:
+    """Seconds of routed experts' forward pass: their blocks one after the other (a gather and a scatter of rows, two or three products), on the busiest device."""
+    rule, mesh = base.rules[i], pricer.sizes
+    (rows, count), local, itemsize = experts.blocks(rule, split, mesh), rule.local(split, mesh), pricer.itemsize("float32")
+    h, f = local["h"], local["f"]
+    product = pricer.kernel_s(2.0 * rows * h * f, (h * f + rows * (h + f)) * itemsize, dtype)
+    each = pricer.kernel_s(0.0, 4 * rows * h * itemsize, dtype) + (3 if base.graph.nodes[i].inputs[3] else 2) * product
+    return experts.IMBALANCE * local["e"] * count * each
 
 
 def _share(rule: Rule, split: Split, mesh: Mapping[str, int], without: str = "") -> float:
@@ -94,10 +104,24 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
         size += 2 * outs if trained and i in base.repeated else 0.0  # the residual stream's gradient, as wide as the result, as carried and as added to
     elif node.bodies and trained:  # what iterations, or the branch that was taken, leave for the backward pass
         size += kept_elements(node) * _share(rule, split, pricer.sizes) * itemsize
+    elif node.op == "RoutedExperts":
+        size += _experts_bytes(base, i, split, trained, pricer)
     elif node.op == "CrossEntropyLoss":  # a block of rows in float32; the gradient takes the logits' place
         size -= ins if trained else 0
         rows, logits = prod(graph.tensors[node.inputs[1]].shape), graph.tensors[node.inputs[0]].shape
         size += 4 * prod(logits) * _share(rule, split, pricer.sizes) * min(1.0, LOSS_ROWS / (rows * _share(rule, split, pricer.sizes, "v")))
+    return size
+
+
+def _experts_bytes(base: Base, i: int, split: Split, trained: bool, pricer: Pricer) -> float:
+    """Bytes that routed experts take beside operands and results: one expert's weights (in the backward pass their gradients in float32 too), a block of rows,
+    and the rows of a round under way: sent, received, worked on and returned."""
+    rule, mesh, itemsize = base.rules[i], pricer.sizes, pricer.itemsize("float32")
+    (rows, _), local = experts.blocks(rule, split, mesh), rule.local(split, mesh)
+    one = sum(prod(local[f] for dim in rule.operands[k] for f in dim) for k in (3, 4, 5) if base.graph.nodes[i].inputs[k]) / max(1, local["e"])
+    size = one * (itemsize + 4) + rows * (3 * local["h"] + 4 * local["f"]) * (itemsize + 4) if trained else one * itemsize + rows * (2 * local["h"] + 3 * local["f"]) * itemsize
+    if experts.exchanges(rule, split):
+        size += (5 if trained else 3) * experts.IMBALANCE * experts.token_rows(rule, local) * local["h"] * itemsize
     return size
 
 
@@ -112,7 +136,8 @@ def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float
         axes = inner.axes(split, mesh)
         size = float(inner.payload_bytes(local, group(axes, mesh), pricer.itemsize("float32"))) if axes else 0.0
         (f, b), each = inner.times(group(axes, mesh)), pricer.collective_s(inner.kind, axes, size)
-        forward, backward, kept = forward + f * each, backward + b * each, kept + f * each * inner.kept
+        wanted = inner.operand < 0 or base.graph.nodes[i].inputs[inner.operand] in base.grad
+        forward, backward, kept = forward + f * each, backward + b * each * wanted, kept + f * each * inner.kept
     return forward, backward if base.training else 0.0, kept
 
 

@@ -24,6 +24,7 @@ from planner.graph import Graph, Node
 from planner.layout import Step
 from planner.ops import OPERATORS
 from planner.ops.control import inner_gradients, region, trips
+from planner.ops.experts import filling
 from planner.rule import Rule
 
 BILINEAR = frozenset({"MatMul", "Einsum", "Mul", "Conv", "ConvTranspose", "RotaryEmbedding"})
@@ -138,7 +139,11 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
     """The dots of node i on one device, padding included."""
     rule = flow.rules[i]
     local = rule.work(flow.split(i), dict(flow.plan.mesh)) if rule.flops else {}
-    return dots(flow.graph, i, rule, flow.grad, {f: Fraction(local[f], n) for f, n in rule.sizes.items() if n and rule.flops})
+    found = dots(flow.graph, i, rule, flow.grad, {f: Fraction(local[f], n) for f, n in rule.sizes.items() if n and rule.flops})
+    if flow.graph.nodes[i].op == "RoutedExperts":
+        more = filling(rule, flow.split(i), dict(flow.plan.mesh))
+        return tuple(replace(dot, flops=dot.flops * more) for dot in found)
+    return found
 
 
 def dots(graph: Graph, i: int, rule: Rule, grad: frozenset[str], share: Mapping[str, Fraction] | None = None) -> tuple[Product, ...]:
@@ -158,6 +163,10 @@ def dots(graph: Graph, i: int, rule: Rule, grad: frozenset[str], share: Mapping[
         of_values = prod(share.values()) * whole * Fraction(e, d + e)
         return Product(of_scores, len(hot & {0, 1}), int(bool(hot))), Product(of_values, (2 in hot) + bool(hot & {0, 1, 3}))
     everything = prod(share.values()) * whole
+    if node.op == "RoutedExperts":  # the first layer (made again in the backward pass), then the last, whose rows' gradient gives that of their shares
+        last = Fraction(1, 3 if node.inputs[3] else 2)
+        return (Product(everything * (1 - last), (0 in hot) + bool(hot & {3, 4}), int(bool(hot))),
+                Product(everything * last, bool(hot) + (5 in hot)))  # fmt: skip
     if node.op == "LSTM":  # the gates' product with the whole sequence, and with the hidden state at each step
         inputs, hidden = shapes[1][-1], shapes[2][-1]
         return (Product(everything * Fraction(inputs, inputs + hidden), len(hot & {0, 1})),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from math import ceil, prod
 
@@ -62,8 +63,8 @@ def _exchange(rule: Rule, pairs: tuple[str, ...]) -> tuple[Inner, ...]:
     if not pairs:
         return ()
     rows = tuple(f for dim in rule.operands[1] for f in dim)
-    to = partial(Inner, "+".join(pairs), "all-to-all", rows=rows, slack=IMBALANCE)
-    return (Inner("+".join(pairs), "all-reduce", (), 1, 0), to((), 1, 0), to(("h",), 2, 3, 0), to((), 0, 1, 8), to((), 0, 1))
+    to = partial(Inner, "+".join(pairs), "all-to-all", rows=rows, slack=IMBALANCE, kept=False)
+    return (Inner("+".join(pairs), "all-reduce", (), 1, 0, kept=False), to((), 1, 0), to(("h",), 2, 3, 0), to((), 0, 1, 8), to((), 0, 1))
 
 
 def token_rows(rule: Rule, sizes: Mapping[str, int]) -> int:
@@ -71,13 +72,47 @@ def token_rows(rule: Rule, sizes: Mapping[str, int]) -> int:
     return prod(sizes[f] for dim in rule.operands[1] for f in dim)
 
 
+def mean_rows(rule: Rule, split: Split, mesh: Mapping[str, int]) -> Fraction:
+    """Rows that one expert gets on one device at balance."""
+    joint = prod(mesh[a] for name in rule.paired for a in split.axes(name))
+    return Fraction(token_rows(rule, rule.local(split, mesh)) * joint, rule.sizes["e"])
+
+
 def blocks(rule: Rule, split: Split, mesh: Mapping[str, int]) -> tuple[int, int]:
     """(rows of a block, blocks of one expert at balance) on one device."""
-    local = rule.local(split, mesh)
-    joint = prod(mesh[a] for name in rule.paired for a in split.axes(name))
-    mean = token_rows(rule, local) * joint / rule.sizes["e"]
-    count = max(1, round(mean / min(BLOCK_ROWS, max(LEAST_ROWS, mean / 4))))
+    mean = mean_rows(rule, split, mesh)
+    count = max(1, round(float(mean) / min(float(BLOCK_ROWS), max(float(LEAST_ROWS), float(mean) / 4))))
     return max(1, ceil(mean / count)), count
+
+
+def filling(rule: Rule, split: Split, mesh: Mapping[str, int]) -> Fraction:
+    """Rows that blocks hold at balance over the rows there are: what rounding up adds to the work."""
+    rows, count = blocks(rule, split, mesh)
+    return rows * count / mean_rows(rule, split, mesh)
+
+
+def exchanges(rule: Rule, split: Split) -> bool:
+    """Whether tokens travel to their experts inside the kernel."""
+    return any(split.axes(name) for name in rule.paired)
+
+
+def said(graph: Graph) -> tuple[str, ...]:
+    """What a plan takes for granted about routed experts, a phrase for each size of them."""
+    from planner.report.words import count as short
+
+    found: dict[tuple[int, int], int] = {}
+    idle: Fraction = Fraction(0)
+    for node in graph.nodes:
+        if node.op == "RoutedExperts":
+            count, top = graph.tensors[node.inputs[4]].shape[0], graph.tensors[node.inputs[1]].shape[-1]
+            found[count, top] = found.get((count, top), 0) + 1
+            stacks = sum(graph.tensors[n].elements for n in node.inputs[3:] if n)
+            idle += stacks * (1 - Fraction(min(top, count), count))
+    if not found:
+        return ()
+    active = f"{short(graph.parameters - int(idle))} of {short(graph.parameters)} parameters work on a token"
+    each = [f"experts: {count}, top {top}, {layers} layers" for (count, top), layers in found.items()]
+    return (f"{'; '.join(each)}; {active}; priced at imbalance {IMBALANCE} (assumed)",)
 
 
 def _kernel(call: Call) -> str:
