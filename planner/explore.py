@@ -42,8 +42,6 @@ PATIENCE = 32
 """Leaves solved in a row without a better plan before the search is content; the bounds of those left stay part of the answer."""
 WIDE_GAP, LONG_PATIENCE = 0.1, 128
 """The same while the plan is further than this from the bound: large models whose memory binds meet many leaves that cannot be made to fit first."""
-TRIES = 12
-"""Leaves tried in a row for the smallest plan without a smaller one."""
 ROUNDS = 3
 """Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
 
@@ -137,15 +135,22 @@ class Explorer:
 
     def smallest(self) -> Candidate | None:
         """The plan of least memory: what is shown when nothing fits. Leaves are taken by their least usage, which bounds what a plan of theirs needs,
-        until no bound is below the smallest plan or none of the last `TRIES` was smaller."""
+        a leaf of each level and mesh in turn (the bound knows neither gathered weights nor what cuts go together), until a whole round of them finds none smaller."""
         best, idle = None, 0
+        rows: dict[tuple[int, int], list[tuple[float, Leaf]]] = {}
         for usage, leaf in sorted(self._sizes):
+            rows.setdefault((leaf.level, leaf.mesh), []).append((usage, leaf))
+        for usage, leaf in (row[k] for k in range(max(map(len, rows.values()), default=0)) for row in rows.values() if k < len(row)):
             size = best.cost.memory.total if best else math.inf
-            if usage >= size or idle >= TRIES or (best is not None and self.search.out_of_time()):
+            if idle > len(rows) or (best is not None and self.search.out_of_time()):
                 break
+            if usage >= size:
+                continue
             space = self._space(leaf)
             found = self.search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label) if space else None
             idle += 1
+            if found is not None:
+                self.priced.append(found)
             if found is not None and found.cost.memory.total < size:
                 best, idle = found, 0
         return best

@@ -158,10 +158,10 @@ class Search:
         return Found(best, baselines, base, space, choice, problem, bound, len(self._details), self.stopped, smallest)
 
     def _smallest(self, main: Explorer, baselines: Mapping[str, Candidate]) -> Candidate | None:
-        """The smallest plan, on a mesh of three axes around the smallest of two where that is smaller yet."""
+        """The smallest plan, on a mesh of three axes around the smallest of two priced where that is smaller yet."""
         sizes = [c for c in (main.smallest(), *main.priced, *(baselines.values() if self._free else ())) if c is not None]
-        smallest = min(sizes, key=lambda c: c.cost.memory.total, default=None)
-        finer = Explorer(self, "plan", self._finer(smallest), None, self._levels())
+        around = min((c for c in sizes if len(c.mesh.axes) == 2), key=lambda c: c.cost.memory.total, default=None)
+        finer = Explorer(self, "plan", self._finer(around), None, self._levels())
         finer.run()
         return min([*sizes, *(c for c in (finer.smallest(),) if c is not None)], key=lambda c: c.cost.memory.total, default=None)
 

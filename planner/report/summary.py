@@ -103,9 +103,9 @@ def techniques(strategy: Strategy) -> list[str]:
 
 
 def solver_words(strategy: Strategy) -> str:
-    """`dp, proven optimal on this model (gap 0.0 %), 0.9 s`."""
+    """`dp, proven optimal on this model (gap 0 %), 0.9 s`."""
     s = strategy.solver
-    gap = "no bound proven" if s.get("gap") is None else "gap under 0.1 %" if 1e-6 < s["gap"] < 5e-4 else f"gap {100 * s['gap']:.1f} %"
+    gap = "no bound proven" if s.get("gap") is None else "gap 0 %" if s["gap"] <= 1e-6 else "gap under 0.1 %" if s["gap"] < 5e-4 else f"gap {100 * s['gap']:.1f} %"
     status = "proven optimal on this cost model" if s["status"] == "optimal" else "best found"
     if s.get("stopped"):
         status = {"time": "stopped by --time-limit", "interrupt": "interrupted"}.get(s["stopped"], f"stopped: {s['stopped']}") + ", best so far"
