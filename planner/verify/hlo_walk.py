@@ -2,7 +2,8 @@
 
 A `while` runs its body n times and its condition n + 1 times. n is XLA's `known_trip_count` when written (CPU, GPU), else it is solved
 from the loop itself (TPU text): with an induction element of the carried tuple that starts at a constant, grows by a constant step and
-is compared with a bound, n = ceil((bound - start) / step). When neither works the body counts once and is marked.
+is compared with a bound, n = ceil((bound - start) / step). Loops whose length is data (blocks of routed experts) stand in a scope that says how often
+they run as planned, at balance: `planned_trips_3/while`. When nothing works the body counts once and is marked.
 
 Of a `conditional` one branch runs: each branch is walked, and the heaviest is marked as the one that totals should count.
 """
@@ -19,6 +20,7 @@ from planner.verify.hlo_text import Computation, Instruction, Module
 
 T = TypeVar("T")
 _KNOWN = re.compile(r"known_trip_count\D{1,12}(\d+)")
+_PLANNED = re.compile(r'op_name="[^"]*\bplanned_trips_(\d+)/while"')
 _MIRROR = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE", "EQ": "EQ"}
 
 
@@ -90,6 +92,8 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     """Trips of a `while`, or None when the text does not tell."""
     if known := _KNOWN.search(loop.attributes):
         return int(known.group(1))
+    if planned := _PLANNED.search(loop.attributes):
+        return int(planned.group(1))
     body = module.computations[loop.attribute(r"\bbody=%?([\w.\-]+)")]
     condition = module.computations[loop.attribute(r"\bcondition=%?([\w.\-]+)")]
     test = _comparison(module, condition)
