@@ -229,6 +229,7 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     how = f"from shapes, {'unrolled' if compiled.unrolled else 'repeated blocks as loops'}, float32"
     precision = strategy.workload.get("precision", "fp32")
     notes = (f"the plan computes in {precision}; CPU collectives would widen it, so its float32 twin is verified",) if precision != "fp32" else ()
+    notes = (*notes, *at_balance(graph))
     rows = figures(graph, plan, compiled, kind, backend, optimizer, int(strategy.costs["memory_per_device_bytes"]))
     report = VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how, rows, None, "", request["run"], notes)
     write("compiled" if request["run"] else "done", report)
@@ -236,6 +237,12 @@ def work(request: Mapping[str, Any], write: Any) -> None:
         tolerance = TOLERANCE if request["tolerance"] is None else request["tolerance"]
         found, why, more = numbers(model, plan, compiled, backend, tolerance, request["timeout_s"])
         write("done", replace(report, numbers=found, not_run=why, notes=(*notes, *more)))
+
+
+def at_balance(graph: Graph) -> tuple[str, ...]:
+    """What is said of loops whose length no compiler knows."""
+    routed = any(n.op == "RoutedExperts" for n in graph.nodes)
+    return ("blocks of routed experts, and rounds of their exchange, are counted as often as they run when the router is balanced",) if routed else ()
 
 
 def recorded_model(strategy: Strategy, source: str) -> Model:
@@ -268,6 +275,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     notes = ["peak and temporaries are predicted without the allowance for fragmentation that a plan adds"]
     if precision not in ("bf16-mixed", "fp32"):
         notes.append(f"the plan is priced in {precision}, which programs are not emitted in")
+    notes += at_balance(graph)
     return VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how, found.figures, None, f"{target.text} is only compiled for", False,
                         tuple(notes), target.machine, found.differences)  # fmt: skip
 

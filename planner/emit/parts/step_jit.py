@@ -18,6 +18,11 @@ def at(x, spec):
     return lax.with_sharding_constraint(x, NamedSharding(make_mesh(), spec))
 
 
+def by_piece(kernel, specs, result):
+    """A function of arrays that are cut over the mesh as `specs` say, computed piece by piece."""
+    return jax.shard_map(kernel, mesh=make_mesh(), in_specs=specs, out_specs=result)
+
+
 def on(mesh, specs):
     """NamedShardings of a tree of PartitionSpecs."""
     return jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda s: isinstance(s, P))
