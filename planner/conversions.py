@@ -6,7 +6,8 @@ primes: which axes divide a payload is read off its prime factors. `Conversions`
 
     seconds of a move = min over lines of  latency + size * (slope / product of the cutting axes)
 
-and prices a table of pairs for a tensor of a given size with a few array operations. Pairs that pad are derived for their own shape.
+and prices a table of pairs for a tensor of a given size with a few array operations. Pairs that pad are derived for the smallest
+tensor that pads alike: dims that are cut evenly only scale what moves.
 """
 
 from __future__ import annotations
@@ -137,6 +138,8 @@ class Conversions:
         self._lines: tuple[int, np.ndarray, np.ndarray] = 0, np.zeros((0, 1)), np.zeros((0, 1))
         self._cuts: dict[tuple[tuple[int, ...], int], bool] = {}
         self._uneven: dict[tuple, tuple[float, float]] = {}
+        self._groups: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._ways: dict[tuple, tuple[tuple[str, Axes, int, bool], ...] | None] = {}
 
     def table(self, shape: tuple[int, ...], itemsize: float, rows: Sequence[int], columns: Sequence[int], grad: bool) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds [rows, columns] of converting a tensor from each row's layout to each column's; infinite where there is no way.
@@ -190,13 +193,38 @@ class Conversions:
         return self._lines[1], self._lines[2]
 
     def _padding(self, shape: tuple[int, ...], itemsize: float, a: int, b: int, grad: bool) -> tuple[float, float]:
-        key = shape, itemsize, a, b, grad
+        core, times = self._core(shape, a, b)
+        key = core, times * itemsize, a, b, grad
         if key not in self._uneven:
-            steps = convert(shape, self.atlas.layouts[a], self.atlas.layouts[b], self.mesh)
-            price = self.pricer.collective_s
-            self._uneven[key] = (np.inf, 0.0) if steps is None else (
-                sum(price(s.forward, s.axes, s.forward_elements * itemsize) for s in steps),
-                sum(price(s.backward, s.axes, s.backward_elements * itemsize) for s in steps) if grad else 0.0,
+            moves, size, price = self._steps(core, a, b), times * itemsize, self.pricer.collective_s
+            self._uneven[key] = (np.inf, 0.0) if moves is None else (
+                sum(price(kind, axes, elements * size) for kind, axes, elements, back in moves if not back),
+                sum(price(kind, axes, elements * size) for kind, axes, elements, back in moves if back) if grad else 0.0,
             )  # fmt: skip
         return self._uneven[key]
+
+    def _core(self, shape: tuple[int, ...], a: int, b: int) -> tuple[tuple[int, ...], int]:
+        """The smallest tensor whose way between the layouts is that of `shape`, and how many times its payloads `shape` moves: dims that all axes of both
+        layouts cut evenly shrink to one element a piece."""
+        if (a, b) not in self._groups:
+            dims = zip(self.atlas.layouts[a].dims, self.atlas.layouts[b].dims, strict=True)
+            self._groups[a, b] = tuple(group(tuple(dict.fromkeys(x + y)), self.sizes) for x, y in dims)
+        core, times = [], 1
+        for n, devices in zip(shape, self._groups[a, b], strict=True):
+            core.append(n if n % devices else devices)
+            times *= 1 if n % devices else n // devices
+        return tuple(core), times
+
+    def _steps(self, core: tuple[int, ...], a: int, b: int) -> tuple[tuple[str, Axes, int, bool], ...] | None:
+        """Collectives of the way between two layouts: kind, axes, payload in elements, and whether it belongs to the backward pass."""
+        key = core, a, b
+        if key not in self._ways:
+            steps = convert(core, self.atlas.layouts[a], self.atlas.layouts[b], self.mesh)
+            self._ways[key] = None if steps is None else tuple(
+                (kind, s.axes, elements, back)
+                for s in steps
+                for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
+                if kind
+            )  # fmt: skip
+        return self._ways[key]
 

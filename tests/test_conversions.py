@@ -1,0 +1,61 @@
+"""Prices of conversions of tensors that pad: those of each shape's own way, derived once for all shapes that pad alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import conversions
+from planner.api import make_request
+from planner.layout import Layout, convert
+from planner.price import Pricer
+from planner.topology import pinned_mesh
+
+SIZES = {"data": 4, "model": 2}
+
+
+def pricer() -> Pricer:
+    request = make_request(devices=8, hardware=None, topology=None)
+    return Pricer(request.topology, pinned_mesh(request.topology, SIZES), request.runtime, request.recipe)
+
+
+PRICER = pricer()
+SPOTS = ["first", "second", "partial", "fan", ""]
+
+
+def layout(first: str, second: str, major: bool) -> Layout:
+    place = {"data": first, "model": second}
+    order = ("data", "model") if major else ("model", "data")
+    held = {spot: tuple(a for a in order if place[a] == spot) for spot in SPOTS}
+    return Layout((held["first"], held["second"]), tuple(sorted(held["partial"])), tuple(sorted(held["fan"])))
+
+
+LAYOUTS = st.builds(layout, st.sampled_from(SPOTS), st.sampled_from(SPOTS), st.booleans())
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.tuples(st.integers(1, 40), st.integers(1, 40)), LAYOUTS, LAYOUTS, st.sampled_from([2.0, 4.0]), st.booleans())
+def test_a_padded_way_costs_what_its_own_steps_cost(shape: tuple[int, int], a: Layout, b: Layout, itemsize: float, grad: bool) -> None:
+    table = PRICER.conversions
+    rows, columns = [PRICER.atlas.number(a)], [PRICER.atlas.number(b)]
+    forward, backward = table.table(shape, itemsize, rows, columns, grad)
+    steps = convert(shape, a, b, tuple(SIZES.items()))
+    if steps is None:
+        assert np.isinf(forward[0, 0])
+        return
+    price = PRICER.collective_s
+    assert forward[0, 0] == pytest.approx(sum(price(s.forward, s.axes, s.forward_elements * itemsize) for s in steps), rel=1e-12)
+    assert backward[0, 0] == pytest.approx(grad * sum(price(s.backward, s.axes, s.backward_elements * itemsize) for s in steps), rel=1e-12)
+
+
+def test_shapes_that_pad_alike_share_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Concatenations grow by a few channels from node to node: each has a shape of its own, and the same ways."""
+    met = []
+    monkeypatch.setattr(conversions, "convert", lambda *args: met.append(args) or convert(*args))
+    fresh = pricer()
+    rows = [fresh.atlas.number(Layout(((), ("data",)))), fresh.atlas.number(Layout((("data",), ())))]
+    for channels in range(8, 8 * 40, 8):
+        fresh.conversions.table((channels, 7), 4.0, rows, rows, True)
+    assert 0 < len(met) <= 4 * len(rows) ** 2
