@@ -207,7 +207,8 @@ class Reading:
             if axes := inner.axes(split, self.order):
                 devices = group(axes, self.sizes)
                 forward, backward = inner.times(devices)
-                total += inner.payload_bytes(local, devices, float32_sizes("float32")) * (forward + backward * differentiated)
+                wanted = differentiated and (inner.operand < 0 or self.graph.nodes[i].inputs[inner.operand] in self.grad)
+                total += inner.payload_bytes(local, devices, float32_sizes("float32")) * (forward + backward * wanted)
         return total
 
     def _need(self, i: int, slot: int, split: Split) -> Layout:

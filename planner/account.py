@@ -155,7 +155,7 @@ def _inner(flow: Flow, i: int, times: int, size: ItemSize, again: str = "") -> I
             devices = group(axes, dict(flow.plan.mesh))
             payload, (forward, backward) = inner.payload_bytes(local, devices, size("float32")), inner.times(devices)
             yield Use(inner.kind, axes, payload, times * forward, "forward", node.id)
-            if differentiated:
+            if differentiated and (inner.operand < 0 or node.inputs[inner.operand] in flow.grad):
                 yield Use(inner.kind, axes, payload, times * backward, "backward", node.id)
 
 

@@ -158,7 +158,7 @@ class Base:
         for i in self.times:
             rule, node = self.rules[i], graph.nodes[i]
             line = (rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad, rule.flops, rule.inner,
-                    tuple(rule.paired.items()), tuple(rule.most.items()))
+                    tuple(rule.paired.items()), tuple(rule.most.items()), rule.spatial)
             cells = tuple(
                 (graph.tensors[n].shape, graph.tensors[n].dtype, n in graph.weights, n in self.own, n in graph.producer, n in self.grad,
                  self.kept.get((i, slot))) if n else None for slot, n in enumerate(node.inputs)

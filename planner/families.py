@@ -66,7 +66,7 @@ def megatron_only(base: Base, mesh: Mesh) -> Allowed:
     for i, (fixed,) in data.items():
         rule = base.rules[i]
         kept = []
-        for s in candidates(rule, {a: n for a, n in sizes.items() if a != "data"}, Limits(pending=False)):
+        for s in candidates(rule, {a: n for a, n in sizes.items() if a != "data"}, Limits(pending=False, spatial=False)):
             both = {f: list(a) for f, a in fixed.pairs}
             if any((f == factors[i] and f) or f in rule.paired for f, _ in s.pairs) or s.axes(PENDING):
                 continue

@@ -38,7 +38,8 @@ class Inner:
     Its payload is the product of the local sizes of `over`, times `itemsize` bytes (statistics are float32; 0: the type computed in).
     A round of an exchange carries up to `places` rows to each of the devices: `rows` (a product of local sizes) over their number, times
     `slack`, rounded up. On a `ring` it runs so often for each other device of the axes. What is not `kept` runs again with a block that is computed
-    again, even where that keeps the results of collectives.
+    again, even where that keeps the results of collectives. `units` multiplies the payload; with `operand` the backward pass runs it only for the
+    gradient of that operand.
     """
 
     factor: str
@@ -51,6 +52,8 @@ class Inner:
     slack: float = 1.0
     ring: bool = False
     kept: bool = True
+    units: int = 1
+    operand: int = -1
 
     def times(self, devices: int) -> tuple[int, int]:
         """How often it runs in each pass."""
@@ -69,7 +72,7 @@ class Inner:
     def payload_bytes(self, local: Mapping[str, int], devices: int, compute: float) -> int:
         """Bytes of one run on one device; `compute` is the size of an element of the type computed in."""
         count = self.places(local, devices) * devices if self.rows else 1
-        return int((self.itemsize or compute) * count * math.prod(local[f] for f in self.over))
+        return int((self.itemsize or compute) * self.units * count * math.prod(local[f] for f in self.over))
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +97,8 @@ class Rule:
     """Name of a pair -> the factors that its axes cut together, always evenly. A member that is also `whole` is cut in no other way."""
     most: Mapping[str, int] = field(default_factory=dict)
     """Factor -> the most pieces it may be cut into (a halo is no wider than a piece)."""
+    spatial: frozenset[str] = frozenset()
+    """Factors whose cutting costs an exchange of rows where cutting the batch costs nothing: see `Limits.spatial`."""
 
     @cached_property
     def factors(self) -> tuple[str, ...]:
@@ -228,10 +233,11 @@ def _dims(text: str) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True)
 class Limits:
-    """What candidates are generated: padding is tried up to `waste` (fraction of the padded size), pending axes only when asked."""
+    """What candidates are generated: padding is tried up to `waste` (fraction of the padded size), pending axes and spatial factors only when asked."""
 
     waste: float = 0.2
     pending: bool = True
+    spatial: bool = True
     forbidden: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -242,7 +248,7 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = Limits()) -
     only where every factor before them is cut down to one; pending axes only for linear rules.
     """
     axes = [a for a, n in mesh.items() if n > 1]
-    options = [f for f in rule.factors if f not in rule.whole and rule.sizes[f] > 1 and f not in limits.forbidden]
+    options = [f for f in rule.factors if f not in rule.whole and rule.sizes[f] > 1 and f not in limits.forbidden and (limits.spatial or f not in rule.spatial)]
     options += [f for f in rule.paired if f not in limits.forbidden]
     if rule.linear and limits.pending:
         options.append(PENDING)

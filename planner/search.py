@@ -288,7 +288,7 @@ class Search:
         key = (mesh, micro, pinned)
         if key not in self._spaces:
             pricer = self._pricer(mesh)
-            limits = Limits(forbidden=pins.forbidden_factors) if pinned else Limits()
+            limits = Limits(spatial=self.model.batch < self.request.topology.devices, forbidden=pins.forbidden_factors if pinned else frozenset())
             try:
                 fixed = self._pinned(base, mesh, limits) if pinned else self._alphabet(base, mesh) if len(mesh.axes) > 2 else None
                 self._spaces[key] = build_space(base, pricer, limits=limits, allowed=fixed, zero_axes=tuple(pricer.sizes))

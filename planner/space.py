@@ -168,7 +168,7 @@ class _Builder:
 
     def _candidates(self, rule: Rule) -> tuple[Split, ...]:
         key = ("candidates", rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad,
-               tuple(rule.paired.items()), tuple(rule.most.items()), self.limits)
+               tuple(rule.paired.items()), tuple(rule.most.items()), rule.spatial, self.limits)
         memo = self.pricer.memo
         if key not in memo:
             memo[key] = candidates(rule, self.sizes, self.limits)

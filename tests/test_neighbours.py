@@ -8,17 +8,26 @@ from pathlib import Path
 import pytest
 
 import planner
-from tests.oracle import Case, all_splits, mismatch
-from tests.oracle_neighbours import neighbour_cases
+from planner.flow import rule_of
+from tests.oracle import Case, all_splits, build, mismatch
+from tests.oracle_neighbours import neighbour_cases, row_cases
 
-CASES = neighbour_cases()
+CASES = (*neighbour_cases(), *row_cases())
+
+
+def exchanged(case: Case) -> str:
+    """What is cut where the kernel exchanges."""
+    graph, _ = build(case)
+    rule, _ = rule_of(graph.nodes[0], graph)
+    return "ring" if rule.paired else next(iter(rule.spatial))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_exchange_equals_unsharded(case: Case) -> None:
     """Over both axes, and a seeded sample of the exchange over one beside whatever else is cut."""
-    splits = [s for s in all_splits(case) if s.axes("ring")]
-    both = [s for s in splits if len(s.axes("ring")) == 2]
+    factor = exchanged(case)
+    splits = [s for s in all_splits(case) if s.axes(factor)]
+    both = [s for s in splits if len(s.axes(factor)) == 2]
     assert both
     assert mismatch(case, [both[0], *random.Random(case.name).sample([s for s in splits if s not in both], 2)]) == []
 

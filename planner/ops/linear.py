@@ -7,6 +7,7 @@ from math import prod
 
 from planner.graph import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
+from planner.ops.space import brought, cut_of, reach, spelled, window, with_rows
 from planner.rule import Rule, parse
 
 
@@ -57,56 +58,64 @@ def _einsum(call: Call) -> str:
     return f"jnp.einsum({str(call.attr('equation')).replace(' ', '')!r}, {', '.join(call.args)})"
 
 
-def _spatial(rank: int, stem: str) -> str:
-    return " ".join(f"{stem}{i}!" for i in range(rank))
-
-
 def _conv_rule(node: Node, graph: Graph) -> Rule:
-    """Batch, output channels, input channels (summed) and groups split; space stays whole."""
+    """Batch, output channels, input channels (summed) and groups split, and rows where their pieces line up (planner.ops.space)."""
     x, w = graph.shapes(node.inputs[:2])
     (out,) = graph.shapes(node.outputs)
-    n, groups = len(x) - 2, int(node.attrs.get("group", 1))  # type: ignore[arg-type]
-    xs, ks, ys = _spatial(n, "x"), _spatial(n, "k"), _spatial(n, "y")
+    groups = int(node.attrs.get("group", 1))  # type: ignore[arg-type]
+    cut = reach(x, out, window(node.attrs, w[2:]))
+    (xs, ys), ks = spelled(len(x) - 2, cut), _taps(len(x) - 2)
     if groups == 1:
         line = f"n c {xs}, o c {ks} -> n o {ys}"
         sizes = {"c": x[1]}
     else:
         line = f"n (g c!) {xs}, (g o!) c! {ks} -> n (g o!) {ys}"
         sizes = {"g": groups, "c": x[1] // groups, "o": w[0] // groups}
-    rule = parse(line, (x, w), (out,), sizes=sizes)
-    return replace(rule, flops=2.0 * prod(out) * prod(w[1:]))
+    rule = parse(line, (x, w), (out,), sizes={**sizes, **(cut.sizes if cut else {})})
+    return with_rows(replace(rule, flops=2.0 * prod(out) * prod(w[1:])), cut)
+
+
+def _taps(rank: int) -> str:
+    return " ".join(f"k{i}!" for i in range(rank))
 
 
 def _conv(call: Call) -> str:
     n = len(call.in_shapes[0]) - 2
     groups = int(call.attr("group", 1))  # type: ignore[arg-type]
-    pads = call.node.attrs.get("pads", (0,) * 2 * n)
-    padding = [(pads[i], pads[i + n]) for i in range(n)]  # type: ignore[index]
-    strides, dilations = (tuple(call.node.attrs.get(k, (1,) * n)) for k in ("strides", "dilations"))  # type: ignore[arg-type]
+    kernel = call.global_in[1][2:]
+    _, strides, pads, dilations = window(call.node.attrs, kernel)
+    padding = [(pads[i], pads[i + n]) for i in range(n)]
+    cut = cut_of(call, kernel)
+    if cut is not None:  # the neighbours' rows stand where the padding was
+        padding[cut.dim] = (0, 0)
     local_groups = call.rule.local(call.split, call.mesh)["g"] if groups > 1 else 1
     helper = call.use("conv")
-    return f"{helper}({call.args[0]}, {call.args[1]}, {strides}, {padding}, {dilations}, {local_groups})"
+    return f"{helper}({brought(call, cut)}, {call.args[1]}, {strides}, {padding}, {dilations}, {local_groups})"
 
 
 def _conv_transpose_rule(node: Node, graph: Graph) -> Rule:
     x, w = graph.shapes(node.inputs[:2])
     (out,) = graph.shapes(node.outputs)
-    n, groups = len(x) - 2, int(node.attrs.get("group", 1))  # type: ignore[arg-type]
-    xs, ks, ys = _spatial(n, "x"), _spatial(n, "k"), _spatial(n, "y")
+    groups = int(node.attrs.get("group", 1))  # type: ignore[arg-type]
+    cut = reach(x, out, window(node.attrs, w[2:]), transposed=True)
+    (xs, ys), ks = spelled(len(x) - 2, cut), _taps(len(x) - 2)
+    sizes = cut.sizes if cut else {}
     if groups == 1:
-        rule = parse(f"n c {xs}, c o {ks} -> n o {ys}", (x, w), (out,))
+        rule = parse(f"n c {xs}, c o {ks} -> n o {ys}", (x, w), (out,), sizes=sizes)
     else:
-        sizes = {"g": groups, "c": x[1] // groups, "o": w[1]}
+        sizes = {"g": groups, "c": x[1] // groups, "o": w[1], **sizes}
         rule = parse(f"n (g c!) {xs}, (g c!) o! {ks} -> n (g o!) {ys}", (x, w), (out,), sizes=sizes)
-    return replace(rule, flops=2.0 * prod(x) * prod(w[1:]))
+    return with_rows(replace(rule, flops=2.0 * prod(x) * prod(w[1:])), cut)
 
 
 def _conv_transpose(call: Call) -> str:
-    n = len(call.in_shapes[0]) - 2
     groups = call.rule.local(call.split, call.mesh)["g"] if int(call.attr("group", 1)) > 1 else 1  # type: ignore[arg-type]
-    pads = tuple(call.node.attrs.get("pads", (0,) * 2 * n))  # type: ignore[arg-type]
-    strides, dilations = (tuple(call.node.attrs.get(k, (1,) * n)) for k in ("strides", "dilations"))  # type: ignore[arg-type]
-    return f"{call.use('conv_transpose')}({call.args[0]}, {call.args[1]}, {strides}, {pads}, {dilations}, {call.out_shapes[0][2:]}, {groups})"
+    kernel = call.global_in[1][2:]
+    _, strides, pads, dilations = window(call.node.attrs, kernel)
+    cut = cut_of(call, kernel, transposed=True)
+    if cut is not None:  # windows begin with the first row that is brought in
+        pads = tuple(p + cut.before * cut.step if i == cut.dim else p for i, p in enumerate(pads))
+    return f"{call.use('conv_transpose')}({brought(call, cut)}, {call.args[1]}, {strides}, {pads}, {dilations}, {call.out_shapes[0][2:]}, {groups})"
 
 
 register(

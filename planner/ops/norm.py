@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from planner.graph import Graph, Node
@@ -52,13 +53,20 @@ def _rms_norm(call: Call) -> str:
 
 
 def _space(rank: int) -> str:
-    return " ".join(f"x{i}!" for i in range(rank))
+    """Rows may be cut (the statistics are then summed over their axes), evenly."""
+    return " ".join(f"y{i}" + ("!" if i else "") for i in range(rank))
+
+
+def _of_rows(rule: Rule, over: tuple[str, ...]) -> Rule:
+    """Statistics [over] of rows that may be cut: two sums in the forward pass, two at once in the backward pass."""
+    inner = (Inner("y0", "all-reduce", over, 2, 0), Inner("y0", "all-reduce", over, 0, 1, units=2))
+    return replace(rule, inner=inner, no_pad=rule.no_pad | {"y0"}, spatial=frozenset({"y0"})) if "y0" in rule.sizes else rule
 
 
 def _instance_rule(node: Node, graph: Graph) -> Rule:
     shapes = graph.shapes(node.inputs)
     line = f"n c {_space(len(shapes[0]) - 2)}"
-    return parse(f"{line}, c, c -> {line}", shapes, (shapes[0],))
+    return _of_rows(parse(f"{line}, c, c -> {line}", shapes, (shapes[0],)), ("n", "c"))
 
 
 def _group_rule(node: Node, graph: Graph) -> Rule:
@@ -67,38 +75,46 @@ def _group_rule(node: Node, graph: Graph) -> Rule:
     if shapes[1] != (shapes[0][1],):
         raise NoRule("scale per group")
     line = f"n (g c!) {_space(len(shapes[0]) - 2)}"
-    return parse(f"{line}, (g c!), (g c!) -> {line}", shapes, (shapes[0],), sizes={"g": groups, "c": shapes[0][1] // groups})
+    rule = parse(f"{line}, (g c!), (g c!) -> {line}", shapes, (shapes[0],), sizes={"g": groups, "c": shapes[0][1] // groups})
+    return _of_rows(rule, ("n", "g"))
 
 
 def _instance_norm(call: Call) -> str:
-    return f"{call.use('group_norm')}({', '.join(call.args)}, {call.in_shapes[0][1]}, {call.attr('epsilon', 1e-5)!r})"
+    return _normed(call, call.in_shapes[0][1])
 
 
 def _group_norm(call: Call) -> str:
-    groups = call.rule.local(call.split, call.mesh)["g"]
-    return f"{call.use('group_norm')}({', '.join(call.args)}, {groups}, {call.attr('epsilon', 1e-5)!r})"
+    return _normed(call, call.rule.local(call.split, call.mesh)["g"])
+
+
+def _normed(call: Call, groups: int) -> str:
+    text = f"{', '.join(call.args)}, {groups}, {call.attr('epsilon', 1e-5)!r}"
+    if not call.axes("y0"):
+        return f"{call.use('group_norm')}({text})"
+    count = call.in_shapes[0][1] // groups * prod(call.global_in[0][2:])
+    return f"{call.use('group_norm_rows')}({text}, {count}, {call.axis_text('y0')})"
 
 
 def _batch_rule(node: Node, graph: Graph) -> Rule:
-    """Inference: everything splits. Training: statistics are summed over the axes of the batch, forward and backward (two each)."""
+    """Inference: everything splits. Training: statistics are summed over the axes of the batch and of rows, forward and backward (two each)."""
     shapes = graph.shapes(node.inputs)
-    space = " ".join(f"x{i}" for i in range(len(shapes[0]) - 2))
+    space = " ".join(f"y{i}" for i in range(len(shapes[0]) - 2))
     line = f"n c {space}"
     if not node.attrs.get("training_mode"):
         return parse(f"{line}, c, c, c, c -> {line}", shapes, (shapes[0],))
     live = tuple(o for o in node.outputs if o)
-    whole = " ".join(f"x{i}!" for i in range(len(shapes[0]) - 2))
-    line = f"n c {whole}"
-    inner = (Inner("n", "all-reduce", ("c",), 2, 2),)
-    return parse(f"{line}, c, c, c, c -> {line}{', c' * (len(live) - 1)}", shapes, graph.shapes(live), inner=inner, no_pad=frozenset({"n"}))
+    line = f"n c {_space(len(shapes[0]) - 2)}"
+    inner = (Inner("n+y0" if len(shapes[0]) > 2 else "n", "all-reduce", ("c",), 2, 2),)
+    return parse(f"{line}, c, c, c, c -> {line}{', c' * (len(live) - 1)}", shapes, graph.shapes(live), inner=inner, no_pad=frozenset({"n", "y0"}),
+                 spatial=frozenset({"y0"}))  # fmt: skip
 
 
 def _batch_norm(call: Call) -> str:
     args, eps = ", ".join(call.args), call.attr("epsilon", 1e-5)
     if not call.attr("training_mode", 0):
         return f"{call.use('batch_norm')}({args}, {eps!r})"
-    axes = call.axes("n")
-    count = call.rule.sizes["n"] * prod(call.in_shapes[0][2:])
+    axes = tuple(a for a in call.mesh if a in (*call.axes("n"), *call.axes("y0")))
+    count = call.rule.sizes["n"] * prod(call.global_in[0][2:])
     text = f"{call.use('batch_norm_live')}({args}, {eps!r}, {call.attr('momentum', 0.9)!r}, {count}, {tuple_text(axes)})"
     live = sum(1 for o in call.node.outputs if o)
     return text if live == 3 else f"{text}[0]" if live == 1 else f"{text}[:{live}]"

@@ -1,36 +1,63 @@
-"""Pooling and resizing: batch and channels split, space stays whole."""
+"""Pooling and resizing: batch and channels split, rows where their pieces line up (planner.ops.space)."""
 
 from __future__ import annotations
 
 from planner.graph import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
+from planner.ops.space import Reach, brought, cut_of, reach, spelled, window, with_rows
 from planner.rule import Rule, parse
 
 
-def _space_rule(node: Node, graph: Graph) -> Rule:
+def _pool_rule(node: Node, graph: Graph) -> Rule:
+    (shape,), (out,) = graph.shapes(node.inputs[:1]), graph.shapes(node.outputs[:1])
+    cut = reach(shape, out, window(node.attrs, tuple(node.attrs["kernel_shape"]))) if graph.tensors[node.inputs[0]].is_float else None  # type: ignore[arg-type]
+    return _space_rule(node, graph, cut)
+
+
+def _resize_rule(node: Node, graph: Graph) -> Rule:
+    """Rows split where each makes the same number of rows, which no neighbour has a part in."""
+    (shape,), (out,) = graph.shapes(node.inputs[:1]), graph.shapes(node.outputs[:1])
+    cut = None
+    if len(shape) > 2 and shape[2] > 1 and out[2] % shape[2] == 0 and node.attrs.get("mode", "nearest") == "nearest":
+        own = (node.attrs.get("coordinate_mode", "half_pixel"), node.attrs.get("nearest_mode", "round_prefer_floor"))
+        at_center = own[0] in ("half_pixel", "pytorch_half_pixel") and str(own[1]).startswith("round")
+        if (at_center or own == ("asymmetric", "floor")) and node.attrs["scales"][2] == out[2] // shape[2]:  # type: ignore[index]
+            cut = Reach(0, out[2] // shape[2], 0, 0, wide=True)
+    return _space_rule(node, graph, cut)
+
+
+def _space_rule(node: Node, graph: Graph, cut: Reach | None) -> Rule:
     (shape,), (out,) = graph.shapes(node.inputs[:1]), graph.shapes(node.outputs[:1])
     if sum(1 for o in node.outputs if o) > 1:
         raise NoRule("indices as outputs")
     if shape[:2] != out[:2]:
         raise NoRule("batch or channels resized")
-    space = lambda stem: " ".join(f"{stem}{i}!" for i in range(len(shape) - 2))  # noqa: E731
-    return parse(f"n c {space('x')} -> n c {space('y')}", (shape,), (out,))
+    xs, ys = spelled(len(shape) - 2, cut)
+    return with_rows(parse(f"n c {xs} -> n c {ys}", (shape,), (out,), sizes=cut.sizes if cut else {}), cut)
 
 
-def _window(call: Call) -> str:
-    n = len(call.in_shapes[0]) - 2
-    kernel = tuple(call.attr("kernel_shape"))  # type: ignore[arg-type]
-    strides, dilations = (tuple(call.node.attrs.get(k, (1,) * n)) for k in ("strides", "dilations"))  # type: ignore[arg-type]
-    pads = tuple(call.node.attrs.get("pads", (0,) * 2 * n))  # type: ignore[arg-type]
-    return f"{kernel}, {strides}, {pads}, {dilations}, {call.out_shapes[0][2:]}"
+def _window(call: Call) -> tuple[str, Reach | None]:
+    """Arguments that say the window, and the reach of cut rows: the neighbours' rows then stand where the padding was."""
+    kernel, strides, pads, dilations = window(call.node.attrs, tuple(call.attr("kernel_shape")))  # type: ignore[arg-type]
+    cut = cut_of(call, kernel)
+    if cut is not None:
+        pads = tuple(0 if i == cut.dim else p for i, p in enumerate(pads))
+    return f"{kernel}, {strides}, {pads}, {dilations}, {call.out_shapes[0][2:]}", cut
 
 
 def _max_pool(call: Call) -> str:
-    return f"{call.use('max_pool')}({call.args[0]}, {_window(call)})"
+    text, cut = _window(call)
+    return f"{call.use('max_pool')}({brought(call, cut, '-jnp.inf')}, {text})"
 
 
 def _average_pool(call: Call) -> str:
-    return f"{call.use('average_pool')}({call.args[0]}, {_window(call)}, {bool(call.attr('count_include_pad', 0))})"
+    text, cut = _window(call)
+    counted = bool(call.attr("count_include_pad", 0))
+    if cut is None:
+        return f"{call.use('average_pool')}({call.args[0]}, {text}, {counted})"
+    low, size = call.node.attrs.get("pads", (0,) * 2 * (cut.dim + 1))[cut.dim], call.global_in[0][2 + cut.dim]  # type: ignore[index]
+    rows = f"{cut.dim}, {low}, {size}, {call.start(cut.factor)}"
+    return f"{call.use('average_pool_rows')}({brought(call, cut)}, {text}, {counted}, {rows})"
 
 
 def _resize(call: Call) -> str:
@@ -42,7 +69,7 @@ def _resize(call: Call) -> str:
 
 
 register(
-    Operator("MaxPool", _space_rule, _max_pool, saves="in"),
-    Operator("AveragePool", _space_rule, _average_pool, saves=""),
-    Operator("Resize", _space_rule, _resize, saves=""),
+    Operator("MaxPool", _pool_rule, _max_pool, saves="in"),
+    Operator("AveragePool", _pool_rule, _average_pool, saves=""),
+    Operator("Resize", _resize_rule, _resize, saves=""),
 )

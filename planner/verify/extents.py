@@ -143,7 +143,7 @@ class Extents:
                     self.constraints.append(Product(self._element[name, axis], tuple(atoms[f] for f in dim)))
         counted = _COUNTED.get(node.op, "")
         for f, atom in atoms.items():
-            if f == counted or (f in rule.whole and node.op not in _FREE_WHOLE):
+            if f == counted or f in rule.spatial or (f in rule.whole and node.op not in _FREE_WHOLE):
                 self.fixed.add(atom)
         self._special(node, rule)
 

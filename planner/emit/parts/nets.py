@@ -75,13 +75,23 @@ def max_pool(x, kernel, strides, pads, dilations, out):
 
 def average_pool(x, kernel, strides, pads, dilations, out, count_include_pad):
     """Average pooling; padding counts in the divisor only where asked."""
-    total = lax.reduce_window(x, 0.0, lax.add, *_window(x, kernel, strides, pads, dilations, out))
     n, divisor = len(kernel), np.ones((), int)
     for i in range(n):
-        at = np.arange(out[i])[:, None] * strides[i] - pads[i] + np.arange(kernel[i]) * dilations[i]
-        low, high = (-pads[i], x.shape[2 + i] + pads[i + n]) if count_include_pad else (0, x.shape[2 + i])
-        divisor = divisor * np.sum((at >= low) & (at < high), 1).reshape([-1 if k == i else 1 for k in range(n)])
-    return total / divisor.astype(x.dtype)
+        own = divisors(x.shape[2 + i], out[i], kernel[i], strides[i], pads[i], pads[i + n], dilations[i], count_include_pad)
+        divisor = divisor * own.reshape([-1 if k == i else 1 for k in range(n)])
+    return window_sums(x, kernel, strides, pads, dilations, out) / divisor.astype(x.dtype)
+
+
+def window_sums(x, kernel, strides, pads, dilations, out):
+    """Sums of the windows of average pooling."""
+    return lax.reduce_window(x, 0.0, lax.add, *_window(x, kernel, strides, pads, dilations, out))
+
+
+def divisors(size, out, kernel, stride, low, high, dilation, count_include_pad):
+    """How many taps of each window along one dim count."""
+    at = np.arange(out)[:, None] * stride - low + np.arange(kernel) * dilation
+    least, most = (-low, size + high) if count_include_pad else (0, size)
+    return np.sum((at >= least) & (at < most), 1)
 
 
 def _window(x, kernel, strides, pads, dilations, out):

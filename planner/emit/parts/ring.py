@@ -114,11 +114,10 @@ def ring_attention(q, k, v, mask, scale, causal, guard, start, axes):
                     p = jnp.exp(scores(q, k, own, at, start, piece) - level[..., None])
                     return jnp.einsum("bgrst,bgte->bgrse", *same_batch(p.astype(v.dtype), v)), jnp.sum(p, -1)
 
-                terms = (rows_of(q, at), k, v)
                 if float_mask:
-                    _, pull = jax.vjp(weigh, *terms, own)
+                    _, pull = jax.vjp(weigh, rows_of(q, at), k, v, own)
                 else:
-                    _, pull = jax.vjp(lambda *terms: weigh(*terms, own), *terms)
+                    _, pull = jax.vjp(lambda q, k, v: weigh(q, k, v, own), rows_of(q, at), k, v)
                 dq, dk, dv, *dmask = pull((g, -inner))
                 return (total[0] + dk.astype(jnp.float32), total[1] + dv.astype(jnp.float32)), (dq.astype(jnp.float32), *dmask)
 
