@@ -6,7 +6,7 @@ logits of rank >= 2, else mse.
 
 Cross-entropy is the mean over the rows that count. shift_labels: labels are the tokens themselves; position t is held against label t + 1 and the last
 position of a sequence does not count. ignore_index: rows with this label do not count; their number is a part of the data, so the mean divides by a
-count made in the graph. With microbatches the loss is the mean of theirs, as everywhere.
+count made in the graph. With microbatches the loss is the mean of theirs; where they count rows (`counted_rows`), sums and counts are added up and divided once.
 """
 
 from __future__ import annotations
@@ -63,6 +63,14 @@ def add_loss(graph: Graph, loss: str = "", logits: str = "", shift_labels: bool 
     else:
         made.add(LOSSES[loss], (source.name, made.input(TARGETS, source.shape, source.dtype)))
     return _checked(prune(made.graph()))
+
+
+def counted_rows(graph: Graph) -> str:
+    """The int32 scalar that counts the rows of a cross-entropy whose number is a part of the data; "" for any other loss."""
+    node = graph.nodes[graph.producer[graph.outputs[0]]]
+    if node.op != LOSSES["cross_entropy"] or len(node.inputs) < 3:
+        return ""
+    return graph.nodes[graph.producer[node.inputs[2]]].inputs[0]  # before it was made at least 1
 
 
 def _own_output(graph: Graph, loss: str) -> Graph:

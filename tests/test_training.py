@@ -131,6 +131,28 @@ def test_options_of_cross_entropy_are_for_nothing_else(options: dict) -> None:
         add_loss(graph(), shift_labels=True)  # no sequence
 
 
+@pytest.mark.parametrize("backend", ["shard_map", "jit"])
+@pytest.mark.parametrize(("shift", "pins"), [(False, "dp=4,tp=2,micro=4"), (True, "dp=8,micro=2,zero=2")])
+def test_microbatches_of_unlike_numbers_of_rows_make_one_mean(shift: bool, pins: str, backend: str) -> None:
+    options = {"batch": 16, "ignore_index": -100, "shift_labels": shift}
+    strategy = plan("zoo:gpt-tiny,layers=1", devices=8, hardware="cpu", precision="fp32", baselines=False, pins=pins, **options)  # type: ignore[arg-type]
+    model = open_model("zoo:gpt-tiny,layers=1", 8, **options)  # type: ignore[arg-type]
+    micro = int(strategy.techniques["microbatches"])
+    g, whole = model.graph(micro), model.graph(1)
+    labels = RNG.integers(0, 512, (16, 16)).astype(np.int32)
+    labels[:5] = -100  # a whole microbatch and more
+    labels[6:9, 3:] = -100
+    ids = RNG.integers(0, 512, (16, 16)).astype(np.int32)
+    pieces = {"labels": labels.reshape(micro, -1, 16), "input_ids": ids.reshape(micro, -1, 16)}
+    values = seeded_values(g, {})
+    found, _ = compare(g, strategy.plan_for(g), workload="train", backend=backend, values=values, batch=pieces)
+    assert found.gradients < 1e-4 and found.loss == pytest.approx(found.reference_loss, rel=1e-5)
+    once, grads = Twin(whole, "train", values).gradients({"labels": labels, "input_ids": ids})  # one batch, no microbatches
+    many, summed = Twin(g, "train", values).gradients(pieces, micro)
+    assert float(many) == pytest.approx(float(once), rel=1e-5)
+    assert all(np.abs(summed[n] - grads[n]).max() <= 1e-5 * np.abs(grads[n]).max() + 1e-8 for n in grads)
+
+
 # a loss of one's own
 
 SMOOTH = """from __future__ import annotations

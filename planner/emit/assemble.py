@@ -21,7 +21,7 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     many = train and w.flow.plan.microbatches > 1
     files = [*KERNELS, "frame"]
     if train:
-        files += [w.training.optimizer, f"{'accumulate' if many else 'once'}_{steps}", f"step_{steps}", "main_train"]
+        files += [w.training.optimizer, f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{steps}", f"step_{steps}", "main_train"]
     else:
         files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
     roots = {"main", "make_gradients"} if train else {"main"}

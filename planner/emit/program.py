@@ -22,7 +22,9 @@ from planner.emit.writer import Function, Program, Training, Workload, Writer
 from planner.errors import PlanError
 from planner.flow import Flow, Plan, derive
 from planner.graph import Graph
+from planner.layout import Layout
 from planner.ops import OPERATORS
+from planner.training import counted_rows
 
 __all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_runs"]
 
@@ -41,13 +43,17 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     check_kernels(graph)
     flow = derive(graph, plan, training=workload == "train")
     runs, reasons = emitted_runs(flow)
-    w = Writer(flow, backend, unroll, training, runs, reasons=reasons)
+    counted = counted_rows(graph) if workload == "train" and plan.microbatches > 1 else ""
+    w = Writer(flow, backend, unroll, training, runs, reasons=reasons, counted=counted)
     collect_parameters(w)
     w.tables += [user_function(node) for node in graph.nodes if node.op == "UserLoss"]
     body = _forward(w)
     name = "loss_of" if workload == "train" else "forward"
+    if w.counted:
+        body.results.append(body.value(w.counted, Layout(())))
     local = " on local pieces; equal on every device" if backend == "shard_map" and plan.mesh else ""
-    doc = f"Mean loss of one {'microbatch' if plan.microbatches > 1 else 'batch'}{local}." if workload == "train" else "The model."
+    rows = ", and the rows that count" if w.counted else ""
+    doc = f"Mean loss of one {'microbatch' if plan.microbatches > 1 else 'batch'}{rows}{local}." if workload == "train" else "The model."
     w.functions.append(Function(name, doc, body, ("params", "frozen", "batch"), as_tuple=workload == "infer"))
     text = assemble(w, workload, header, weights_file, compute, model_folder)
     labels = {p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in w.parameters.values()}

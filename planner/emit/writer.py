@@ -91,6 +91,7 @@ class Writer:
     runs: list[Run] = field(default_factory=list)
     parameters: dict[str, Parameter] = field(default_factory=dict)  # by first tensor
     reasons: list[str] = field(default_factory=list)
+    counted: str = ""  # with microbatches: the tensor that counts the rows of each, where that is a part of the data
     tables: list[str] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
     helpers: set[str] = field(default_factory=set)

@@ -24,6 +24,7 @@ from planner.emit.program import Program, Training, emit
 from planner.emit.tables import initial_mean
 from planner.flow import Plan
 from planner.graph import Graph
+from planner.training import counted_rows
 
 Values = Mapping[str, np.ndarray]
 FLOOR = 1e-3
@@ -144,6 +145,7 @@ class Twin:
     """The unsharded program on one device: no splits, no mesh, nothing stacked."""
 
     def __init__(self, graph: Graph, workload: str, values: Values) -> None:
+        self.graph = graph
         program = emit(graph, Plan((), {}), workload=workload, unroll=True)  # type: ignore[arg-type]
         self.module = load_program(program, "unsharded")
         self.labels = {key: names[0] for key, names in program.labels.items()}
@@ -163,8 +165,18 @@ class Twin:
         pieces = [{k: v[i] if microbatches > 1 else v for k, v in feeds.items()} for i in range(microbatches)]
         with jax.default_device(jax.devices()[0]):
             results = [run(self.params, self.frozen, {k: p[k] for k in self.module.INPUTS}) for p in pieces]
-        loss, grads = jax.tree.map(lambda *parts: np.mean([np.asarray(x) for x in parts], 0), *results)
+        weights = self._rows(pieces) if microbatches > 1 and counted_rows(self.graph) else None
+        loss, grads = jax.tree.map(lambda *parts: np.average([np.asarray(x) for x in parts], 0, weights), *results)
         return loss, {self.labels[k]: g for k, g in grads.items()}
+
+    def _rows(self, pieces: list[dict[str, np.ndarray]]) -> list[int]:
+        """Rows that count in the loss of each microbatch, by its labels (by numpy: the program has its own way). All 1 where none counts anywhere."""
+        loss = self.graph.nodes[self.graph.producer[self.graph.outputs[0]]]
+        name, first = loss.inputs[1], 0
+        while name in self.graph.producer:  # shifted: the first label of a sequence is no row's
+            name, first = self.graph.nodes[self.graph.producer[name]].inputs[0], 1
+        found = [int(((p[name][:, first:] if first else p[name]) != loss.attrs["ignore_index"]).sum()) for p in pieces]
+        return found if any(found) else [1] * len(found)
 
     def outputs(self, feeds: Values) -> list[np.ndarray]:
         """Outputs of an inference graph."""

@@ -36,7 +36,7 @@ SCATTER_EACH_MICROBATCH = False
 
 
 def loss_of(params: Any, frozen: Any, batch: Any) -> Any:
-    """The program's own: mean loss of one microbatch."""
+    """The program's own: mean loss of one microbatch, and the number of rows that count where that is a part of the data."""
     raise NotImplementedError
 
 
