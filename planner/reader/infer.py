@@ -38,7 +38,7 @@ REDUCE = words("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd")
 _TWO = ARITHMETIC | COMPARE | LOGIC | words("MatMul Gather GatherElements GatherND Conv ConvTranspose RMSNormalization LayerNormalization")
 _OPERANDS = {
     "Where": 3, "ScatterElements": 3, "ScatterND": 3, "InstanceNormalization": 3, "GroupNormalization": 3, "BatchNormalization": 5,
-    "LSTM": 3, "GRU": 3, "RNN": 3, "Attention": 3, "RotaryEmbedding": 3, "RoutedExperts": 6, "Range": 0, "ConstantOfShape": 0,
+    "LSTM": 3, "GRU": 3, "RNN": 3, "Attention": 3, "RotaryEmbedding": 3, "RoutedExperts": 3, "Range": 0, "ConstantOfShape": 0,
 }  # fmt: skip
 
 
