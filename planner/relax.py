@@ -14,8 +14,9 @@ import numpy as np
 
 from planner.assemble import PICO, Techniques, bytes_of, least_working, replayed, seconds_of, usage_of
 from planner.problem import Budget
-from planner.solvers.dp import clock_of, solve_model
+from planner.solvers.dp import Outcome, clock_of, solve_model
 from planner.solvers.elimination import Tree, compile_tree
+from planner.solvers.minibucket import bounded, order_for
 from planner.solvers.model import Memory, Model
 from planner.space import Space
 
@@ -31,7 +32,8 @@ class Relaxed:
     def __init__(self, space: Space) -> None:
         self.space = space
         self.offset = np.concatenate(([0], np.cumsum([len(v.kept_bytes) for v in space.variables])))
-        self._trees: dict[bool, tuple[Model, Tree | None]] = {}
+        self._trees: dict[bool, tuple[Model, Tree | list[int]]] = {}
+        """Per set of replayed links the tables, and their elimination or (too wide for one) the order of bounds without."""
 
     def least(self, levels: Sequence[int]) -> float:
         """No plan of the space is faster (seconds): one microbatch, nothing replayed, each weight at its cheapest optimizer level, no memory limit."""
@@ -57,26 +59,28 @@ class Relaxed:
         cost = np.where(np.isfinite(seconds), seconds * PICO, np.inf)
         shape, tree = self._compiled(techniques)
         memory = None if limit is None else self._memory(techniques, limit)
-        if tree is not None and memory is None:
+        if isinstance(tree, Tree) and memory is None:
             value, x, _ = tree.run(cost)
             return (x, self._proven(value)) if np.isfinite(value) else None
         clock = clock_of(Budget(work=WORK), WORK)
         model = Model(self.offset, cost, shape.pairs, memory)
-        if tree is not None:
+        if isinstance(tree, Tree):
             tree.model = model
-        found = solve_model(model, clock, tree=tree)
+            found = solve_model(model, clock, tree=tree)
+        else:
+            choice, bound = bounded(model, clock, None, order=tree)
+            found = Outcome(choice, bound, bound == np.inf)
         if clock.stopped == "interrupt":
             raise KeyboardInterrupt
         if found.infeasible:
             return None
-        choice = np.zeros(0, np.int64) if found.choice is None else found.choice
-        return choice, self._proven(found.bound)
+        return np.zeros(0, np.int64) if found.choice is None else found.choice, self._proven(found.bound)
 
     @staticmethod
     def _proven(value: float) -> float:
         return max(0.0, (value * (1 - ROUNDING) - STEP) / PICO) if np.isfinite(value) else 0.0
 
-    def _compiled(self, techniques: Techniques) -> tuple[Model, Tree | None]:
+    def _compiled(self, techniques: Techniques) -> tuple[Model, Tree | list[int]]:
         twice = replayed(self.space, techniques)
         key = any(twice)
         if key not in self._trees:
@@ -89,7 +93,7 @@ class Relaxed:
                 ends, table = ((link.a, link.b), tables[at]) if link.a < link.b else ((link.b, link.a), tables[at].T)
                 pairs[ends] = pairs[ends] + table if ends in pairs else table
             model = Model(self.offset, np.zeros(self.offset[-1]), pairs, None)
-            self._trees[key] = model, compile_tree(model)
+            self._trees[key] = model, compile_tree(model) or order_for(model)
         return self._trees[key]
 
     def _memory(self, techniques: Techniques, limit: float) -> Memory | None:

@@ -20,6 +20,9 @@ import numpy as np
 
 from planner.solvers.model import INF_INT, Model
 
+SMALL = 4096
+"""Pair tables are added up while their sum has no more entries."""
+
 
 def order_of(sizes: list[int], adjacent: list[set[int]], limit: float) -> tuple[list[int], list[tuple[int, ...]], float] | None:
     """An elimination order by least (fill, table size), the scope of each step, and the entries of all tables together.
@@ -82,7 +85,7 @@ class Tree:
     order: list[int]
     scope: list[tuple[int, ...]]
     entries: float
-    base: list[np.ndarray]  # per node: pair tables of its bucket, broadcastable to its shape
+    base: list[list[np.ndarray]]  # per node: pair tables of its bucket, broadcastable to its shape; added up only where that makes none larger
     shape: list[tuple[int, ...]]
     message_shape: list[tuple[int, ...]]  # shape in which v's message is added to its parent's table
     children: list[list[int]]
@@ -107,13 +110,15 @@ class Tree:
             shape = self.shape[v]
             depth = len(shape) - 1
             table = tables[v]
-            np.add(self.base[v], own.reshape(-1, *(1,) * depth), out=table)
+            first, *others = self.base[v]
+            np.add(first, own.reshape(-1, *(1,) * depth), out=table)
             if self.integer:
                 np.minimum(table, INF_INT, out=table)
-            for c in self.children[v]:
-                table += messages[c].reshape(self.message_shape[c])  # type: ignore[union-attr]
+            for part in (*others, *(messages[c].reshape(self.message_shape[c]) for c in self.children[v])):  # type: ignore[union-attr]
+                table += part
                 if self.integer:
                     np.minimum(table, INF_INT, out=table)
+            for c in self.children[v]:
                 messages[c] = None
             best = table.min(axis=0)
             if depth:
@@ -130,8 +135,8 @@ class Tree:
         return x
 
 
-def compile_tree(model: Model, table_limit: float = 3e7, total_limit: float = 1.2e8, integer: bool = False) -> Tree | None:
-    """An elimination tree, or None when its tables would pass the limits (in entries, checked before any allocation)."""
+def compile_tree(model: Model, table_limit: float = 3e7, total_limit: float = 6e7, integer: bool = False) -> Tree | None:
+    """An elimination tree, or None when its tables would pass the limits (in entries of 8 bytes, checked before any allocation)."""
     adjacent: list[set[int]] = [set() for _ in range(model.nodes)]
     for u, v in model.pairs:
         adjacent[u].add(v)
@@ -164,13 +169,20 @@ def compile_tree(model: Model, table_limit: float = 3e7, total_limit: float = 1.
 
 def _bases(
     model: Model, pairs: dict[tuple[int, int], np.ndarray], scope: list[tuple[int, ...]], position: list[int], integer: bool
-) -> list[np.ndarray]:
-    """Per node the sum of the pair tables to later nodes, in the axes of its table (size 1 where no pair reaches)."""
+) -> list[list[np.ndarray]]:
+    """Per node the pair tables to later nodes, in the axes of its table (size 1 where a pair does not reach). Each joins the first one as large as their
+    sum: all together would be as large as the node's own table."""
     dtype = np.int64 if integer else np.float64
-    base = [np.zeros((1,) * (1 + len(s)), dtype) for s in scope]
+    base = [[np.zeros((1,) * (1 + len(s)), dtype)] for s in scope]
     for (u, v), table in pairs.items():
         first, other, t = (u, v, table) if position[u] < position[v] else (v, u, table.T)
         axis = scope[first].index(other)
         t = t.reshape(t.shape[0], *(t.shape[1] if a == axis else 1 for a in range(len(scope[first]))))
-        base[first] = np.minimum(base[first] + t, INF_INT) if integer else base[first] + t
+        parts = base[first]
+        for k, part in enumerate(parts):
+            if math.prod(np.broadcast_shapes(part.shape, t.shape)) <= max(part.size, t.size, SMALL):
+                parts[k] = np.minimum(part + t, INF_INT) if integer else part + t
+                break
+        else:
+            parts.append(t)
     return base

@@ -108,9 +108,9 @@ def _grow(
         if not clock.spend(regret.size + len(fits) * len(tracked)):
             return None, start, None
         own = model.node_cost(v)[strategy]
-        pair = tree.base[v]
-        at = tuple(labels.column[u][parent] if pair.shape[a + 1] > 1 else np.zeros(1, np.int64) for a, u in enumerate(scope))
-        own = own + pair[(strategy if pair.shape[0] > 1 else np.zeros(1, np.int64), *at)]
+        for pair in tree.base[v]:
+            at = tuple(labels.column[u][parent] if pair.shape[a + 1] > 1 else np.zeros(1, np.int64) for a, u in enumerate(scope))
+            own = own + pair[(strategy if pair.shape[0] > 1 else np.zeros(1, np.int64), *at)]
         column = {u: c[parent] for u, c in labels.column.items()}
         column[v] = strategy
         for u in leaves[p]:

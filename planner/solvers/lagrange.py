@@ -208,4 +208,4 @@ def cannot_fit(model: Model, tree: Tree, clock: Clock, rounds: int = 60) -> bool
 def _without_costs(model: Model, tree: Tree) -> Tree:
     from dataclasses import replace
 
-    return replace(tree, tables=[], base=[np.where(np.isinf(b), np.inf, 0.0) for b in tree.base])
+    return replace(tree, tables=[], base=[[np.where(np.isinf(b), np.inf, 0.0) for b in parts] for parts in tree.base])

@@ -84,17 +84,22 @@ class MiniBuckets:
         return found
 
 
-def bounded(
-    model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, limit: float = 2e5
-) -> tuple[np.ndarray | None, float]:
-    """Best choice (or None) and lower bound without exact tables; a bound of +inf proves that nothing is feasible."""
+def order_for(model: Model) -> list[int]:
+    """The order in which `bounded` eliminates a model's variables: it depends on which pairs there are, not on costs."""
     adjacent: list[set[int]] = [set() for _ in range(model.nodes)]
     for u, v in model.pairs:
         adjacent[u].add(v)
         adjacent[v].add(u)
     found = order_of(model.sizes, adjacent, math.inf)
     assert found is not None
-    order = found[0]
+    return found[0]
+
+
+def bounded(
+    model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, limit: float = 2e5, order: list[int] | None = None
+) -> tuple[np.ndarray | None, float]:
+    """Best choice (or None) and lower bound without exact tables; a bound of +inf proves that nothing is feasible. order: `order_for` of the model."""
+    order = order_for(model) if order is None else order
     position = [0] * model.nodes
     for p, v in enumerate(order):
         position[v] = p
