@@ -38,6 +38,15 @@ as constant tensors (shapes, axes, slice bounds, pads) are attributes here or fo
     RoutedExperts(x, index, share[, gate], up, down[, gate's bias, up's, down's])   x [.., H]; index, share [.., K]; stacks [E,H,F] ([E,F,H] where attr
                                 trans_in = 1) and [E,F,H] ([E,H,F] where trans_out = 1), biases [E,F], [E,H]; attr activation (planner.ops.experts.MIXES):
                                 sum over j of share[j] * down[index[j]](activation(gate[index[j]] x) * up[index[j]] x); without a gate activation(up x)
+    LpPool(x)                   attrs of MaxPool, and p;  MaxPoolIndices(x) those and storage_order; outputs: maxima, and where they are in the flat tensor
+    MaxUnpool(x, indices)       attr extents (of space; indices count in a tensor of those);  Det(x) [.., M, M] -> [..]
+    Col2Im(x)                   x [N, C*prod(block), blocks]; attrs image, block, blocks, strides, pads, dilations
+    GridSample(x, grid)         attrs mode ("linear"|"cubic"|"nearest"), padding ("zeros"|"border"|"reflection"), align_corners
+    RoiAlign(x, regions, images)  attrs cells, scale, ratio, half_pixel, most (maxima, else means);  MaxRoiPool(x, regions)  attrs cells, scale
+    DeformConv(x, w, offset[, mask])  attrs of Conv, and offset_group (a bias becomes Reshape + Add)
+    DFT(x)                      complex numbers as pairs in the last dim; attrs axis, length, inverse, onesided (STFT -> Gather [+ Mul] + DFT)
+    CumProd(x)                  attrs of CumSum;  ReverseSequence(x, lengths)  attrs time_axis, batch_axis
+    TensorScatter(past, update[, indices])  attrs axis, circular: rows of update written into the cache along the axis, per sample from its index on
     If(condition, *read)        bodies (then, else), which both take what either reads from outside
     Scan(*states, *scanned, *read)        one body, run `trips` times; attrs states, scanned (how many of each), own (1: its first input counts the trips),
                                 in_axes, in_reverse, out_axes, out_reverse (0|1) of what is scanned and stacked; outputs: states, then what is stacked

@@ -8,6 +8,7 @@ from tests.oracle import Case
 from tests.oracle_control_cases import control_cases
 from tests.oracle_expert_cases import expert_cases
 from tests.oracle_rare_cases import rare_cases
+from tests.oracle_sample_cases import sample_cases
 
 RNG = np.random.default_rng(7)
 
@@ -178,5 +179,5 @@ def losses() -> list[Case]:
 
 def all_cases() -> list[Case]:
     """Every operator of the table appears at least once (a test checks it)."""
-    groups = (pointwise, products, norms, shapes, reductions, indexing, attentions, spatial, losses, rare_cases, expert_cases, control_cases)
+    groups = (pointwise, products, norms, shapes, reductions, indexing, attentions, spatial, losses, rare_cases, expert_cases, control_cases, sample_cases)
     return [case for group in groups for case in group()]

@@ -171,6 +171,8 @@ def dots(graph: Graph, i: int, rule: Rule, grad: frozenset[str], share: Mapping[
         inputs, hidden = shapes[1][-1], shapes[2][-1]
         return (Product(everything * Fraction(inputs, inputs + hidden), len(hot & {0, 1})),
                 Product(everything * Fraction(hidden, inputs + hidden), (1 + (2 in hot)) if hot else 0, inside=True))  # fmt: skip
+    if node.op == "DeformConv":  # one product for all that makes the patches
+        return (Product(everything, (1 in hot) + bool(hot - {1})),)
     return (Product(everything, len(hot)),)
 
 

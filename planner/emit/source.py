@@ -15,7 +15,7 @@ from pathlib import Path
 
 from planner.graph import Node
 
-KERNELS = ("kernels", "nets", "recurrent", "quant", "rare", "control", "experts", "ring", "halo", "exchange")
+KERNELS = ("kernels", "nets", "recurrent", "quant", "rare", "control", "sample", "signal", "experts", "ring", "halo", "exchange")
 IMPORTS = {
     "argparse": ("", "argparse"), "functools": ("", "functools"), "json": ("", "json"), "os": ("", "os"), "time": ("", "time"), "Path": ("pathlib", "Path"),
     "jax": ("", "jax"), "jnp": ("", "jax.numpy as jnp"), "np": ("", "numpy as np"), "lax": ("jax", "lax"), "checkpoint_name": ("jax.ad_checkpoint", "checkpoint_name"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from planner.onnx_backend.machine import Machine, Scope
 
 Value = Any
-FAMILIES = ("control", "sequence", "make", "select", "shape", "quant", "empty", "text", "vision", "resize", "signal", "nets", "ml", "training", "random")
+FAMILIES = ("control", "sequence", "make", "select", "shape", "quant", "empty", "text", "vision", "resize", "ml", "training", "random")
 
 
 class Refused(Exception):

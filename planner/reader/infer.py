@@ -27,7 +27,7 @@ def words(text: str) -> frozenset[str]:
 SAME = words(
     "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu Floor Ceil Round Sign Elu LeakyRelu "
     "HardSigmoid Gelu Clip Softmax LogSoftmax LayerNormalization RMSNormalization InstanceNormalization "
-    "GroupNormalization Hardmax Trilu CumSum ScatterElements ScatterND Identity"
+    "GroupNormalization Hardmax Trilu CumSum CumProd ReverseSequence TensorScatter ScatterElements ScatterND Identity"
 )
 ARITHMETIC = words("Add Sub Mul Div Pow Max Min Mod")
 COMPARE = words("Equal Less LessOrEqual Greater GreaterOrEqual")
@@ -35,10 +35,11 @@ LOGIC = words("And Or Xor")
 REDUCE = words("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd")
 
 
-_TWO = ARITHMETIC | COMPARE | LOGIC | words("MatMul Gather GatherElements GatherND Conv ConvTranspose RMSNormalization LayerNormalization")
+_TWO = ARITHMETIC | COMPARE | LOGIC | words("MatMul Gather GatherElements GatherND Conv ConvTranspose RMSNormalization LayerNormalization "
+                                         "ReverseSequence TensorScatter GridSample MaxUnpool MaxRoiPool")
 _OPERANDS = {
     "Where": 3, "ScatterElements": 3, "ScatterND": 3, "InstanceNormalization": 3, "GroupNormalization": 3, "BatchNormalization": 5,
-    "LSTM": 3, "GRU": 3, "RNN": 3, "Attention": 3, "RotaryEmbedding": 3, "RoutedExperts": 3, "Range": 0, "ConstantOfShape": 0,
+    "LSTM": 3, "GRU": 3, "RNN": 3, "Attention": 3, "RotaryEmbedding": 3, "RoutedExperts": 3, "RoiAlign": 3, "DeformConv": 3, "Range": 0, "ConstantOfShape": 0,
 }  # fmt: skip
 
 
@@ -295,7 +296,11 @@ def _pool(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     return [((x[0], x[1], *out), dtype)]
 
 
-def _resize(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
+def _values_and_indices(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
+    return [(tuple(shape), _x(types)[1]), (tuple(shape), "int64")]
+
+
+def _given(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     return [(tuple(shape), _x(types)[1])]
 
 
@@ -385,8 +390,9 @@ _RULES: dict[str, Callable[[Mapping[str, Any], Types, Any], list[Type]]] = {
     **dict.fromkeys(REDUCE, _reduce), "Reshape": _reshape, "Expand": _expand, "Transpose": _transpose, "Concat": _concat,
     "Split": _split, "Slice": _slice, "Pad": _pad, "Tile": _tile, "Gather": _gather, "GatherElements": _gather_elements,
     "GatherND": _gather_nd, "Conv": _conv, "ConvTranspose": _conv_transpose, "MaxPool": _pool, "AveragePool": _pool,
-    "Resize": _resize, "TopK": _top_k, "OneHot": _one_hot, "ArgMax": _arg, "ArgMin": _arg, "Range": _made, "ConstantOfShape": _made,
+    "Resize": _given, "TopK": _top_k, "OneHot": _one_hot, "ArgMax": _arg, "ArgMin": _arg, "Range": _made, "ConstantOfShape": _made,
     "BatchNormalization": _batch_norm, "LSTM": _recurrent(4), "GRU": _recurrent(3), "RNN": _recurrent(1), "Attention": _attention,
-    "RotaryEmbedding": _rotary, "RoutedExperts": _experts,
+    "RotaryEmbedding": _rotary, "MaxPoolIndices": _values_and_indices,
+    **dict.fromkeys(words("LpPool MaxUnpool Col2Im GridSample RoiAlign MaxRoiPool DeformConv DFT Det"), _given), "RoutedExperts": _experts,
 }  # fmt: skip
 CANONICAL = SAME | ARITHMETIC | COMPARE | LOGIC | frozenset(_RULES)

@@ -17,7 +17,7 @@ from planner.reader.opaque import keep_or_expand
 Rule = Callable[[Call], None]
 
 
-def _windows(call: Call, kernel: tuple[int, ...], sizes: tuple[int, ...]) -> dict[str, Any]:
+def windows(call: Call, kernel: tuple[int, ...], sizes: tuple[int, ...]) -> dict[str, Any]:
     """strides, dilations and pads (begins, then ends), with auto_pad worked out."""
     n = len(kernel)
     strides = tuple(call.attr("strides", [1] * n))
@@ -47,7 +47,7 @@ def add_channel_bias(call: Call, x: str, bias: str) -> str:
 def _conv(call: Call) -> None:
     x, w = call.arg(0), call.arg(1)
     kernel = call.shape(1)[2:]
-    attrs = {**_windows(call, kernel, call.shape()[2:]), "group": int(call.attr("group", 1))}
+    attrs = {**windows(call, kernel, call.shape()[2:]), "group": int(call.attr("group", 1))}
     y = call.emit("Conv", [x, w], attrs, out="" if call.has(2) else call.name(0))
     call.bind(add_channel_bias(call, y, call.arg(2)) if call.has(2) else y)
 
@@ -77,11 +77,10 @@ def _conv_transpose(call: Call) -> None:
     call.bind(add_channel_bias(call, y, call.arg(2)) if call.has(2) else y)
 
 
-def _pool(call: Call) -> None:
-    if call.wants(1):
-        raise Unsupported("the indices of the maxima are asked for")
+def pool(call: Call) -> None:
+    """MaxPool and AveragePool."""
     kernel = tuple(call.attr("kernel_shape"))
-    attrs = _windows(call, kernel, call.shape()[2:])
+    attrs = windows(call, kernel, call.shape()[2:])
     attrs |= {
         "kernel_shape": kernel,
         "ceil_mode": int(call.attr("ceil_mode", 0)),
@@ -316,7 +315,7 @@ def _rotary(call: Call) -> None:
 
 
 NETS: dict[str, Rule] = {
-    "Conv": _conv, "ConvTranspose": _conv_transpose, "MaxPool": _pool, "AveragePool": _pool, "GlobalAveragePool": _global_pool,
+    "Conv": _conv, "ConvTranspose": _conv_transpose, "AveragePool": pool, "GlobalAveragePool": _global_pool,
     "GlobalMaxPool": _global_pool, "LayerNormalization": _layer_norm, "RMSNormalization": _layer_norm,
     "SimplifiedLayerNormalization": _layer_norm, "InstanceNormalization": _instance_norm, "GroupNormalization": _group_norm,
     "BatchNormalization": _batch_norm, "Dropout": _dropout, "Resize": _resize, "Upsample": _resize, "LSTM": _recurrent,

@@ -9,7 +9,8 @@ from planner.reader.lower_control import CONTROL
 from planner.reader.lower_index import INDEX
 from planner.reader.lower_math import MATH
 from planner.reader.lower_nets import NETS
+from planner.reader.lower_rare import RARE
 from planner.reader.lower_shape import SHAPE
 
-TABLE: dict[tuple[str, str], Callable[[Call], None]] = {("", op): rule for rules in (MATH, SHAPE, INDEX, NETS, CONTROL) for op, rule in rules.items()}
+TABLE: dict[tuple[str, str], Callable[[Call], None]] = {("", op): rule for rules in (MATH, SHAPE, INDEX, NETS, RARE, CONTROL) for op, rule in rules.items()}
 TABLE |= {("com.microsoft", op): TABLE["", op] for op in ("Gelu", "SimplifiedLayerNormalization", "FusedMatMul", "QuickGelu")}

@@ -275,15 +275,28 @@ def _experts(t: Tracer, op: Op) -> list[Dims]:
     return [x]
 
 
-_IMAGES = words("Conv ConvTranspose MaxPool AveragePool Resize InstanceNormalization GroupNormalization BatchNormalization")
+def _beside(t: Tracer, op: Op) -> list[Dims]:
+    """Per-sample operands beside the first: lengths, positions, grids, offsets. The result has the batch where the first operand has it."""
+    dims = t.dims(op.inputs[0])
+    at = int(op.attrs.get("batch_axis", 0))
+    if any(0 in f for k, f in enumerate(dims) if k != at):
+        raise t.fail(op, "has the batch in another dim than its operands")
+    for slot, name in enumerate(op.inputs[1:], 1):
+        if name and (op.op, slot) != ("DeformConv", 1) and 0 not in t.dims(name)[0]:
+            t.demand(op, name, 0, dims[at])
+    return [tuple(dims[at] if k == at else (n,) for k, n in enumerate(t.draft.shape(o))) for o in op.outputs]
+
+
+_IMAGES = words("Conv ConvTranspose MaxPool AveragePool Resize InstanceNormalization GroupNormalization BatchNormalization LpPool MaxPoolIndices Col2Im")
+_BESIDE = words("ReverseSequence TensorScatter GridSample MaxUnpool DeformConv")
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(SAME - {"ScatterElements", "ScatterND", "InstanceNormalization", "GroupNormalization"}, _same),
+    **dict.fromkeys(SAME - _BESIDE - {"ScatterElements", "ScatterND", "InstanceNormalization", "GroupNormalization"}, _same),
     **dict.fromkeys(("Cast", "IsNaN", "Not", "Dropout"), _same),
     **dict.fromkeys(ARITHMETIC | COMPARE | LOGIC | {"Where"}, _broadcast), **dict.fromkeys(REDUCE, _reduce),
     "MatMul": _matmul, "Einsum": _einsum, "ArgMax": _arg, "ArgMin": _arg, "Reshape": _reshape, "Transpose": _transpose,
     "Expand": _expand, "Concat": _concat, "Split": _split, "Slice": _slice, "Pad": _pad, "Tile": _tile, "Gather": _gather,
     "GatherElements": _elements, "ScatterElements": _elements, "GatherND": _gather_nd, "TopK": _top_k, "OneHot": _one_hot,
-    **dict.fromkeys(_IMAGES, _samples),
+    **dict.fromkeys(_IMAGES, _samples), **dict.fromkeys(_BESIDE, _beside),
     "LSTM": _recurrent, "GRU": _recurrent, "RNN": _recurrent, "Attention": _attention, "RotaryEmbedding": _rotary,
     "RoutedExperts": _experts,
 }  # fmt: skip
