@@ -23,12 +23,16 @@ class Recipe:
     note: str
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line for people; of inference, what inference keeps."""
+        if not self.gradient_bytes and not self.state_bytes:
+            kept, compute = (_SHORT.get(t, t) for t in (self.parameter, self.compute))
+            return f"{self.name}: {kept} weights, {compute} compute; {self.parameter_bytes:g} bytes a parameter" + ("" if self.emitted else "; priced, not emitted")
         total = self.parameter_bytes + self.gradient_bytes + self.state_bytes
         emitted = "" if self.emitted else "; priced, not emitted"
         return f"{self.name}: {self.note}; {self.parameter_bytes:g} + {self.gradient_bytes:g} + {self.state_bytes:g} = {total:g} bytes a parameter{emitted}"
 
 
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
 _MOMENTS = {"adamw": 8, "sgd": 0}
 _RECIPES = {
     # name: (parameter, compute, parameter bytes, gradient bytes, reduction bytes, master copy bytes, emitted, note)

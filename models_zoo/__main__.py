@@ -107,7 +107,7 @@ def _list(args: argparse.Namespace) -> int:
         rows.append([title, f.name, spelled(c.parameters) + active, flops(c.flops), c.sample, f"{p.batch:,}", p.description])
     console.data("\n".join(fitted(rows, max(console.width(), WIDTH), (2, 3, 5))))
     console.say(f"{len(found)} model{'s' * (len(found) > 1)}, counted in {time.perf_counter() - start:.1f} s; parameters (those a token passes); FLOPs: one sample "
-                "forward, multiply-adds times 2; batch: the default")  # fmt: skip
+                "forward, multiply-adds times 2; batch: the preset's, for --batch")  # fmt: skip
     return 0
 
 

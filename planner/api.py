@@ -110,6 +110,7 @@ def refuse_unsupported(base: Any) -> None:
 def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -> tuple[str, ...]:
     """What was taken for granted, a phrase each, for the first lines of the summary."""
     from planner.ops.experts import said
+    from planner.user_loss import is_user_loss, priced
 
     out = []
     if hardware is None and topology is None:
@@ -117,6 +118,8 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
     out.append(request.recipe.describe())
     if model.workload.kind == "train":
         out.append(f"optimizer {model.workload.optimizer}, loss {model.loss}")
+        if is_user_loss(model.loss):
+            out.append(priced(model.loss))
     out.append(f"runtime {request.runtime.name}: {request.runtime.note}")
     reserve = request.capacity.reserve / 2**30
     out.append(f"{reserve:.3g} GiB a device kept free (--memory-reserve)")

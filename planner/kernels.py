@@ -12,7 +12,7 @@ from planner.layout import group, local_shape, padded
 from planner.ops import OPERATORS, experts
 from planner.ops.attention import QUERY_BLOCK, in_query_blocks
 from planner.ops.control import kept_elements
-from planner.ops.loss import LOSS_ROWS
+from planner.ops.loss import LOSS_ROWS, USER_BYTES
 from planner.rule import Rule, Split
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
         size += kept_elements(node) * _share(rule, split, pricer.sizes) * itemsize
     elif node.op == "RoutedExperts":
         size += _experts_bytes(base, i, split, trained, pricer)
+    elif node.op == "UserLoss":
+        size += USER_BYTES * prod(graph.tensors[node.inputs[0]].shape) * _share(rule, split, pricer.sizes)
     elif node.op == "CrossEntropyLoss":  # a block of rows in float32; the gradient takes the logits' place
         size -= ins if trained else 0
         rows, logits = prod(graph.tensors[node.inputs[1]].shape), graph.tensors[node.inputs[0]].shape

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from planner.blocks import hoist
 from planner.errors import PlanError
 from planner.graph import Graph
+
+TRAINING_ONLY = ("loss", "logits", "shift_labels", "ignore_index", "trainable", "freeze", "lora", "optimizer", "lr")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,16 @@ class Workload:
     lora: str = ""
     optimizer: str = "adamw"
     lr: float = 1e-4
+
+    def __post_init__(self) -> None:
+        """Raises PlanError for inference with options that only training has: they would change nothing."""
+        if self.kind != "infer":
+            return
+        defaults = {f.name: f.default for f in fields(self)}
+        given = ["--" + n.replace("_", "-") for n in TRAINING_ONLY if getattr(self, n) != defaults[n]]
+        if given:
+            raise PlanError("P028", f"{' and '.join(given)} {'say' if len(given) > 1 else 'says'} how to train, and the workload is infer",
+                            help=["leave it out" if len(given) == 1 else "leave them out", "--workload train"])  # fmt: skip
 
     def to_json(self, graph: Graph, batch: int, loss: str) -> dict[str, Any]:
         """The strategy file's `workload`, without precision and runtime."""
@@ -90,7 +102,9 @@ class Model:
 
         w = self.workload
         graph = choose(graph, trainable=w.trainable, freeze=w.freeze, tie=w.tie, lora=w.lora)
-        if w.kind == "train" and self.folder is not None and self.proto.producer_name:
+        if w.kind == "infer":
+            return replace(graph, notes=tuple(n for n in graph.notes if not n.startswith("not trained, ")))
+        if self.folder is not None and self.proto.producer_name:
             from planner.modes import mode_notes
 
             graph = replace(graph, notes=(*graph.notes, *mode_notes(graph)))

@@ -4,7 +4,8 @@ The function takes the output that the loss reads, then anything else it names: 
 row of the output, without its last dim) and `targets` (like the output). Every argument has the batch in dim 0. It returns one value a sample (or an array
 whose first dim is the batch); the loss is the mean of all. So it may be computed on any piece of the batch, and planning need not run it.
 
-The file is read, never executed: only the emitted program runs it.
+The file is read, never executed: only the emitted program runs it. So its price is that of a usual loss (planner.ops.loss: passes over what it reads, float32
+arrays it holds); products in it have no price, and `priced` says so wherever a plan is shown.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from planner.errors import PlanError, did_you_mean
 
 MOST_BYTES = 1 << 20
+PRODUCTS = frozenset({"dot", "matmul", "einsum", "tensordot", "vdot", "inner", "outer", "dot_general", "conv", "conv_general_dilated", "convolve"})
+"""Functions whose work grows faster than what they read."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,26 @@ def read_user_loss(loss: str) -> UserLoss:
     if stars:
         raise PlanError("P038", f"--loss {loss}: {file!r} imports with a star, which a program cannot take in", help=["import the names that are used"])
     return UserLoss(name, names, _without_future(text, tree))
+
+
+def priced(loss: str) -> str:
+    """How a user's loss is priced, in words for the assumptions of a plan; where the file multiplies matrices, that this has no price."""
+    from planner.ops.loss import USER_BYTES, USER_PASSES
+
+    found = read_user_loss(loss)
+    text = Path(loss.rpartition(":")[0]).read_text(encoding="utf-8")
+    lines = sorted({n.lineno for n in ast.walk(ast.parse(text)) if isinstance(n, ast.expr) and _is_product(n)})
+    said = f"loss {found.function} is not run to be priced: {USER_PASSES} passes over what it reads, {USER_BYTES} bytes a value of the output held"
+    return said + (f"; its matrix products (line {', '.join(map(str, lines[:3]))}) have no price" if lines else "")
+
+
+def _is_product(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.MatMult)
+    if not isinstance(node, ast.Call):
+        return False
+    called = node.func
+    return (called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else "") in PRODUCTS
 
 
 def _without_future(text: str, tree: ast.Module) -> str:

@@ -463,6 +463,7 @@ def test_recipes_hold_the_bytes_they_promise() -> None:
         trained, served = load_recipe(name), load_recipe(name, training=False)
         assert (served.gradient_bytes, served.state_bytes, served.reduction_bytes) == (0, 0, 0)
         assert served.parameter_bytes == trained.parameter_bytes
+        assert "master" not in served.describe() and "gradients" not in served.describe() and f"{served.parameter_bytes:g} bytes" in served.describe()
         assert name in trained.describe() and ("not emitted" in trained.describe()) != trained.emitted
     with pytest.raises(KeyError):
         load_recipe("fp12")

@@ -12,7 +12,7 @@ from planner.api import open_model, plan, program
 from planner.errors import PlanError
 from planner.graph import Graph, Node, Tensor
 from planner.training import add_loss, default_loss
-from planner.user_loss import read_user_loss
+from planner.user_loss import priced, read_user_loss
 from planner.verify.numerics import Twin, compare, seeded_values
 
 
@@ -53,6 +53,13 @@ def test_impossible_losses_are_named(options: dict, code: str) -> None:
     with pytest.raises(PlanError) as e:
         add_loss(graph(), **options)
     assert e.value.code == code and e.value.exit_code == 2 and e.value.help
+
+
+@pytest.mark.parametrize("options", [{"loss": "mse"}, {"lr": 0.1, "freeze": ("*",)}, {"shift_labels": True}, {"lora": "rank=4,targets=*"}])
+def test_inference_with_options_of_training_is_an_error(options: dict) -> None:
+    with pytest.raises(PlanError, match="P028.*infer") as e:
+        open_model("zoo:gpt-tiny", 1, workload="infer", **options)
+    assert all("--" + n.replace("_", "-") in e.value.what for n in options)
 
 
 def test_nothing_trainable_is_an_error() -> None:
@@ -204,6 +211,16 @@ def test_a_function_is_the_same_on_every_mesh_and_its_file_is_in_the_program(smo
     found, _ = compare(g, strategy.plan_for(g), workload="train", backend="shard_map", values=seeded_values(g, {}))
     assert found.gradients < 1e-4 and found.loss == pytest.approx(found.reference_loss, rel=1e-5)
     assert "def other(" in program(strategy, "zoo:mlp-tiny").text
+
+
+def test_what_a_function_costs_is_said(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(SMOOTH.replace("labels, x)", "labels)").replace(" + 0 * x.sum(-1)", ""))
+    losses = ("cross_entropy", f"{tmp_path / 'plain.py'}:smooth")
+    made = [plan("zoo:gpt-tiny,layers=1", devices=8, hardware="cpu", batch=16, baselines=False, pins="dp=8", loss=loss) for loss in losses]
+    assert any("loss smooth is not run to be priced" in a and "product" not in a for a in made[1].assumptions)
+    assert made[1].cost.step_time_s > made[0].cost.step_time_s and made[1].costs["memory_per_device_bytes"] > made[0].costs["memory_per_device_bytes"]
+    (tmp_path / "f.py").write_text("import jax.numpy as jnp\n\n\ndef f(y):\n    return jnp.einsum('bi,bj->bij', y, y).sum((1, 2))\n\n\ndef g(y):\n    return y @ y.T\n")
+    assert "matrix products (line 5, 9) have no price" in priced(f"{tmp_path / 'f.py'}:f")
 
 
 @pytest.mark.parametrize(("name", "text"), [

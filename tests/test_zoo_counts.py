@@ -82,7 +82,7 @@ def test_the_listing_names_every_preset_in_columns(capsys: pytest.CaptureFixture
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[1:] if not line.startswith(" ")] == list(models_zoo.presets())
-    assert all(len(line) <= 140 for line in lines) and "46.7 B (12.9 B)" in out and "default" in err
+    assert all(len(line) <= 140 for line in lines) and "46.7 B (12.9 B)" in out and "for --batch" in err
 
 
 def test_one_model_as_json(capsys: pytest.CaptureFixture[str]) -> None:

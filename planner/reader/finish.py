@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from fnmatch import fnmatchcase
 
 import numpy as np
 
@@ -20,6 +21,7 @@ _SLOTS = {
     "LSTM": {1: "weight_ih", 2: "weight_hh", 3: "bias"}, "GRU": {1: "weight_ih", 2: "weight_hh", 3: "bias"},
 }  # fmt: skip
 _SLOTS["RoutedExperts"] = {3: "gate_proj", 4: "up_proj", 5: "down_proj", 6: "gate_bias", 7: "up_bias", 8: "down_bias"}
+SHOWN = 4  # names in a note
 _STATE = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 
 
@@ -36,17 +38,29 @@ def finish(draft: Draft) -> Graph:
     draft.notes.extend(lost_ties(draft, uses))
     weights, constants = _roles(draft, trainable)
     idle = [w for w in weights if named(w) and w not in trainable and draft.is_float(w) and not w.endswith(("running_mean", "running_var"))]
-    if idle:
-        draft.notes.append(f"not trained, because they are added or joined rather than multiplied: {', '.join(map(repr, idle[:6]))} (--trainable +GLOB trains them)")
     _name_ids(draft.ops)
     tensors = _tensors(draft, weights, constants)
     labels = _labels(draft, list(weights), uses)
+    if idle:
+        draft.notes.append(_left_out([labels.get(w, w) for w in idle], [labels.get(w, w) for w in weights]))
     nodes = tuple(map(frozen, draft.ops))
     return Graph(
         name=draft.name, nodes=nodes, tensors=tensors, inputs=tuple(draft.inputs), outputs=tuple(draft.outputs), weights=weights,
         constants=constants, labels=labels, trainable=frozenset(w for w in weights if w in trainable), dims=dict(draft.dims),
         notes=tuple(draft.notes),
     )  # fmt: skip
+
+
+def _left_out(idle: list[str], labels: list[str]) -> str:
+    """The note that names weights training leaves out, with the options that train them: by their last name where no other weight has it."""
+    globs: dict[str, None] = {}
+    for label in idle:
+        last = f"*.{label.rpartition('.')[2]}"
+        alone = "." in label and all(other in idle for other in labels if fnmatchcase(other, last))
+        globs[last if alone else label] = None
+    more = f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else ""
+    options = " ".join(f"--trainable '+{glob}'" for glob in list(globs)[:SHOWN]) + (" ..." if len(globs) > SHOWN else "")
+    return f"not trained, because they are added or joined rather than multiplied: {', '.join(map(repr, idle[:SHOWN]))}{more} ({options} trains them)"
 
 
 def _fold_rest(draft: Draft, trainable: set[str]) -> None:
