@@ -156,7 +156,7 @@ def _flat(space: Space) -> _Flat:
         forward = row("forward_s")
         space.memo["flat"] = _Flat(
             first=np.concatenate([[0], np.cumsum(sizes)[:-1]]), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),
-            again_keep_s=np.where(repeated, forward - row("replay_s"), 0.0), each=rows("each_s"), reduce=rows("reduce_s"),
+            again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0), each=rows("each_s"), reduce=rows("reduce_s"),
             state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), pieces=row("pieces"),
             held={z: count * x for z, x in rows("held_bytes").items()}, tail=row("tail_bytes"), late=count * row("late_bytes"),
             work=row("work_bytes"), after=np.repeat([v.node in space.base.tail for v in every], sizes),

@@ -115,7 +115,7 @@ def restrict(space: Space, allowed: Mapping[int, tuple[Split, ...]]) -> Space | 
 
 def _pick(v: Variable, at: np.ndarray) -> Variable:
     return replace(
-        v, splits=tuple(v.splits[j] for j in at.tolist()), forward_s=v.forward_s[at], backward_s=v.backward_s[at], replay_s=v.replay_s[at],
+        v, splits=tuple(v.splits[j] for j in at.tolist()), forward_s=v.forward_s[at], backward_s=v.backward_s[at], spared_s=v.spared_s[at],
         reduce_s={z: c[at] for z, c in v.reduce_s.items()}, each_s={z: c[at] for z, c in v.each_s.items()},
         state_bytes={z: c[at] for z, c in v.state_bytes.items()}, kept_bytes=v.kept_bytes[at],
         again_bytes=v.again_bytes[at], pieces=v.pieces[at], work_bytes=v.work_bytes[at],

@@ -46,7 +46,7 @@ class Variable:
     layouts: tuple[tuple[Layout, Layout | None], ...] = ()
     forward_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
     backward_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    replay_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    spared_s: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of the forward pass, not run again where results of collectives are kept
     reduce_s: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> seconds once per optimizer step
     each_s: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> seconds per microbatch
     state_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> parameters + gradients + optimizer
@@ -135,14 +135,16 @@ class _Builder:
         needs = [self._read(rule, slot, splits, name in base.grad) if name else [] for slot, name in enumerate(node.inputs)]
         results = [self._read(rule, -1 - k, splits, True) for k in range(len([o for o in node.outputs if o]))]
         live = [o for o in node.outputs if o]
-        forward, backward, replayed, kept, again, work, tail = (np.zeros(len(splits)) for _ in range(7))
+        forward, backward, spared, kept, again, work, tail = (np.zeros(len(splits)) for _ in range(7))
         slack = 1 + self.pricer.runtime.memory_slack
         for k, split in enumerate(splits):
             ins = [self._bytes(name, needs[slot][k]) if name else 0.0 for slot, name in enumerate(node.inputs)]
             outs = [self._bytes(name, row[k]) for name, row in zip(live, results, strict=True)]
             f, b = times_of(base, i, split, sum(ins), sum(outs), self.pricer)
             inner_f, inner_b, inner_kept = inner_times(base, i, split, self.pricer)
-            forward[k], backward[k], replayed[k] = f + inner_f, b + (inner_b if b else 0.0), inner_kept
+            forward[k], backward[k], spared[k] = f + inner_f, b + (inner_b if b else 0.0), inner_kept
+            if results and all(self.atlas.layouts[row[k]].partial for row in results):
+                spared[k] = forward[k]  # what is read of it is its sum over devices, which is kept: nothing asks for the terms again
             for slot, size in (*enumerate(ins), *((-1 - o, n) for o, n in enumerate(outs))):
                 total, entering, first, after = base.kept.get((i, slot), NONE)
                 size += kept_beside(base, i, slot, split, self.pricer)
@@ -157,7 +159,7 @@ class _Builder:
         reduce, each, state, held = _by_level(cells)
         late = np.array([sum(self._local(graph.tensors[name].shape, row[k]) for name, row, _ in own if i in base.repeated and name in base.grad)
                          for k in range(len(splits))]) * self.pricer.recipe.gradient_bytes  # fmt: skip
-        v = Variable("", "op", 0, i, splits, (), forward, backward, replayed, reduce, each, state, kept, again,
+        v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, state, kept, again,
                      np.array([self._pieces(rule, s, base.batch_factors[i]) for s in splits]), work, held, tail, late)
         return _Kind(v, needs, results)
 
@@ -268,7 +270,7 @@ class _Builder:
         inner = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), [h for h, _ in pairs], [h if b < 0 else b for h, b in pairs],
                                   name in self.base.grad)  # fmt: skip
         v.forward_s, v.backward_s = np.diag(inner[0]).copy(), np.diag(inner[1]).copy()
-        v.replay_s, v.kept_bytes, v.again_bytes, v.work_bytes, v.tail_bytes, v.late_bytes = v.forward_s, *np.zeros((5, len(pairs)))
+        v.spared_s, v.kept_bytes, v.again_bytes, v.work_bytes, v.tail_bytes, v.late_bytes = v.forward_s, *np.zeros((5, len(pairs)))
         v.pieces = np.full(len(pairs), np.inf)
         twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot in wire.uses)
         cells = np.array([self.weight_costs(name, h, twice) for h, _ in pairs]) if weight else np.zeros((len(pairs), len(ZERO_LEVELS), 4))

@@ -1,0 +1,44 @@
+"""What a recomputed block runs again when results of collectives are kept: the search charges what the price charges."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.hand_plans import megatron
+from planner.api import make_request
+from planner.assemble import Techniques, assemble
+from planner.evaluate import made_again, price_plan
+from planner.flow import Plan
+from planner.model import Model, Workload
+from planner.problem import evaluate
+from planner.search import Search
+from planner.topology import pinned_mesh
+
+
+def test_products_behind_a_kept_sum_are_not_charged_again() -> None:
+    """Megatron's plan of a transformer: the row-parallel product of attention leaves a sum, whose result is kept."""
+    request = make_request(devices=8, hardware=None, topology=None)
+    search = Search(Model.open("zoo:gpt-tiny", Workload("train", batch=32), 8), request)
+    mesh = pinned_mesh(request.topology, {"data": 2, "model": 4})
+    space = search.space(mesh, 1, None)
+    assert space is not None
+    splits = megatron(space.base.graph, mesh.shape)
+    rows = [v.splits.index(splits[v.name]) if v.kind == "op" else -1 for v in space.variables]
+    behind = [(v, k) for v, k in zip(space.variables, rows, strict=True) if v.kind == "op" and space.base.rules[v.node].result(0, v.splits[k], ("data", "model")).partial
+              and v.node in space.base.replayed]  # fmt: skip
+    assert behind and all(v.spared_s[k] == v.forward_s[k] > 0 for v, k in behind)
+    plan = Plan(mesh.shape, splits, 0, ("data", "model"), "block-keep", 1, space.base.runs)
+    _, flow, runs = price_plan(space.base, plan, space.pricer)
+    again = {space.base.shared[i] for i in made_again(flow, runs)}
+    assert again and not again & {v.node for v, _ in behind}
+
+
+def test_keeping_more_is_charged_less() -> None:
+    request = make_request(devices=8, hardware=None, topology=None)
+    search = Search(Model.open("zoo:gpt-tiny", Workload("train", batch=32), 8), request)
+    space = search.space(pinned_mesh(request.topology, {"data": 2, "model": 4}), 1, None)
+    assert space is not None
+    none, keep, again = (assemble(space, Techniques(0, how, 1), None) for how in ("none", "block-keep", "block"))
+    choice = tuple(int(np.argmax(v.spared_s)) for v in space.variables)
+    costs = [evaluate(p, choice).cost for p in (none, keep, again)]
+    assert costs[0] <= costs[1] < costs[2]
