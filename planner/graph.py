@@ -36,7 +36,7 @@ as constant tensors (shapes, axes, slice bounds, pads) are attributes here or fo
                                 (True = attend) or float (added to the scores); rows that are masked everywhere give zeros when attr guard = 1
     RotaryEmbedding(x, cos, sin)  x [B,H,S,D]; cos, sin broadcast to x ([..,S,D], halves repeated): x*cos + rotate_half(x)*sin
     RoutedExperts(x, index, share[, gate], up, down[, gate's bias, up's, down's])   x [.., H]; index, share [.., K]; stacks [E,H,F] ([E,F,H] where attr
-                                trans_in = 1) and [E,F,H] ([E,H,F] where trans_out = 1), biases [E,F], [E,H]; attr activation (planner.ops.experts.MIXES):
+                                trans_in = 1) and [E,F,H] ([E,H,F] where trans_out = 1), biases [E,F], [E,H]; attr activation (planner.ops.experts.MIXES, or swiglu):
                                 sum over j of share[j] * down[index[j]](activation(gate[index[j]] x) * up[index[j]] x); without a gate activation(up x)
     LpPool(x)                   attrs of MaxPool, and p;  MaxPoolIndices(x) those and storage_order; outputs: maxima, and where they are in the flat tensor
     MaxUnpool(x, indices)       attr extents (of space; indices count in a tensor of those);  Det(x) [.., M, M] -> [..]

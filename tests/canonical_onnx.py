@@ -198,9 +198,18 @@ class Writer:
         x = self.node("Unsqueeze", [i[0], self.ints(rank - 1, rank)])
         up = layer(x, i[4], i[7], a.get("trans_in", 0))
         gate = layer(x, i[3], i[6], a.get("trans_in", 0)) if i[3] else up
-        act = {"silu": lambda v: self.node("Mul", [v, self.node("Sigmoid", [v])]), "relu": lambda v: self.node("Relu", [v]), "tanh": lambda v: self.node("Tanh", [v]),
-               "gelu": lambda v: self.node("Gelu", [v]), "gelu_tanh": lambda v: self.node("Gelu", [v], approximate="tanh")}[a["activation"]](gate)  # fmt: skip
-        y = layer(self.node("Mul", [act, up]) if i[3] else act, i[5], i[8], a.get("trans_out", 0))
+        acts = {"silu": lambda v: self.node("Mul", [v, self.node("Sigmoid", [v])]), "relu": lambda v: self.node("Relu", [v]), "tanh": lambda v: self.node("Tanh", [v]),
+                "gelu": lambda v: self.node("Gelu", [v]), "gelu_tanh": lambda v: self.node("Gelu", [v], approximate="tanh"), "identity": lambda v: v}  # fmt: skip
+        if a["activation"] == "swiglu":
+            if "limit" in a:
+                high, low = (self.like(i[0], c * a["limit"]) for c in (1, -1))
+                gate, up = self.node("Min", [gate, high]), self.node("Clip", [up, low, high])
+            opened = self.node("Mul", [gate, self.node("Sigmoid", [self.node("Mul", [gate, self.like(i[0], a["alpha"])])])])
+            hidden = self.node("Mul", [opened, self.node("Add", [up, self.like(i[0], a["beta"])])])
+        else:
+            hidden = acts[a["activation"]](gate)
+            hidden = self.node("Mul", [hidden, up]) if i[3] else hidden
+        y = layer(hidden, i[5], i[8], a.get("trans_out", 0))
         weighed = self.node("Mul", [self.node("Squeeze", [y, self.ints(rank)]), self.node("Unsqueeze", [i[2], self.ints(rank)])])
         self.node("ReduceSum", [weighed, self.ints(rank - 1)], o, keepdims=0)
 

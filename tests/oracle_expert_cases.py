@@ -16,19 +16,15 @@ def chosen(experts: int, top: int, *tokens: int) -> np.ndarray:
 
 def expert_cases() -> list[Case]:
     h, f, e = 6, 12, 8
-    silu, turned = {"activation": "silu"}, {"activation": "silu", "trans_in": 1, "trans_out": 1}
+    silu, turned = {"activation": "silu"}, {"activation": "gelu_tanh", "trans_in": 1, "trans_out": 1}
     into, out_of, three = (e, h, f), (e, f, h), (8, 16, h)
-    some = chosen(e, 3, 8, 16)
-    same = np.tile(np.array([5, 2], np.int32), (8, 16, 1))
-    few = chosen(3, 2, 8, 16) * 2
-    twice = np.tile(np.array([4, 4], np.int32), (8, 16, 1))
+    some, flat = chosen(e, 3, 8, 16), (64, h)
+    same = np.tile(np.array([5, 2], np.int32), (8, 16, 1))  # six experts have no token
     return [
         Case("experts", "RoutedExperts", (three, some, (8, 16, 3), into, into, out_of), (three,), silu),
         Case("experts-all-to-two", "RoutedExperts", (three, same, (8, 16, 2), into, into, out_of), (three,), silu),
-        Case("experts-nobody-chose", "RoutedExperts", (three, few, (8, 16, 2), into, into, out_of), (three,), silu),
-        Case("experts-chosen-twice", "RoutedExperts", (three, twice, (8, 16, 2), into, into, out_of), (three,), silu),
-        Case("experts-turned", "RoutedExperts", (three, some, (8, 16, 3), (e, f, h), (e, f, h), (e, h, f)), (three,), turned),
-        Case("experts-flat", "RoutedExperts", ((64, h), chosen(e, 2, 64), (64, 2), None, into, out_of), ((64, h),), {"activation": "gelu"}),
-        Case("experts-biases", "RoutedExperts", (three, some, (8, 16, 3), None, into, out_of, None, (e, f), (e, h)), (three,), {"activation": "relu"}),
-        Case("experts-all-biases", "RoutedExperts", (three, some, (8, 16, 3), into, into, out_of, (e, f), (e, f), (e, h)), (three,), {"activation": "gelu_tanh"}),
+        Case("experts-turned", "RoutedExperts", (three, some, (8, 16, 3), (e, f, h), (e, f, h), (e, h, f), (e, f), (e, f), (e, h)), (three,), turned),
+        Case("experts-flat", "RoutedExperts", (flat, chosen(e, 2, 64), (64, 2), None, into, out_of, None, (e, f), (e, h)), (flat,), {"activation": "gelu"}),
+        Case("experts-swiglu", "RoutedExperts", (three, some, (8, 16, 3), into, into, out_of, (e, f), (e, f)), (three,),
+             {"activation": "swiglu", "alpha": 1.702, "beta": 1.0, "limit": 0.9}),
     ]  # fmt: skip

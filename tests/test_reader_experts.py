@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planner.errors import PlanError
+from planner.reader import read_model
 from tests.reader_models import model, ops, rand, same
 
 F = np.float32
@@ -75,3 +77,34 @@ def test_near_misses(name: str) -> None:
     graph = same(model(f"{HEAD} {{ {NEAR[name]} }}", **arrays(NEAR[name])), {"x": rand(B, S, H)})
     assert "RoutedExperts" not in ops(graph)
     assert any("not a known form of experts" in n for n in graph.notes) == ("Gather" in ops(graph))
+
+
+CONTRIB = {
+    "relu": "activation_type = 'relu'", "gelu normalised": "activation_type = 'gelu', normalize_routing_weights = 1", "silu": "activation_type = 'silu'",
+    "swiglu": "activation_type = 'swiglu', swiglu_fusion = 1, normalize_routing_weights = 1",
+    "swiglu bounded": "activation_type = 'swiglu', swiglu_fusion = 1, activation_alpha = 1.702, activation_beta = 1.0, swiglu_limit = 0.7",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", sorted(CONTRIB))
+def test_onnxruntime_s_own_operator(name: str, biased: bool) -> None:
+    fused = 2 * W if "swiglu" in name else W
+    stacks = {"router": rand(H, E), "flat": np.array([-1, H]), "w1": rand(E, fused, H), "w2": rand(E, H, W)}
+    biases = {"b1": rand(E, fused), "b2": rand(E, H)} if biased else {}
+    operands = "w1, b1, w2, b2" if biased else 'w1, "", w2'
+    text = f"{HEAD} {{ f = Reshape(x, flat) l = MatMul(f, router) y = com.microsoft.MoE <k = 2, {CONTRIB[name]}> (x, l, {operands}) }}".replace("'", '"')
+    made = model(text, **stacks, **biases)
+    made.opset_import.add(domain="com.microsoft", version=1)
+    graph = same(made, {"x": rand(B, S, H)})
+    assert ops(graph).count("RoutedExperts") == 1 and "Slice" not in ops(graph)
+    assert len(graph.trainable) == 1 + (3 if "swiglu" in name else 2) + (len(biases) + ("swiglu" in name) if biased else 0)
+
+
+def test_what_the_operator_leaves_open_is_not_guessed() -> None:
+    stacks = {"router": rand(H, E), "flat": np.array([-1, H]), "w1": rand(E, W, H), "w2": rand(E, H, W)}
+    text = f'{HEAD} {{ f = Reshape(x, flat) l = MatMul(f, router) y = com.microsoft.MoE <k = 2, use_sparse_mixer = 1> (x, l, w1, "", w2) }}'
+    made = model(text, **stacks)
+    made.opset_import.add(domain="com.microsoft", version=1)
+    with pytest.raises(PlanError, match="sparse mixing"):
+        read_model(made)

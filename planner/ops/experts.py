@@ -32,6 +32,7 @@ MIXES = {
     "silu": "jax.nn.silu({0})", "relu": "jax.nn.relu({0})", "gelu": "jax.nn.gelu({0}, approximate=False)", "gelu_tanh": "jax.nn.gelu({0}, approximate=True)",
     "sigmoid": "jax.nn.sigmoid({0})", "tanh": "jnp.tanh({0})", "identity": "{0}",
 }  # fmt: skip
+"""Activations by name. Beside them "swiglu" with attrs alpha, beta and limit: g * sigmoid(alpha g) * (u + beta), g and u bounded."""
 
 
 def token_factors(node: Node, graph: Graph) -> tuple[str, ...]:
@@ -43,7 +44,7 @@ def token_factors(node: Node, graph: Graph) -> tuple[str, ...]:
 
 def _rule(node: Node, graph: Graph) -> Rule:
     shapes, outs = graph.shapes(node.inputs), graph.shapes(node.outputs)
-    if str(node.attrs.get("activation", "silu")) not in MIXES:
+    if str(node.attrs.get("activation", "silu")) not in (*MIXES, "swiglu"):
         raise NoRule(f"experts with the activation {node.attrs.get('activation')}")
     tokens = token_factors(node, graph)
     lead = " ".join(tokens)
@@ -115,13 +116,23 @@ def said(graph: Graph) -> tuple[str, ...]:
     return (f"{'; '.join(each)}; {active}; priced at imbalance {IMBALANCE} (assumed)",)
 
 
+def _mix(call: Call, gated: bool) -> str:
+    """The hidden activation as an expression in g (the gate's product) and u."""
+    name = str(call.attr("activation", "silu"))
+    if name != "swiglu":
+        return f"{MIXES[name].format('g')} * u" if gated else MIXES[name].format("u")
+    g, u = "g", "u"
+    if (limit := call.node.attrs.get("limit")) is not None:
+        g, u = f"jnp.minimum(g, {limit!r})", f"jnp.clip(u, -{limit!r}, {limit!r})"
+    return f"{g} * jax.nn.sigmoid({call.attr('alpha')!r} * {g}) * ({u} + {call.attr('beta')!r})"
+
+
 def _kernel(call: Call) -> str:
     x, index, share = call.args[:3]
     gate, up, down, gate_bias, up_bias, down_bias = (*(a or "None" for a in call.args[3:]), *["None"] * (9 - len(call.args)))
     if down_bias != "None" and call.axes("f"):
         down_bias = f"jnp.where({call.start('f')} == 0, {down_bias}, 0)"
-    act = MIXES[str(call.attr("activation", "silu"))]
-    mix = act.format("u") if gate == "None" else f"{act.format('g')} * u"
+    mix = _mix(call, gate != "None")
     into, out_of = ("rh,fh->rf" if call.attr("trans_in", 0) else "rh,hf->rf"), ("rf,hf->rh" if call.attr("trans_out", 0) else "rf,fh->rh")
     rows, count = blocks(call.rule, call.split, call.mesh)
     stacks = f"({gate}, {up}, {down}, {gate_bias}, {up_bias}, {down_bias})"

@@ -6,7 +6,7 @@ from planner.reader.draft import Draft
 from planner.reader.finder import Finder
 from planner.reader.flatten import unflatten
 from planner.reader.fuse_attention import attentions, repeated_heads
-from planner.reader.fuse_moe import experts
+from planner.reader.fuse_moe import experts, stored_parts
 from planner.reader.fuse_norm import group_norms, norms
 from planner.reader.fuse_point import gelus, rotaries, silus
 from planner.reader.tidy import drop_dead, fold_transposes, shorten_views, sink_expands
@@ -19,6 +19,7 @@ def fuse(draft: Draft) -> None:
         for pattern in patterns:
             pattern(finder)
         finder.apply()
+    stored_parts(draft)
     unflatten(draft)
     sink_expands(draft)
     drop_dead(draft)

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from planner.reader.draft import Draft, Op
 from planner.reader.finder import Finder
+from planner.reader.transforms import transformed
 
+_NAMES = ("", "", "", "gate", "up", "down", "gate_bias", "up_bias", "down_bias")
 _ACTIVATIONS = {"Silu": "silu", "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh"}
 
 
@@ -321,9 +324,7 @@ def _build(find: Finder, root: Op, form: _Form, share: str, down: _Product) -> b
         return False
     x = _view(find, root, x, (*lead, width))
     views = [_view(find, root, name, (*lead, choices)) for name in (form.index, share)]
-    stacks = [_part(find, root, p, "stack", name) for p, name in ((gate, "gate"), (up, "up"), (down, "down"))]
-    biases = [_part(find, root, p, "bias", name) for p, name in ((gate, "gate_bias"), (up, "up_bias"), (down, "down_bias"))]
-    inputs = [x, *views, *stacks, *biases]
+    inputs = [x, *views, *(_part(find, root, p, what) for what in ("stack", "bias") for p in (gate, up, down))]
     while not inputs[-1]:
         inputs.pop()
     attrs = {"activation": activation, "trans_in": int(up.turned), "trans_out": int(down.turned)}
@@ -349,8 +350,8 @@ def _sizes_fit(draft: Draft, gate: _Product | None, up: _Product, down: _Product
     return all(sides) and draft.shape(down.stack) == ((experts_, width, hidden) if down.turned else (experts_, hidden, width))
 
 
-def _part(find: Finder, root: Op, product: _Product | None, what: str, name: str) -> str:
-    """A stack as the operator wants it: whole, or the half of a fused one, cut on the stored weight where nobody else reads it."""
+def _part(find: Finder, root: Op, product: _Product | None, what: str) -> str:
+    """A stack as the operator wants it: whole, or the half of a fused one."""
     draft = find.draft
     whole = "" if product is None else product.stack if what == "stack" else product.bias
     if product is None or not whole:
@@ -364,14 +365,29 @@ def _part(find: Finder, root: Op, product: _Product | None, what: str, name: str
     axis = len(shape) - 1 if what == "bias" or not product.turned else 1
     half = shape[axis] // 2
     stop = start + half if step == 1 else shape[axis]
-    ref = draft.refs.get(whole)
-    if ref is None:
-        return find.insert(root, "Slice", [whole], {"axes": (axis,), "starts": (start,), "ends": (stop,), "steps": (step,)})
-    own = draft.fresh(f"{whole}{'.' if '.' in whole else '_'}{name}")
-    steps = ref.transform or (("reshape", shape),)
-    draft.refs[own] = replace(ref, transform=(*steps, ("slice", (axis, start, stop, step))))
-    draft.types[own] = ((*shape[:axis], half, *shape[axis + 1 :]), draft.dtype(whole))
-    return own
+    return find.insert(root, "Slice", [whole], {"axes": (axis,), "starts": (start,), "ends": (stop,), "steps": (step,)})
+
+
+def stored_parts(draft: Draft) -> None:
+    """Parts of stacks that experts read are cut on the stored weights: each becomes a weight of its own."""
+    made: dict[tuple[Any, ...], str] = {}
+    for op in draft.ops:
+        for slot, name in enumerate(op.inputs if op.op == "RoutedExperts" else ()):
+            cut = draft.maker.get(name)
+            if slot < 3 or cut is None or cut.op != "Slice" or len(cut.attrs["axes"]) != 1 or not draft.is_leaf(cut.inputs[0]):
+                continue
+            whole = cut.inputs[0]
+            step = (cut.attrs["axes"][0], cut.attrs["starts"][0], cut.attrs["ends"][0], cut.attrs["steps"][0])
+            if (whole, step) not in made:
+                own = made[whole, step] = draft.fresh(f"{whole}{'.' if '.' in whole else '_'}{_NAMES[slot]}")
+                draft.types[own] = draft.types[name]
+                if whole in draft.refs:
+                    ref = draft.refs[whole]
+                    draft.refs[own] = replace(ref, transform=(*(ref.transform or (("reshape", draft.shape(whole)),)), ("slice", step)))
+                else:
+                    draft.values[own] = transformed(draft.values[whole], [("slice", step)], own)
+                    draft.keep_floats.add(own)
+            op.inputs[slot] = made[whole, step]
 
 
 def _view(find: Finder, root: Op, name: str, shape: tuple[int, ...]) -> str:
