@@ -41,7 +41,8 @@ class Relaxed:
         return np.inf if found is None else found[1]
 
     def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
-        """A fastest choice and the bound (seconds) without a memory limit, for this many microbatches; None where none is possible."""
+        """A fastest choice (empty where only the bound is known) and the bound (seconds) without a memory limit, for this many microbatches; None where none
+        is possible."""
         at = Techniques(techniques.zero, techniques.recompute, microbatches)
         return self._run(seconds_of(self.space, at, uncut=True), at, None)
 
@@ -52,8 +53,8 @@ class Relaxed:
         return np.inf if found is None else found[1]
 
     def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
-        """Bytes of a choice, its working set left out."""
-        return usage_of(self.space, techniques, choice, uncut=True)[0]
+        """Bytes of a choice, its working set left out; +inf of none (a bound without exact tables may come without a choice)."""
+        return np.inf if not len(choice) else usage_of(self.space, techniques, choice, uncut=True)[0]
 
     def _run(self, seconds: np.ndarray, techniques: Techniques, limit: float | None) -> tuple[np.ndarray, float] | None:
         cost = np.where(np.isfinite(seconds), seconds * PICO, np.inf)

@@ -49,3 +49,16 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
                 checked += 1
             assert relaxed.limited(at, 0) == float("inf")
     assert checked >= 6
+
+
+def test_a_bound_without_a_choice_is_no_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tables would be too large, greedy decoding may meet a dead end: the bound stands, and nothing is known of memory."""
+    request = make_request(devices=4, hardware=None, topology=None)
+    search = Search(Model.open("zoo:mlp-tiny", Workload("train", batch=8), 4), request)
+    space = search.space(search._meshes()[0], 1, None)
+    assert space is not None
+    monkeypatch.setattr("planner.relax.compile_tree", lambda model: None)
+    monkeypatch.setattr("planner.relax.bounded", lambda model, clock, start, order: (None, 1e6))
+    relaxed = Relaxed(space)
+    found = relaxed.free(Techniques(), 1)
+    assert found is not None and found[1] > 0 and relaxed.usage(Techniques(), found[0]) == float("inf")
