@@ -12,6 +12,7 @@ from planner.emit.replay import dots, reads
 from planner.flow import gradient_tensors, rule_of
 from planner.graph import Graph
 from planner.kernels import find_savers
+from planner.ops.control import Region, region
 from planner.rule import PENDING, Rule, Split
 
 
@@ -131,6 +132,11 @@ class Base:
             else:
                 found[key] = a + 1, b + enters, c + (not enters and first == largest and i < first + period), d
         return found
+
+    @cached_property
+    def regions(self) -> Mapping[int, Region]:
+        """Nodes with bodies -> how their splits reach the nodes inside."""
+        return {i: region(node, self.graph) for i, node in enumerate(self.graph.nodes) if node.bodies}
 
     @cached_property
     def batch_factors(self) -> tuple[str, ...]:

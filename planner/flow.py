@@ -78,6 +78,8 @@ def rule_of(node: Node, graph: Graph) -> tuple[Rule, str]:
             return operator.rule(node, graph), ""
         except NoRule as e:
             reason = f"{node.op}: {e}"
+            if e.whole is not None:
+                return e.whole, reason
     shapes = graph.shapes(node.inputs)
     outs = graph.shapes(tuple(o for o in node.outputs if o))
     sizes: dict[str, int] = {}

@@ -8,10 +8,11 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from planner.emit.replay import reads
+from planner.graph import Graph, Node
 from planner.layout import group, local_shape, padded
 from planner.ops import OPERATORS, experts
 from planner.ops.attention import QUERY_BLOCK, in_query_blocks
-from planner.ops.control import kept_elements
+from planner.ops.control import Region, kept_elements, region, trips
 from planner.ops.loss import LOSS_ROWS, USER_BYTES
 from planner.rule import Rule, Split
 
@@ -49,11 +50,34 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
     if node.op in FREE:
         return 0.0, 0.0
     dtype = pricer.recipe.compute if graph.tensors[live[0]].is_float else "float32"
-    forward = _experts_s(base, i, split, pricer, dtype) if node.op == "RoutedExperts" else pricer.kernel_s(flops, moved, dtype)
+    if node.bodies:
+        forward = _bodies_s(node, graph, base.regions[i], split, pricer, dtype)
+    else:
+        forward = _experts_s(base, i, split, pricer, dtype) if node.op == "RoutedExperts" else pricer.kernel_s(flops, moved, dtype)
     backward = 0.0
     if base.training and any(o in base.grad for o in live):
         backward = (base.backward[i] if flops else 2) * forward
     return forward, backward
+
+
+def _bodies_s(node: Node, graph: Graph, found: Region, split: Split, pricer: Pricer, dtype: str) -> float:
+    """Seconds of the slower body, as often as it runs: each kernel of an iteration pays its launch; what fuses is one more."""
+    slowest = 0.0
+    for body, rules, splits in zip(node.bodies, found.rules, found.splits(node, split), strict=True):
+        seconds = fused = 0.0
+        for inner, rule in zip(body.nodes, rules, strict=True):
+            own, operator = splits[inner.id], OPERATORS.get(inner.op)
+            share = _share(rule, own, pricer.sizes)
+            made = share * sum(body.tensors[o].elements * pricer.itemsize(body.tensors[o].dtype) for o in inner.outputs if o)
+            read = share * sum(body.tensors[n].elements * pricer.itemsize(body.tensors[n].dtype) for n in inner.inputs if n)
+            if inner.bodies:
+                seconds += _bodies_s(inner, body, region(inner, body), own, pricer, dtype)
+            elif operator is not None and operator.fusible:
+                fused += made * pricer.runtime.fused_traffic
+            elif inner.op not in FREE:
+                seconds += pricer.kernel_s(rule.flops * share, read + made, dtype)
+        slowest = max(slowest, seconds + (pricer.kernel_s(0.0, fused, dtype) if fused else 0.0))
+    return trips(node) * slowest
 
 
 def _experts_s(base: Base, i: int, split: Split, pricer: Pricer, dtype: str) -> float:

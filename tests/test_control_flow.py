@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from costmodels.precision import load_recipe
+from costmodels.runtime import RUNTIMES
 from planner.base import Base
+from planner.conversions import Atlas
 from planner.errors import PlanError
 from planner.flow import Plan, rule_of
+from planner.kernels import kernel_times
 from planner.onnx_backend.program import compiled
+from planner.price import Pricer
 from planner.reader import lower_control, read_model
 from planner.rule import Split, candidates
+from planner.topology import for_devices, meshes
 from planner.training import add_loss
 from planner.verify.numerics import compare, seeded_values
 from tests import control_models as models
@@ -36,8 +42,8 @@ def small(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {n: v.astype(np.int32) if v.dtype == np.int64 else v for n, v in values.items()}
 
 
-def region_plan(graph: Any, factor: int = 0) -> Plan:
-    """The node with bodies cut over the whole mesh by one factor, or as far as it may be."""
+def region_plan(graph: Any) -> Plan:
+    """The node with bodies cut as far as it may be."""
     node = next(n for n in graph.nodes if n.bodies)
     splits = candidates(rule_of(node, graph)[0], dict(MESH))
     return Plan(MESH, {node.id: max(splits, key=lambda s: (len(s.used), s.pairs))})
@@ -95,6 +101,27 @@ def test_a_heavy_branch_and_every_iteration_are_priced() -> None:
     for made, flops in ((models.branches(), 2 * 8 * 16 * 16), (models.counted_loop(60), 60 * 2 * 8 * 16 * 16), (models.scan(), 12 * 2 * 8 * 16 * 16)):
         base = Base.of(read_model(made), training=False)
         assert sum(r.flops for r in base.rules) == flops == base.model_flops
+
+
+def test_bodies_that_let_nothing_be_cut_are_reported_with_their_work() -> None:
+    made = models.until_large()
+    body = made.graph.node[2].attribute[0].g
+    body.node.insert(0, helper.make_node("MatMul", ["h", "w"], ["hw"]))
+    body.node[1].input[0] = "hw"
+    graph = read_model(made)
+    rule, reason = rule_of(graph.nodes[-1], graph)
+    assert "every dim" in reason and rule.flops == 2 * 8 * 16 * 16 and len(candidates(rule, dict(MESH))) == 1
+
+
+def test_every_iteration_pays_its_launches() -> None:
+    topology = for_devices("h100-sxm", 8)
+    pricer = Pricer(topology, meshes(topology)[0], RUNTIMES["jax-shard_map"], load_recipe("bf16-mixed"), Atlas())
+    times = []
+    for trips in (50, 100):
+        base = Base.of(read_model(models.counted_loop(trips)), training=False)
+        i = next(i for i, n in enumerate(base.graph.nodes) if n.bodies)
+        times.append(kernel_times(base, i, Split(), pricer)[0])
+    assert times[1] == pytest.approx(2 * times[0]) and times[0] >= 50 * 2 * topology.device.launch_s
 
 
 def test_what_cannot_be_followed_is_said() -> None:

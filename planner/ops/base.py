@@ -16,7 +16,11 @@ from planner.rule import Rule, Split
 
 
 class NoRule(Exception):
-    """This instance of the operator has no rule: it is planned replicated, and reported."""
+    """This instance of the operator has no rule: it is planned replicated, and reported. `whole` may say what its work is all the same."""
+
+    def __init__(self, why: str, whole: Rule | None = None) -> None:
+        super().__init__(why)
+        self.whole = whole
 
 
 class Special(float):

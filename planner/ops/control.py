@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from planner.graph import Graph, Node
 from planner.layout import Axes
-from planner.ops.base import Call, Operator, jnp_dtype, register
+from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
 from planner.rule import Dim, Inner, Rule, Split
 
 Element = tuple[int, str, int]
@@ -201,7 +201,10 @@ def _flops(node: Node, rules: tuple[tuple[Rule, ...], ...]) -> float:
 
 
 def _region_rule(node: Node, graph: Graph) -> Rule:
-    return region(node, graph).rule
+    rule = region(node, graph).rule
+    if any(n > 1 for n in rule.sizes.values()) and not any(n > 1 and f not in rule.whole for f, n in rule.sizes.items()):
+        raise NoRule("its bodies sum over, or look along, every dim", rule)
+    return rule
 
 
 def _made(call: Call) -> str:
