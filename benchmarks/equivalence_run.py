@@ -5,6 +5,7 @@
                        under pinned meshes and techniques, tried in a fixed order
     tensor-parallel    mesh data=2, model=the rest, by hand: every product whose rule allows it is cut over "model", along a dim of its weight where
                        it has one (see `tensor_parallel`)
+    exchange           (models whose kernels can exchange with neighbours) attention on a ring, rows of images or experts over "model", the batch over "data"
     sharded-state      (training) a pinned mesh with optimizer sharding level 3, recompute and two microbatches
 
 An axis works when some product or recurrence (an operator with FLOPs) is cut over it. Planned for a made-up device (eager.toml) whose links are
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.equivalence_models import Case, Shrunk, feeds_for, onnxruntime_outputs
+from planner.base import Base
 from planner.errors import PlanError
 from planner.flow import Plan, rule_of
 from planner.graph import Graph
@@ -33,6 +35,7 @@ from planner.strategy import Strategy
 
 HARDWARE = Path(__file__).with_name("eager.toml")
 TOLERANCE, RUNTIME_TOLERANCE = 1e-4, 1e-3
+EXCHANGE = "exchange"
 SEARCH_S = 20.0
 """Time limit of one search."""
 
@@ -71,6 +74,31 @@ def tensor_parallel(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split
     return out
 
 
+@dataclass(frozen=True)
+class ExchangePins(Pins):
+    """Pins made by a rule instead of globs: see `exchanges`."""
+
+    def allowed(self, base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
+        return exchanges(base, mesh)
+
+
+def exchanges(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
+    """Per class of nodes whose kernel can exchange with neighbours the split that has it do so over "model", and the batch over "data"; others are free."""
+    from planner.batch import batch_factors
+
+    factors = batch_factors(base)
+    out: dict[int, tuple[Split, ...]] = {}
+    for i, rule in enumerate(base.rules):
+        inside = next(iter((*rule.paired, *sorted(rule.spatial))), "")
+        if base.shared[i] != i or not inside:
+            continue
+        both = Split.of({inside: ["model"], **({factors[i]: ["data"]} if factors[i] else {})})
+        usable = [s for s in (both, Split.of({inside: ["model"]})) if legal(rule, s, mesh, Limits())]
+        if usable:
+            out[i] = (usable[0],)
+    return out
+
+
 def weight_factors(graph: Graph, index: int, rule: Rule) -> set[str]:
     """The factors of a node's operands that are weights, or views of weights."""
 
@@ -99,6 +127,8 @@ def attempts(name: str, devices: int, train: bool, batch: int) -> list[Attempt]:
         return [Attempt(mode="data-parallel")]
     if name == "tensor-parallel":
         return [Attempt(pins=HandPins(mesh=wide))]
+    if name == EXCHANGE:
+        return [Attempt(pins=ExchangePins(mesh=mesh)) for mesh in (wide, tall)]
     if name == "sharded-state":
         techniques = {"zero_stage": 3, "recompute": "block", "microbatches": 2 if batch % (2 * half) == 0 else 1}
         one = {**techniques, "microbatches": 1}
@@ -262,6 +292,9 @@ def run_case(case: Case, workload: str, names: tuple[str, ...], backends: tuple[
     said = False
     if workload == "train":
         yield from trained(model, graph, twins[1].trained)
+    base = Base.of(graph, training=workload == "train")
+    if EXCHANGE in names and not any(exchanges(base, {a: n for a, (n,) in t.pins.mesh.items()}) for t in attempts(EXCHANGE, case.devices, False, case.batch)):
+        names = tuple(n for n in names if n != EXCHANGE)
     for name, plan, what in strategies(case, model, names):
         if plan is None:
             yield from (Row(case.name, workload, name, backend, "", failure=what) for backend in backends)

@@ -250,7 +250,7 @@ class Body:
         """Write one node."""
         graph, node = self.flow.graph, self.flow.graph.nodes[index]
         rule = self.flow.rules[index]
-        by_piece = self.backend == "jit" and node.op in BY_PIECE and self._even(index)
+        by_piece = self.backend == "jit" and (node.op in BY_PIECE or self._exchanges(index)) and self._even(index)
         split = self.flow.split(index) if self.backend == "shard_map" or by_piece else Split()
         live = tuple(o for o in node.outputs if o)
         needs = [self.flow.need.get((index, slot)) for slot in range(len(node.inputs))]
@@ -339,6 +339,13 @@ class Body:
             name = node.inputs[slot]
             if need is not None and need != self.flow.source[name]:
                 args[slot] = f"at({args[slot]}, {spec_text(need, self.flow.graph.tensors[name].shape, self.mesh)})"
+
+    def _exchanges(self, index: int) -> bool:
+        """Whether a node's kernel is one of pieces that send to their neighbours, or a convolution of cut rows: the partitioner of jax 0.10 gets the gradient of
+        its weight wrong, and gathers what a ring passes on."""
+        rule, split, node = self.flow.rules[index], self.flow.split(index), self.flow.graph.nodes[index]
+        sends = any(i.kind == "collective-permute" and i.axes(split, self.flow.plan.order) for i in rule.inner)
+        return sends or (node.op in CONVOLUTIONS and any(split.axes(f) for f in rule.spatial))
 
     def _even(self, index: int) -> bool:
         """Whether a node's operands and result are cut evenly."""
