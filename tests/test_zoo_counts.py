@@ -48,6 +48,13 @@ def t5(layers: int, hidden: int, inner: int, ff: int, vocab: int, seq: int) -> f
     return seq * (layers * (attention + feed) + layers * (2 * attention + feed) + 2 * hidden * vocab)
 
 
+def deepseek_v3(seq: int) -> float:
+    """Latent attention (ranks 1536 and 512, 128 heads of 128 + 64 and 128), 3 plain layers, 58 of 8 routed experts and a shared one out of 256; the head."""
+    h, heads = 7168, 128
+    attention = 2 * (h * 1536 + 1536 * heads * 192 + h * 576 + 512 * heads * 256 + heads * 128 * h) + 2 * seq * heads * (192 + 128)
+    return seq * (61 * attention + 3 * 6 * h * 18432 + 58 * (9 * 6 * h * 2048 + 2 * h * 256) + 2 * h * 129280)
+
+
 FORMULAS = {
     "gpt3-175b": gpt(96, 12288, 2048, 50257),
     "megatron-530b": gpt(105, 20480, 2048, 51200),
@@ -56,8 +63,10 @@ FORMULAS = {
     "llama3-8b": llama(32, 4096, 32, 8, 14336, 128256, 8192),
     "llama3-70b": llama(80, 8192, 64, 8, 28672, 128256, 8192),
     "llama3-405b": llama(126, 16384, 128, 8, 53248, 128256, 8192),
+    "mixtral-8x7b": llama(32, 4096, 32, 8, 14336, 32000, 4096, 2, 8),
+    "deepseek-v3": deepseek_v3(4096),
     "mixtral-8x7b,form=gathered": llama(32, 4096, 32, 8, 14336, 32000, 4096, 2, 8),
-    "mixtral-8x22b,form=gathered": llama(56, 6144, 48, 8, 16384, 32768, 4096, 2, 8),
+    "mixtral-8x22b": llama(56, 6144, 48, 8, 16384, 32768, 4096, 2, 8),
     "t5-11b": t5(24, 1024, 16384, 65536, 32128, 512),
 }
 
