@@ -141,6 +141,16 @@ def test_what_cannot_be_followed_is_said() -> None:
         read_model(uneven)
 
 
+def test_the_batch_is_not_followed_through_bodies_but_may_be_a_symbol() -> None:
+    with pytest.raises(PlanError, match="P146.*subgraphs"):
+        read_model(models.branches(), batch=16)
+    free = models.branches()
+    free.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    for batch in (1, 16):
+        graph = read_model(free, batch=batch)
+        assert graph.tensors["y"].shape == (batch, 16) and graph.nodes[1].bodies[0].tensors[graph.nodes[1].bodies[0].outputs[0]].shape == (batch, 16)
+
+
 def growing(trips: int) -> Any:
     """Each iteration appends a row: states of another shape each time."""
     nodes = [helper.make_node("Concat", ["h", "x"], ["longer"], axis=1), helper.make_node("Identity", ["on"], ["still_on"])]

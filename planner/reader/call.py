@@ -96,6 +96,8 @@ class Call:
         found = self.const(k, what).reshape(-1)
         if found.size > MOST_INTS:
             raise ShapeError(f"{what} holds {found.size} numbers")
+        if found.dtype.kind not in "iubf":
+            raise ShapeError(f"{what} holds {found.dtype} values")
         return [int(v) for v in found]
 
     def axis(self, axis: int, rank: int) -> int:

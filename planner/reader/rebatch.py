@@ -125,7 +125,10 @@ def _write(draft: Draft, marks: dict[str, Marks], expands: list[tuple[Op, int, i
         shape = draft.shape(name)
         if found is None:
             return shape
-        return tuple(n // old * new if 0 in f else n for n, f in zip(shape, found, strict=True))
+        grown = tuple(n // old * new if 0 in f else n for n, f in zip(shape, found, strict=True))
+        if math.prod(grown) > MOST_ELEMENTS:
+            raise PlanError("P133", f"batch {new}: tensor {name!r} of shape {list(shape)} would grow to {list(grown)}", help=["a smaller --batch"])
+        return grown
 
     for name in draft.inputs:
         draft.types[name] = (scaled(name), draft.dtype(name))

@@ -131,6 +131,8 @@ class Tracer:
 
     def _other(self, op: Op) -> None:
         """Operators without a rule: only those that keep the shape of their one batched operand."""
+        if op.bodies:
+            raise self.fail(op, "holds subgraphs, through which the batch is not followed")
         batched = [i for i in op.inputs if i and any(0 in factors for factors in self.dims(i))]
         outputs = [o for o in op.outputs if o]
         if len(set(batched)) == 1 and all(self.draft.shape(o) == self.draft.shape(batched[0]) for o in outputs):
