@@ -25,6 +25,8 @@ from planner.ops import OPERATORS, NoRule
 from planner.rule import Dim, Rule, Split
 
 NO_GRADIENT = frozenset({"Floor", "Ceil", "Round", "Sign"})
+STAGE = "stage"
+"""The mesh axis of pipeline stages: blocks are dealt out along it, no operator is cut over it (planner.pipeline)."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Plan:
 
     runs: repeated blocks as (first node, nodes per block, repeats). recompute: "none", "block" (collectives replayed)
     or "block-keep" (collective results kept). microbatches: gradient-accumulation steps; the graph is that of one microbatch.
+    schedule: "" or how microbatches pass through pipeline stages, "1f1b" or "gpipe"; the mesh then has an axis "stage".
     """
 
     mesh: tuple[tuple[str, int], ...]
@@ -57,6 +60,12 @@ class Plan:
     microbatches: int = 1
     runs: tuple[tuple[int, int, int], ...] = ()
     weight_plans: Mapping[str, WeightPlan] = field(default_factory=dict)
+    schedule: str = ""
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages; 1 without a pipeline."""
+        return dict(self.mesh).get(STAGE, 1) if self.schedule else 1
 
     @property
     def order(self) -> Axes:

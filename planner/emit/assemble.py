@@ -21,7 +21,9 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     many = train and w.flow.plan.microbatches > 1
     files = [*KERNELS, "frame"]
     if train:
-        files += [w.training.optimizer, f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{steps}", f"step_{steps}", "main_train"]
+        how = f"pipeline_{w.pipeline.schedule}" if w.pipeline else f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{steps}"
+        files += ["stages"] if w.pipeline else []
+        files += [w.training.optimizer, how, f"step_{steps}", "main_train"]
     else:
         files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
     roots = {"main", "make_gradients"} if train else {"main"}

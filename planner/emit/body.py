@@ -22,7 +22,7 @@ from planner.emit.source import comment
 from planner.emit.text import counted, inlined, rule_cells, short_floats, small_literal, spec_text, wrapped
 from planner.errors import PlanError
 from planner.flow import Flow, derive
-from planner.graph import Node
+from planner.graph import Graph, Node
 from planner.layout import Axes, Layout, Step, group, local_shape, padded
 from planner.ops import OPERATORS, Call
 from planner.ops.base import NoRule, axes_text, jnp_dtype
@@ -38,6 +38,15 @@ LOOKUPS = frozenset({"Gather", "GatherND"})
 """Tables are not masked: the lookup never meets their padding, and masking would cost a copy of the table and one of its gradient."""
 Way = tuple[Step, ...]
 Line = str | Callable[[], str]
+
+
+def precise(graph: Graph) -> frozenset[str]:
+    """Floats made of constants and integers alone."""
+    learned = {*graph.weights, *(n for n in graph.inputs if graph.tensors[n].is_float)}
+    for node in graph.nodes:
+        if any(n in learned for n in node.inputs):
+            learned.update(o for o in node.outputs if o)
+    return frozenset(n for n, t in graph.tensors.items() if t.is_float and n not in learned)
 
 
 @dataclass

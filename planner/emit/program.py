@@ -12,24 +12,25 @@ Functions of the forward pass:
 from __future__ import annotations
 
 from planner.emit.assemble import assemble, kept
-from planner.emit.body import Backend, Body
-from planner.emit.replay import block_mode, parts, sharded
-from planner.emit.runs import Run, find_run, inner_flow, outer_flow
+from planner.emit.body import Backend, Body, precise
+from planner.emit.blocks import write_block
+from planner.emit.replay import parts, sharded
+from planner.emit.runs import Run, find_run, outer_flow
 from planner.emit.source import comment, literal, user_function
-from planner.emit.tables import block_table, collect_parameters
-from planner.emit.text import pattern
+from planner.emit.stages import write_stages
+from planner.emit.tables import collect_parameters
 from planner.emit.writer import Function, Program, Training, Workload, Writer
 from planner.errors import PlanError
 from planner.flow import Flow, Plan, derive
 from planner.graph import Graph
 from planner.layout import Layout
 from planner.ops import OPERATORS
+from planner.pipeline import pipeline_of
 from planner.training import counted_rows
 
 __all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_runs"]
 
 STAGE_NODES = 60
-KEEP = 'jax.checkpoint_policies.save_only_these_names("collective")'
 
 
 def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "shard_map", unroll: bool = False,
@@ -44,9 +45,13 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     flow = derive(graph, plan, training=workload == "train")
     runs, reasons = emitted_runs(flow)
     counted = counted_rows(graph) if workload == "train" and plan.microbatches > 1 else ""
-    w = Writer(flow, backend, unroll, training, runs, reasons=reasons, counted=counted)
+    pipeline = pipeline_of(graph, plan)
+    w = Writer(flow, backend, unroll and pipeline is None, training, runs, reasons=reasons, counted=counted, pipeline=pipeline)
     collect_parameters(w)
     w.tables += [user_function(node) for node in graph.nodes if node.op == "UserLoss"]
+    if w.pipeline:
+        write_stages(w)
+        return _program(w, workload, header, weights_file, compute, model_folder)
     body = _forward(w)
     name = "loss_of" if workload == "train" else "forward"
     if w.counted:
@@ -55,6 +60,11 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     rows = ", and the rows that count" if w.counted else ""
     doc = f"Mean loss of one {'microbatch' if plan.microbatches > 1 else 'batch'}{rows}{local}." if workload == "train" else "The model."
     w.functions.append(Function(name, doc, body, ("params", "frozen", "batch"), as_tuple=workload == "infer"))
+    return _program(w, workload, header, weights_file, compute, model_folder)
+
+
+def _program(w: Writer, workload: Workload, header: str, weights_file: str, compute: str, model_folder: str) -> Program:
+    graph = w.flow.graph
     text = assemble(w, workload, header, weights_file, compute, model_folder)
     labels = {p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in w.parameters.values()}
     return Program(text, kept(w), labels, tuple(w.reasons))
@@ -99,7 +109,7 @@ def _forward(w: Writer) -> Body:
     stages = {stage.start: stage for stage in _stages(w, set(starts), set(wrapped))}
     while index < len(graph.nodes):
         if index in starts:
-            _block(w, body, starts[index], w.runs.index(starts[index]))
+            write_block(w, body, starts[index])
             index = starts[index].end
         elif index in wrapped:
             _part(w, body, wrapped[index], f"part{sorted(wrapped).index(index)}")
@@ -114,15 +124,6 @@ def _forward(w: Writer) -> Body:
         source = flow.source[name]
         body.results.append(body.value(name, source.stored if source.partial else source))
     return body
-
-
-def precise(graph: Graph) -> frozenset[str]:
-    """Floats made of constants and integers alone."""
-    learned = {*graph.weights, *(n for n in graph.inputs if graph.tensors[n].is_float)}
-    for node in graph.nodes:
-        if any(n in learned for n in node.inputs):
-            learned.update(o for o in node.outputs if o)
-    return frozenset(n for n, t in graph.tensors.items() if t.is_float and n not in learned)
 
 
 def _stages(w: Writer, runs: set[int], wrapped: set[int]) -> list[range]:
@@ -150,63 +151,6 @@ def _shared_scope(a: str, b: str) -> list[str]:
             break
         shared.append(x)
     return shared
-
-
-def _block(w: Writer, body: Body, run: Run, number: int) -> None:
-    """One function for the block, then a scan over stacked weights (or a loop over the repeats when unrolled)."""
-    flow, inside = w.flow, range(run.first, run.first + run.period)
-    mode = block_mode(flow)
-    gathers = w.backend == "shard_map" and any(sharded(flow, names[0]) for names in run.weights)
-    entering = [body.value(c.enters, c.layout) for c in run.carries]
-    table = block_table(w, run, f"BLOCK{number}")
-    inner = body.inner(inner_flow(body.flow, run), repeats=_spoken(w, run), tie=w.unroll and gathers, name_collectives=bool(mode),
-                       weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights})  # fmt: skip
-    carried = tuple(inner.fresh("x") for _ in run.carries)
-    for carry, variable in zip(run.carries, carried, strict=True):
-        inner.bind(carry.enters, carry.layout, variable)
-    for i in inside:
-        inner.node(i)
-    inner.results = [inner.value(c.leaves[0], c.layout) for c in run.carries]
-    layouts = ", ".join(f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}" for v, c in zip(carried, run.carries, strict=True))
-    what = comment(f"{table.what}, one of {run.repeats}; carries {layouts}", 160)
-    block = Function(f"block{number}", f"{what}.", inner, (*carried, "w"))
-    w.functions.append(block)
-    out = body.fresh("x")
-    start = entering[0] if len(entering) == 1 else f"({', '.join(entering)})"
-    name = block.name
-    if mode and not (w.backend == "jit" and mode == "part"):
-        policy = {"all": "", "keep": f", policy={KEEP}", "part": ", policy=no_gathers"}[mode]
-        wrap = f"recompute({name}{policy})" if w.unroll else f"jax.checkpoint({name}{policy})"
-        name = f"kept{number}"
-        body.lines.append(f"{name} = {wrap}")
-    state = "x" if len(carried) == 1 else "*x"
-
-    more = lambda: "".join(f", {a}" for a in block.arguments[len(carried) + 1 :])  # noqa: E731
-    if w.unroll:
-        body.lines.append(f"{out} = {start}")
-        body.lines.append(f"for i in range({run.repeats}):")
-        call = f"    {out} = {name}({'*' if len(carried) > 1 else ''}{out}, {table.one_repeat}"
-        body.lines.append(lambda: f"{call}{more()})")
-    else:
-        head = f"{out}, _ = lax.scan(lambda x, w: ({name}({state}, w"
-        rest = f"), None), {start}, {table.all_repeats}, length={run.repeats})"
-        body.lines.append(lambda: f"{head}{more()}{rest}")
-    for i, carry in enumerate(run.carries):
-        body.bind(carry.leaves[-1], carry.layout, out if len(run.carries) == 1 else f"{out}[{i}]")
-
-
-def _spoken(w: Writer, run: Run) -> dict[str, str]:
-    """What node ids, tensors and labels of the first repeat are called in the function of all."""
-    graph, out = w.flow.graph, {}
-    for names in run.weights:
-        labels = [graph.labels.get(n, n) for n in names]
-        out[labels[0]] = pattern(labels)
-    for i in range(run.first, run.first + run.period):
-        nodes = [graph.nodes[i + r * run.period] for r in range(run.repeats)]
-        out[nodes[0].id] = pattern([n.id for n in nodes])
-        for k, name in enumerate(nodes[0].outputs):
-            out[name] = pattern([n.outputs[k] for n in nodes])
-    return out
 
 
 def _part(w: Writer, body: Body, part: range, name: str) -> None:

@@ -10,7 +10,7 @@ from planner.emit.runs import Run
 from planner.emit.source import comment, literal
 from planner.emit.text import spec_text
 from planner.emit.writer import Parameter, Writer
-from planner.flow import cut_layout, stored_layout
+from planner.flow import STAGE, cut_layout, stored_layout
 from planner.graph import FLOATS, Graph
 from planner.layout import Layout
 from planner.ops.base import tuple_text
@@ -139,11 +139,16 @@ def parameter_table(w: Writer, name: str, what: str, parameters: list[Parameter]
     for p in parameters:
         shape, layout = graph.tensors[p.tensors[0]].shape, stored_layout(p.plan)
         if p.stacked:
-            shape, layout = (len(p.tensors), *shape), Layout(((), *layout.dims))
+            shape, layout = (len(p.tensors), *shape), _stacked(w, p, layout)
         repeats = len(p.tensors) if p.stacked else 0
         dtype = _kind(graph.tensors[p.tensors[0]].dtype)
         rows.append(f'    {literal(p.key)}: ({shape}, "{dtype}", {repeats}, {initial_mean(graph, p.tensors[0])}, {spec_text(layout, *_even(w, shape))}),')
     return "\n".join([*rows, "}", ""]) if parameters else f"{name} = {{}}\n"
+
+
+def _stacked(w: Writer, p: Parameter, layout: Layout) -> Layout:
+    """The layout of stacked weights: dealt out over pipeline stages, or all repeats everywhere."""
+    return Layout(((STAGE,) if w.staged(p) else (), *layout.dims))
 
 
 def labels_table(w: Writer) -> str:
@@ -178,8 +183,10 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         rest = tuple(a for a in plan.fan if not (cut and a in plan.axes))
         layout = cut_layout(plan) if cut else plan.layout
         shape = w.flow.graph.tensors[p.tensors[0]].shape
-        shape, layout = ((len(p.tensors), *shape), Layout(((), *layout.dims))) if p.stacked else (shape, layout)
-        pending = tuple_text(rest if plan.zero == 3 else plan.fan)
+        shape, layout = ((len(p.tensors), *shape), _stacked(w, p, layout)) if p.stacked else (shape, layout)
+        over = (STAGE,) if w.pipeline and not w.staged(p) else ()  # every stage holds it and adds to its gradient
+        rest = (*over, *rest)
+        pending = tuple_text(rest if plan.zero == 3 else (*over, *plan.fan))
         ways = f"{pending}, {tuple_text(rest)}, {tuple_text(scatter)}, {plan.dim + p.stacked if scatter else 0}, " if w.backend == "shard_map" else ""
         rows.append(f"    {literal(p.key)}: ({ways}{spec_text(layout, *_even(w, shape))}{'' if ways else ','}),")
     what = "axes its gradient is pending over, of these: summed over, scattered over; the dim scattered; " if w.backend == "shard_map" else ""

@@ -11,6 +11,7 @@ import numpy as np
 from planner.emit.body import Backend, Body, Line
 from planner.emit.runs import Run
 from planner.flow import Flow, WeightPlan
+from planner.pipeline import Pipeline
 
 Workload = Literal["train", "infer"]
 
@@ -92,10 +93,17 @@ class Writer:
     parameters: dict[str, Parameter] = field(default_factory=dict)  # by first tensor
     reasons: list[str] = field(default_factory=list)
     counted: str = ""  # with microbatches: the tensor that counts the rows of each, where that is a part of the data
+    pipeline: Pipeline | None = None
     tables: list[str] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
     helpers: set[str] = field(default_factory=set)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    counter: list[int] = field(default_factory=lambda: [0])
+    """of variables, where a program has several functions of its own"""
+
+    def staged(self, parameter: Parameter) -> bool:
+        """Whether the parameter's repeats are dealt out over pipeline stages."""
+        return self.pipeline is not None and parameter.stacked and any(i in self.pipeline.nodes for i, _ in self.flow.graph.consumers[parameter.tensors[0]])
 
     def container(self, tensor: str) -> str:
         """The dict a weight's parameter is in."""

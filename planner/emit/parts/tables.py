@@ -12,6 +12,7 @@
                       jit programs have the PartitionSpec alone
     GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
     SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
+    CARRIED           tensors handed from one pipeline stage to the next
     OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
 """
 
@@ -33,10 +34,26 @@ GRADIENTS: dict[str, tuple[Any, ...]] = {}
 OUTPUT_SPECS: tuple[Any, ...] = ()
 GATHERED: set[str] = set()
 SCATTER_EACH_MICROBATCH = False
+CARRIED = 1
 
 
 def loss_of(params: Any, frozen: Any, batch: Any) -> Any:
     """The program's own: mean loss of one microbatch, and the number of rows that count where that is a part of the data."""
+    raise NotImplementedError
+
+
+def enter(params: Any, frozen: Any, batch: Any) -> Any:
+    """The program's own, with pipeline stages: what the blocks are given."""
+    raise NotImplementedError
+
+
+def trunk(params: Any, frozen: Any, batch: Any, x: Any) -> Any:
+    """The program's own, with pipeline stages: the blocks of this stage."""
+    raise NotImplementedError
+
+
+def finish(params: Any, frozen: Any, batch: Any, x: Any) -> Any:
+    """The program's own, with pipeline stages: mean loss of one microbatch from what leaves the last block."""
     raise NotImplementedError
 
 

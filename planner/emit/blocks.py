@@ -1,0 +1,91 @@
+"""A repeated block as a function of its own, and the loop that runs it."""
+
+from __future__ import annotations
+
+from planner.emit.body import Body
+from planner.emit.replay import block_mode, sharded
+from planner.emit.runs import Run, inner_flow
+from planner.emit.source import comment, literal
+from planner.emit.tables import block_table
+from planner.emit.text import pattern
+from planner.emit.writer import Function, Writer
+from planner.flow import STAGE
+from planner.pipeline import Pipeline
+
+KEEP = 'jax.checkpoint_policies.save_only_these_names("collective")'
+
+
+def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = None) -> None:
+    """One function for the block, then a scan over stacked weights (or a loop over the repeats when unrolled).
+
+    pipeline: these blocks are dealt out over stages: the scan is over those of this stage, which begins with what it is handed.
+    """
+    number = w.runs.index(run)
+    flow, inside = w.flow, range(run.first, run.first + run.period)
+    mode = block_mode(flow)
+    gathers = w.backend == "shard_map" and any(sharded(flow, names[0]) for names in run.weights)
+    entering = [body.value(c.enters, c.layout) for c in run.carries]
+    table = block_table(w, run, f"BLOCK{number}")
+    inner = body.inner(inner_flow(body.flow, run), repeats=_spoken(w, run), tie=w.unroll and gathers, name_collectives=bool(mode),
+                       weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights})  # fmt: skip
+    carried = tuple(inner.fresh("x") for _ in run.carries)
+    for carry, variable in zip(run.carries, carried, strict=True):
+        inner.bind(carry.enters, carry.layout, variable)
+    for i in inside:
+        inner.node(i)
+    inner.results = [inner.value(c.leaves[0], c.layout) for c in run.carries]
+    layouts = ", ".join(f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}" for v, c in zip(carried, run.carries, strict=True))
+    what = comment(f"{table.what}, one of {run.repeats}; carries {layouts}", 160)
+    block = Function(f"block{number}", f"{what}.", inner, (*carried, "w"))
+    w.functions.append(block)
+    out = body.fresh("x")
+    if pipeline:
+        given = [body.fresh("x") for _ in entering]
+        first = f"lax.axis_index({literal(STAGE)}) == 0"
+        body.helpers.add("handed")
+        body.lines.append(f"{', '.join(given)}, = handed({first}, ({', '.join(entering)},), x)")
+        entering = given
+    start = entering[0] if len(entering) == 1 else f"({', '.join(entering)})"
+    name = block.name
+    if mode and not (w.backend == "jit" and mode == "part"):
+        policy = {"all": "", "keep": f", policy={KEEP}", "part": ", policy=no_gathers"}[mode]
+        wrap = f"recompute({name}{policy})" if w.unroll else f"jax.checkpoint({name}{policy})"
+        name = f"kept{number}"
+        body.lines.append(f"{name} = {wrap}")
+    state = "x" if len(carried) == 1 else "*x"
+
+    more = lambda: "".join(f", {a}" for a in block.arguments[len(carried) + 1 :])  # noqa: E731
+    if pipeline:
+        each, here = pipeline.per_stage, ""
+        if each * pipeline.stages > run.repeats:
+            here = body.fresh("real")
+            body.helpers.add("only")
+            body.lines.append(f"{here} = lax.axis_index({literal(STAGE)}) * {each} + jnp.arange({each}) < {run.repeats}")
+        pair = ("w[0]", f"({table.all_repeats}, {here})") if here else ("w", table.all_repeats)
+        call = lambda: f"{name}({state}, {pair[0]}{more()})"  # noqa: E731
+        body.lines.append(lambda: f"{out}, _ = lax.scan(lambda x, w: ({f'only(w[1], {call()}, x)' if here else call()}, None), {start}, {pair[1]}, length={each})")
+    elif w.unroll:
+        body.lines.append(f"{out} = {start}")
+        body.lines.append(f"for i in range({run.repeats}):")
+        call = f"    {out} = {name}({'*' if len(carried) > 1 else ''}{out}, {table.one_repeat}"
+        body.lines.append(lambda: f"{call}{more()})")
+    else:
+        head = f"{out}, _ = lax.scan(lambda x, w: ({name}({state}, w"
+        rest = f"), None), {start}, {table.all_repeats}, length={run.repeats})"
+        body.lines.append(lambda: f"{head}{more()}{rest}")
+    for i, carry in enumerate(run.carries):
+        body.bind(carry.leaves[-1], carry.layout, out if len(run.carries) == 1 else f"{out}[{i}]")
+
+
+def _spoken(w: Writer, run: Run) -> dict[str, str]:
+    """What node ids, tensors and labels of the first repeat are called in the function of all."""
+    graph, out = w.flow.graph, {}
+    for names in run.weights:
+        labels = [graph.labels.get(n, n) for n in names]
+        out[labels[0]] = pattern(labels)
+    for i in range(run.first, run.first + run.period):
+        nodes = [graph.nodes[i + r * run.period] for r in range(run.repeats)]
+        out[nodes[0].id] = pattern([n.id for n in nodes])
+        for k, name in enumerate(nodes[0].outputs):
+            out[name] = pattern([n.outputs[k] for n in nodes])
+    return out

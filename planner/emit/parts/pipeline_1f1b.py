@@ -1,0 +1,77 @@
+"""Loss and gradients through pipeline stages, each with one forward and one backward pass in hand."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from planner.emit.parts.exchange import pend, reduce_gradient, zeros_like_piece
+from planner.emit.parts.stages import microbatch_of, pass_on, zeros_of
+from planner.emit.parts.tables import CARRIED, GRADIENTS, MESH, MICROBATCHES, SCATTER_EACH_MICROBATCH, enter, finish, trunk
+
+
+def gradients(params, frozen, batch):
+    """(loss, gradients) of MICROBATCHES microbatches, one forward and one backward pass a tick (1F1B).
+
+    Stage i runs microbatch m forward in tick m + i and backward in tick m + 2 * (stages - 1) - i. In between, what its backward pass reads waits in
+    a ring of at most 2 * stages - 1 places, each taken again once its microbatch is done; parameters are read where they are. Head and loss follow the last stage's forward pass in the same tick.
+    Passes of microbatches that do not exist fill the bubble, and what they give is dropped.
+    """
+    stages, stage = MESH["stage"], lax.axis_index("stage")
+    last, places = stage == stages - 1, min(2 * stages - 1, MICROBATCHES + 1)
+    pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
+    scatter = {key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0) for key, (_, _, axes, dim, _) in GRADIENTS.items()}
+    known = jax.tree.leaves((pending, frozen))
+    layout = {}
+
+    def forward(x, tick):
+        """What the stage hands on, and what its backward pass reads beside parameters."""
+        y, pull = jax.vjp(lambda p, x: trunk(p, frozen, microbatch_of(batch, tick - stage), x), pending, x)
+        leaves, layout["tree"] = jax.tree.flatten(pull)
+        layout["known"] = [next((k for k, p in enumerate(known) if p is leaf), None) for leaf in leaves]
+        return y, [leaf for leaf, k in zip(leaves, layout["known"], strict=True) if k is None]
+
+    def keep(ring, saved, tick):
+        here = jnp.clip(tick - stage, 0, MICROBATCHES) % places
+        return [lax.dynamic_update_index_in_dim(r, s, here, 0) for r, s in zip(ring, saved, strict=True)]
+
+    def backward(g, ring, total, tick):
+        """Gradients added up, and that of what the stage was given sent back."""
+        m = tick - 2 * (stages - 1) + stage
+        saved = iter([lax.dynamic_index_in_dim(r, m % places, keepdims=False) for r in ring])
+        pull = jax.tree.unflatten(layout["tree"], [next(saved) if k is None else known[k] for k in layout["known"]])
+        grads, g = pull(g)
+        real = (m >= 0) & (m < MICROBATCHES)
+        grads = {key: reduce_gradient(d, (), *scatter[key]) for key, d in grads.items()}
+        return pass_on(g, -1), jax.tree.map(lambda t, d: jnp.where(real, t + d, t), total, grads)
+
+    def warm_up(carry, tick):
+        x, ring = carry
+        y, saved = forward(x, tick)
+        return (pass_on(y, 1), keep(ring, saved, tick)), None
+
+    def steady(carry, tick):
+        x, g, ring, total, loss = carry
+        y, saved = forward(x, tick)
+        ring, now = keep(ring, saved, tick), microbatch_of(batch, tick - (stages - 1))
+        here, (own, g_y) = jax.value_and_grad(lambda p, y: jnp.where(last, finish(p, frozen, now, y), 0), argnums=(0, 1))(pending, y)
+        own = {key: reduce_gradient(d, (), *scatter[key]) for key, d in own.items()}
+        total = jax.tree.map(jnp.add, total, own)
+        g, total = backward(jax.tree.map(lambda a, b: jnp.where(last, a, b), g_y, g), ring, total, tick)
+        return (pass_on(y, 1), g, ring, total, loss + here), None
+
+    def cool_down(carry, tick):
+        return backward(carry[0], ring, carry[1], tick), None
+
+    x = zeros_of(jax.eval_shape(lambda: enter(pending, frozen, microbatch_of(batch, 0)))[:CARRIED])
+    ring = zeros_of(jax.eval_shape(lambda: [jnp.broadcast_to(s, (places, *s.shape)) for s in forward(x, 0)[1]]))
+    total = {key: zeros_like_piece(p, *scatter[key]) for key, p in pending.items()}
+    (y, ring), _ = lax.scan(warm_up, (x, ring), jnp.arange(stages - 1))
+    start = y, x, ring, total, lax.pcast(jnp.zeros(()), "stage", to="varying")
+    (_, g, ring, total, loss), _ = lax.scan(steady, start, jnp.arange(stages - 1, stages - 1 + MICROBATCHES))
+    (_, total), _ = lax.scan(cool_down, (g, total), jnp.arange(stages - 1 + MICROBATCHES, 2 * (stages - 1) + MICROBATCHES))
+    loss, grads = jax.tree.map(lambda t: t / MICROBATCHES, (lax.psum(loss, "stage"), total))
+    for key, (_, rest, axes, dim, _) in GRADIENTS.items():
+        grads[key] = reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim)
+    return loss, grads

@@ -1,0 +1,41 @@
+"""What programs with pipeline stages share."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from planner.emit.parts.tables import MESH, MICROBATCHES
+
+
+def microbatch_of(batch, m):
+    """Microbatch m of a batch; in a bubble, one there is."""
+    at = jnp.clip(m, 0, MICROBATCHES - 1)
+    return {key: lax.dynamic_index_in_dim(x, at, keepdims=False) for key, x in batch.items()}
+
+
+def pass_on(x, step):
+    """To the next stage (step 1) or the one before (step -1)."""
+    n = MESH["stage"]
+    return jax.tree.map(lambda x: lax.ppermute(x, "stage", [(i, (i + step) % n) for i in range(n)]), x)
+
+
+def zeros_of(shapes):
+    """Zeros of traced shapes, differing between the devices that those do and between stages."""
+
+    def zeros(s):
+        axes = tuple(a for a in MESH if a == "stage" or a in s.manual_axis_type.varying)
+        return lax.pcast(jnp.zeros(s.shape, s.dtype), axes, to="varying")
+
+    return jax.tree.map(zeros, shapes)
+
+
+def only(real, new, old):
+    """The new values where they are real: blocks that fill up the last stages hand on what they are given."""
+    return jax.tree.map(lambda a, b: jnp.where(real, a, b), new, old)
+
+
+def handed(first, entering, x):
+    """What the blocks of a stage begin with: the first stage's own, elsewhere what arrived."""
+    return jax.tree.map(lambda a, b: jnp.where(first, a, b), entering, x)

@@ -1,0 +1,112 @@
+"""The functions of a program with pipeline stages: what the blocks are given, the blocks of one stage, and what follows the last.
+
+    enter    (params, frozen, batch) -> carried tensors, and what else the blocks ask for (masks, positions)
+    trunk    (params, frozen, batch, x) -> carried tensors: this stage's blocks, on x or, in the first stage, on what `enter` gives
+    finish   (params, frozen, batch, x) -> mean loss of one microbatch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from planner.emit.blocks import write_block
+from planner.emit.body import Body, precise
+from planner.emit.runs import outer_flow
+from planner.emit.source import literal
+from planner.emit.writer import Function, Writer
+from planner.errors import PlanError
+from planner.flow import Flow
+from planner.graph import Graph
+
+FIRST = ("params", "frozen", "batch")
+
+
+def write_stages(w: Writer) -> None:
+    """Adds the three functions to the writer. Raises PlanError where the blocks cannot be dealt out."""
+    graph, pipeline = w.flow.graph, w.pipeline
+    assert pipeline is not None
+    run = next((r for r in w.runs if r.first == pipeline.first), None)
+    if run is None:
+        raise PlanError("P067", f"no pipeline can be written: {'; '.join(w.reasons) or 'the repeated blocks differ'}", help=["plan without stages"])
+    loose = [c.enters for c in run.carries if c.enters not in w.flow.grad]
+    if loose or w.backend != "shard_map":
+        what = f"{loose[0]} is handed on without a gradient" if loose else "stages need --backend shard_map"
+        raise PlanError("P067", f"no pipeline can be written: {what}", help=["plan without stages"] if loose else [])
+    flow = w.flow
+    for r in w.runs:
+        flow = outer_flow(flow, r)
+    carried = [c.enters for c in run.carries]
+    body = _body(w, flow)
+    given = body.inner(weights=body.weights)
+    _inputs(given)
+    wanted = [*carried, *run.shared]
+    nodes = needed(graph, range(run.first), wanted)
+    _write(w, given, nodes)
+    for i in nodes:
+        for o in graph.nodes[i].outputs:
+            if o:
+                body.made_in[o] = given
+    given.results = [given.value(c.enters, c.layout) for c in run.carries]
+    entering = Function("enter", "What the first stage's blocks are given, and what all blocks read beside parameters.", given, FIRST, as_tuple=True)
+    w.functions.append(entering)
+    body.lines.append(lambda: entering.call(f"{', '.join(given.results)},"))
+    for c, variable in zip(run.carries, list(given.results), strict=True):
+        body.bind(c.enters, c.layout, variable)
+    write_block(w, body, run, pipeline)
+    body.results = [body.value(c.leaves[-1], c.layout) for c in run.carries]
+    w.functions.append(Function("trunk", "The blocks of this stage on one microbatch, from what the stage before hands on.", body, (*FIRST, "x"), as_tuple=True))
+    last = _body(w, flow)
+    names = [last.fresh("x") for _ in run.carries]
+    last.lines.append(f"{', '.join(names)}, = x")
+    for c, variable in zip(run.carries, names, strict=True):
+        last.bind(c.leaves[-1], c.layout, variable)
+    arrived = {c.leaves[-1] for c in run.carries}
+    _write(w, last, needed(graph, [i for i in range(len(graph.nodes)) if i not in pipeline.nodes], graph.outputs[:1], arrived))
+    loss = graph.outputs[0]
+    source = flow.source[loss]
+    last.results.append(last.value(loss, source.stored if source.partial else source))
+    w.functions.append(Function("finish", "Mean loss of one microbatch, from what leaves the last stage.", last, (*FIRST, "x")))
+    w.tables.append(f"CARRIED = {len(carried)}  # tensors handed from stage to stage\n")
+
+
+def needed(graph: Graph, nodes: Iterable[int], wanted: Iterable[str], given: Iterable[str] = ()) -> list[int]:
+    """Those of the nodes that the wanted tensors are made by, given some."""
+    within, have, found, queue = set(nodes), set(given), set[int](), list(wanted)
+    while queue:
+        name = queue.pop()
+        i = graph.producer.get(name, -1)
+        if name not in have and i in within and i not in found:
+            found.add(i)
+            queue += graph.nodes[i].inputs
+    return sorted(found)
+
+
+def _body(w: Writer, flow: Flow) -> Body:
+    """A function of the program's own, with every weight and input at hand."""
+    own = {n for run in w.runs for names in run.weights for n in names}
+    graph = flow.graph
+    counter = w.counter
+    body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, counter=counter, float_dtype="COMPUTE", precise=precise(graph))
+    body.weights = {t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own}
+    _inputs(body)
+    return body
+
+
+def _inputs(body: Body) -> None:
+    for name in body.flow.graph.inputs:
+        if name in body.flow.source:
+            body.bind(name, body.flow.source[name], f"batch[{literal(name)}]")
+
+
+def _write(w: Writer, body: Body, nodes: list[int]) -> None:
+    """The nodes in order, runs of blocks that are not dealt out as loops of their own."""
+    starts = {run.first: run for run in w.runs}
+    inside: set[int] = set()
+    for i in nodes:
+        if i in inside:
+            continue
+        if i in starts:
+            write_block(w, body, starts[i])
+            inside.update(range(i, starts[i].end))
+        else:
+            body.node(i)

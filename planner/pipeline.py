@@ -1,0 +1,105 @@
+"""Pipeline stages: the repeats of one block dealt out along the mesh axis "stage", and how often each place of the graph runs in a step.
+
+    before   what the blocks are given (embeddings, masks): every stage runs it for its own microbatch, so that only carried tensors travel
+    blocks   the repeats of the run with the most parameters: stage i holds repeats i * per_stage up to (i + 1) * per_stage
+    after    head and loss: every stage runs it on what leaves the last one; all but the last stage's result is dropped
+
+Stages work in lock-step ticks. Stage i runs microbatch m forward in tick m + i; with S stages, m microbatches need m + S - 1 ticks, S - 1 of them a
+bubble. Schedules:
+
+    1f1b    backward in tick m + 2 (S - 1) - i: a stage has at most 2 S - 1 microbatches waiting for their backward pass, whose residuals are kept
+    gpipe   all forward ticks, then all backward: every tick's residuals are kept, head and loss are computed again
+
+Both need (m + S - 1) times a stage's forward and backward pass. Under 1f1b `after` runs m times, under gpipe in every tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.flow import Plan
+from planner.graph import Graph
+
+SCHEDULES = ("1f1b", "gpipe")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A run of blocks (first node, nodes per block, repeats) on stages under a schedule, with this many microbatches a step."""
+
+    first: int
+    period: int
+    repeats: int
+    stages: int
+    microbatches: int
+    schedule: str
+
+    @property
+    def end(self) -> int:
+        """Index after the last node of the blocks."""
+        return self.first + self.period * self.repeats
+
+    @property
+    def per_stage(self) -> int:
+        """Blocks a stage runs; where they do not divide evenly the last stages run empty ones."""
+        return -(-self.repeats // self.stages)
+
+    @property
+    def ticks(self) -> int:
+        """Lock-step ticks in which stages run forward, and as many in which they run backward."""
+        return self.microbatches + self.stages - 1
+
+    @property
+    def waiting(self) -> int:
+        """Microbatches for whose residuals a stage has room."""
+        return min(2 * self.stages - 1, self.microbatches + 1) if self.schedule == "1f1b" else self.ticks
+
+    @property
+    def after_times(self) -> int:
+        """How often what follows the blocks runs."""
+        return self.microbatches if self.schedule == "1f1b" else self.ticks
+
+    @property
+    def blocks_share(self) -> float:
+        """What part of all repeats one stage runs."""
+        return self.per_stage / self.repeats
+
+    def place(self, i: int) -> str:
+        """before | blocks | after: where node i is."""
+        return "before" if i < self.first else "blocks" if i < self.end else "after"
+
+    def times(self, i: int) -> float:
+        """How often a device runs node i forward in a step, averaged over the repeats it counts for."""
+        return {"before": self.ticks, "blocks": self.ticks * self.blocks_share, "after": self.after_times}[self.place(i)]
+
+    def holds(self, i: int) -> float:
+        """What part of nodes like node i one stage holds: weights, gradients, state."""
+        return self.blocks_share if self.first <= i < self.end else 1.0
+
+    @cached_property
+    def nodes(self) -> range:
+        """Nodes of all repeats."""
+        return range(self.first, self.end)
+
+
+def pipelined_run(graph: Graph, runs: Iterable[Sequence[int]]) -> tuple[int, int, int] | None:
+    """The run whose blocks are dealt out over stages: the one with the most parameters."""
+    found: tuple[int, tuple[int, int, int]] | None = None
+    for first, period, repeats in runs:
+        names = {n for i in range(first, first + period * repeats) for n in graph.nodes[i].inputs if n in graph.weights}
+        size = sum(graph.tensors[n].elements for n in names)
+        if names and (found is None or size > found[0]):
+            found = size, (first, period, repeats)
+    return found[1] if found else None
+
+
+def pipeline_of(graph: Graph, plan: Plan) -> Pipeline | None:
+    """The pipeline of a plan, None where it has none."""
+    if plan.stages < 2:
+        return None
+    run = pipelined_run(graph, plan.runs)
+    if run is None:
+        return None
+    return Pipeline(*run, plan.stages, plan.microbatches, plan.schedule)
