@@ -13,9 +13,11 @@ from math import prod
 
 from planner.emit.merge import Merged, merged
 from planner.emit.replay import Replay, block_mode, parts, products, repeated, replay, sharded
-from planner.emit.runs import Run, inner_flow, outer_flow
-from planner.flow import Flow, WeightPlan, cut_layout, stored_layout
+from planner.emit.runs import Carry, Run, dealt_run, inner_flow, outer_flow
+from planner.flow import STAGE, Flow, WeightPlan, cut_layout, stored_layout
+from planner.graph import Graph
 from planner.layout import Axes, Layout, Step, Tree, group, local_shape
+from planner.pipeline import Pipeline, pipeline_of
 
 ItemSize = Callable[[str], float]
 
@@ -60,7 +62,8 @@ def _plain(dtype: str) -> float:
 
 def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     micro = flow.plan.microbatches if flow.training else 1
-    graph = flow.graph
+    graph, pipeline = flow.graph, pipeline_of(flow.graph, flow.plan)
+    ticks, ends = (pipeline.ticks, pipeline.after_times) if pipeline else (micro, micro)
     outer = flow
     for run in runs:
         outer = outer_flow(outer, run)
@@ -74,12 +77,14 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     once = merged(outer, loose, trees, [n for run in runs for n in (*(c.enters for c in run.carries), *run.shared)])
     for name, tree in trees.items():
         # Forward collectives of values that no input reaches are the same in every microbatch: compilers take them out of the loop.
-        yield from _tree(outer, name, tree, micro, micro if name in varying else 1, once, size)
+        times = ends if pipeline and _late(graph, name, pipeline, last) else ticks
+        yield from _tree(outer, name, tree, times, times if name in varying else 1, once, size)
     for i in loose:
-        yield from _inner(flow, i, micro, size)
+        yield from _inner(flow, i, ends if pipeline and i >= pipeline.end else ticks, size)
     gathered: dict[str, list[bool]] = {}  # sharded weight -> per function that gathers it, whether the backward pass gathers it again
     for run in runs:
-        times = micro * run.repeats
+        dealt = pipeline is not None and run.first == pipeline.first
+        times = ticks * (pipeline.per_stage if pipeline and dealt else run.repeats)
         body = inner_flow(outer, run)
         again = repeated(body, run)
         own = range(run.first, run.first + run.period)
@@ -92,7 +97,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
             yield from _inner(flow, i, times, size)
         yield from _replayed(body, again, times, once, size)
         for names in run.weights:
-            for name in names:
+            for name in names[: pipeline.per_stage] if pipeline and dealt else names:
                 gathered.setdefault(name, []).append(again is not None and names[0] in again.weights)
         for name in run.shared:
             if name in graph.weights and sharded(flow, name):
@@ -102,9 +107,44 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         for name in dict.fromkeys(n for i in part for n in graph.nodes[i].inputs if n and sharded(flow, n)):
             gathered.setdefault(name, []).append(name in again.weights)
     if flow.training:
+        elsewhere, held = frozenset[str](), frozenset[str]()
+        if pipeline:
+            run = dealt_run(flow, runs, pipeline)
+            elsewhere, held = of_other_stages(graph, pipeline), frozenset(n for names in run.weights for n in names)
+            for carry in run.carries:
+                yield from _handed(flow, carry, ticks, size)
+
+        def reductions(name: str) -> int:
+            """How often a gradient that is scattered in every microbatch is: with the blocks, with what follows them, or with both."""
+            assert pipeline is not None
+            ends = {i >= pipeline.end for i, _ in graph.consumers[name]}
+            return (ticks if False in ends else 0) + (pipeline.after_times if True in ends else 0)
+
         for name, plan in flow.weights.items():
-            if name in flow.grad:
-                yield from _reduction(flow, name, plan, micro, size, gathered.get(name, []))
+            if name in flow.grad and name not in elsewhere:
+                over = (STAGE,) if pipeline and name not in held else ()  # every stage holds what is outside the blocks, and adds to its gradient
+                yield from _reduction(flow, name, plan, reductions(name) if pipeline else micro, size, gathered.get(name, []), over)
+
+
+def _late(graph: Graph, name: str, pipeline: Pipeline, last: Iterable[str]) -> bool:
+    """Whether a tensor outside the blocks belongs to what follows them."""
+    made = graph.producer.get(name, -1)
+    return name in last or made >= pipeline.end or (made < 0 and all(i >= pipeline.end for i, _ in graph.consumers.get(name, ())))
+
+
+def _handed(flow: Flow, carry: Carry, ticks: int, size: ItemSize) -> Iterator[Use]:
+    """A carried tensor on its way to the next stage, and its gradient on the way back."""
+    tensor = flow.graph.tensors[carry.enters]
+    payload = int(prod(local_shape(tensor.shape, carry.layout, dict(flow.plan.mesh))) * size(tensor.dtype))
+    yield Use("collective-permute", (STAGE,), payload, ticks, "forward", carry.enters)
+    yield Use("collective-permute", (STAGE,), payload, ticks, "backward", carry.enters)
+
+
+def of_other_stages(graph: Graph, pipeline: Pipeline) -> frozenset[str]:
+    """Weights of blocks beyond the first stage's; where the blocks do not divide evenly the first stages hold the most."""
+    beyond = range(pipeline.first + pipeline.period * pipeline.per_stage, pipeline.end)
+    mine = {n for i in range(beyond.start) for n in graph.nodes[i].inputs}
+    return frozenset(n for i in beyond for n in graph.nodes[i].inputs if n in graph.weights and n not in mine)
 
 
 def differing(flow: Flow) -> frozenset[str]:
@@ -159,14 +199,14 @@ def _inner(flow: Flow, i: int, times: int, size: ItemSize, again: str = "") -> I
                 yield Use(inner.kind, axes, payload, times * backward, "backward", node.id)
 
 
-def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[bool]) -> Iterator[Use]:
+def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[bool], over: Axes = ()) -> Iterator[Use]:
     """The reduction of one weight's gradient and, with sharded state, the gathering of the parameter."""
     tensor, mesh = flow.graph.tensors[name], dict(flow.plan.mesh)
     what = flow.graph.labels.get(name, name)
     level = plan.zero if plan.dim >= 0 else 0
     piece = int(prod(local_shape(tensor.shape, cut_layout(plan) if level else plan.layout, mesh)) * size(tensor.dtype))
     full = piece * group(plan.axes, mesh) if level else piece  # padded where the pieces are
-    rest = tuple(a for a in plan.fan if not level or a not in plan.axes)
+    rest = (*over, *(a for a in plan.fan if not level or a not in plan.axes))
     if level == 3:
         yield Use("all-gather", plan.axes, full, micro * len(gathered), "forward", what)
         yield Use("all-gather", plan.axes, full, micro * sum(gathered), "recompute", what)
@@ -193,19 +233,26 @@ def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[s
 
 def dot_flops(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> int:
     """2MNK of every product per device and step: forward, backward, and what kernels and blocks in `runs` compute again (`again`)."""
-    total = Fraction(0)
-    for i in range(len(flow.graph.nodes)):
+    return int(sum(flops_by_index(flow, runs, again=again).values()))
+
+
+def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> dict[int, Fraction]:
+    """2MNK per node, as in `dot_flops`; of blocks on pipeline stages what one stage runs, spread over all repeats."""
+    runs, graph, pipeline = tuple(runs), flow.graph, pipeline_of(flow.graph, flow.plan)
+    micro = flow.plan.microbatches if flow.training else 1
+    total: dict[int, Fraction] = {}
+    for i in range(len(graph.nodes)):
+        twice = pipeline is not None and again and pipeline.schedule == "gpipe" and i >= pipeline.end  # head and loss are computed again
         for dot in products(flow, i):
-            total += dot.flops * (1 + (dot.backward + again * dot.again if flow.training else 0))
-    runs = tuple(runs)
+            total[i] = total.get(i, Fraction(0)) + dot.flops * (1 + twice + (dot.backward + again * dot.again if flow.training else 0))
     outer = flow
     for run in runs:
         outer = outer_flow(outer, run)
     for run in runs:
         replayed = repeated(inner_flow(outer, run), run)
         for i, result in (replayed.nodes if replayed and again else {}).items():
-            total += run.repeats * sum((dot.flops for dot in products(flow, i) if result or dot.inside), Fraction(0))
-    return int(total) * (flow.plan.microbatches if flow.training else 1)
+            total[i] = total.get(i, Fraction(0)) + run.repeats * sum((dot.flops for dot in products(flow, i) if result or dot.inside), Fraction(0))
+    return {i: f * (pipeline.turns(i) * pipeline.share(i) if pipeline else micro) for i, f in total.items() if f}
 
 
 def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_sizes) -> int:
@@ -216,9 +263,11 @@ def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_siz
     def local(name: str, layout: Layout, itemsize: float) -> int:
         return int(prod(local_shape(graph.tensors[name].shape, layout, mesh)) * itemsize)
 
+    pipeline = pipeline_of(graph, flow.plan)
+    elsewhere = of_other_stages(graph, pipeline) if pipeline else frozenset()
     total = 4 if flow.training and optimizer == "adamw" else 0  # the step count
     for name, plan in flow.weights.items():
-        if name in used:
+        if name in used and name not in elsewhere:
             total += local(name, stored_layout(plan), size(graph.tensors[name].dtype))
             if flow.training and name in flow.grad and optimizer == "adamw":
                 total += 2 * local(name, cut_layout(plan), 4)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from fractions import Fraction
 
 from planner.flow import Plan
 from planner.graph import Graph
@@ -62,23 +62,19 @@ class Pipeline:
         return self.microbatches if self.schedule == "1f1b" else self.ticks
 
     @property
-    def blocks_share(self) -> float:
+    def blocks_share(self) -> Fraction:
         """What part of all repeats one stage runs."""
-        return self.per_stage / self.repeats
+        return Fraction(self.per_stage, self.repeats)
 
-    def place(self, i: int) -> str:
-        """before | blocks | after: where node i is."""
-        return "before" if i < self.first else "blocks" if i < self.end else "after"
+    def turns(self, i: int) -> int:
+        """How often a device that holds node i runs it forward in a step."""
+        return self.after_times if i >= self.end else self.ticks
 
-    def times(self, i: int) -> float:
-        """How often a device runs node i forward in a step, averaged over the repeats it counts for."""
-        return {"before": self.ticks, "blocks": self.ticks * self.blocks_share, "after": self.after_times}[self.place(i)]
+    def share(self, i: int) -> Fraction:
+        """What part of nodes like node i one stage holds."""
+        return self.blocks_share if self.first <= i < self.end else Fraction(1)
 
-    def holds(self, i: int) -> float:
-        """What part of nodes like node i one stage holds: weights, gradients, state."""
-        return self.blocks_share if self.first <= i < self.end else 1.0
-
-    @cached_property
+    @property
     def nodes(self) -> range:
         """Nodes of all repeats."""
         return range(self.first, self.end)

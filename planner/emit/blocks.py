@@ -62,8 +62,8 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
             body.helpers.add("only")
             body.lines.append(f"{here} = lax.axis_index({literal(STAGE)}) * {each} + jnp.arange({each}) < {run.repeats}")
         pair = ("w[0]", f"({table.all_repeats}, {here})") if here else ("w", table.all_repeats)
-        call = lambda: f"{name}({state}, {pair[0]}{more()})"  # noqa: E731
-        body.lines.append(lambda: f"{out}, _ = lax.scan(lambda x, w: ({f'only(w[1], {call()}, x)' if here else call()}, None), {start}, {pair[1]}, length={each})")
+        new = lambda: f"{name}({state}, {pair[0]}{more()})"  # noqa: E731
+        body.lines.append(lambda: f"{out}, _ = lax.scan(lambda x, w: ({f'only(w[1], {new()}, x)' if here else new()}, None), {start}, {pair[1]}, length={each})")
     elif w.unroll:
         body.lines.append(f"{out} = {start}")
         body.lines.append(f"for i in range({run.repeats}):")

@@ -12,8 +12,8 @@ Functions of the forward pass:
 from __future__ import annotations
 
 from planner.emit.assemble import assemble, kept
-from planner.emit.body import Backend, Body, precise
 from planner.emit.blocks import write_block
+from planner.emit.body import Backend, Body, precise
 from planner.emit.replay import parts, sharded
 from planner.emit.runs import Run, find_run, outer_flow
 from planner.emit.source import comment, literal, user_function

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from planner.errors import PlanError
 from planner.flow import Flow
 from planner.layout import Layout, Tree, convert, distribute
+from planner.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,18 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
         if (outside or o in graph.outputs) and o not in last:
             return f"{o} leaves the middle of a repeated block"
     return Run(first, period, repeats, tuple(carries), tuple(weights), tuple(shared))
+
+
+def dealt_run(flow: Flow, runs: Iterable[Run], pipeline: Pipeline, reasons: Iterable[str] = ()) -> Run:
+    """The run whose blocks are dealt out over stages. Raises PlanError P067 where they cannot be."""
+    run = next((r for r in runs if r.first == pipeline.first), None)
+    why = "; ".join(reasons) or "its repeated blocks are not split alike"
+    if run is not None:
+        loose = [c.enters for c in run.carries if c.enters not in flow.grad]
+        why = f"{loose[0]} is handed from block to block without a gradient" if loose else "" if run.carries else "its blocks hand on nothing"
+    if run is None or why:
+        raise PlanError("P067", f"this plan has no pipeline: {why}", help=["plan without stages"])
+    return run
 
 
 def inner_flow(flow: Flow, run: Run) -> Flow:

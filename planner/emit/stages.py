@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from planner.emit.blocks import write_block
 from planner.emit.body import Body, precise
-from planner.emit.runs import outer_flow
+from planner.emit.runs import dealt_run, outer_flow
 from planner.emit.source import literal
 from planner.emit.writer import Function, Writer
 from planner.errors import PlanError
@@ -25,13 +25,9 @@ def write_stages(w: Writer) -> None:
     """Adds the three functions to the writer. Raises PlanError where the blocks cannot be dealt out."""
     graph, pipeline = w.flow.graph, w.pipeline
     assert pipeline is not None
-    run = next((r for r in w.runs if r.first == pipeline.first), None)
-    if run is None:
-        raise PlanError("P067", f"no pipeline can be written: {'; '.join(w.reasons) or 'the repeated blocks differ'}", help=["plan without stages"])
-    loose = [c.enters for c in run.carries if c.enters not in w.flow.grad]
-    if loose or w.backend != "shard_map":
-        what = f"{loose[0]} is handed on without a gradient" if loose else "stages need --backend shard_map"
-        raise PlanError("P067", f"no pipeline can be written: {what}", help=["plan without stages"] if loose else [])
+    run = dealt_run(w.flow, w.runs, pipeline, w.reasons)
+    if w.backend != "shard_map":
+        raise PlanError("P067", "pipeline stages are written for shard_map only", help=["--backend shard_map"])
     flow = w.flow
     for r in w.runs:
         flow = outer_flow(flow, r)
@@ -61,12 +57,17 @@ def write_stages(w: Writer) -> None:
     for c, variable in zip(run.carries, names, strict=True):
         last.bind(c.leaves[-1], c.layout, variable)
     arrived = {c.leaves[-1] for c in run.carries}
-    _write(w, last, needed(graph, [i for i in range(len(graph.nodes)) if i not in pipeline.nodes], graph.outputs[:1], arrived))
+    ends = needed(graph, [i for i in range(len(graph.nodes)) if i not in pipeline.nodes], graph.outputs[:1], arrived)
+    _write(w, last, ends)
     loss = graph.outputs[0]
     source = flow.source[loss]
     last.results.append(last.value(loss, source.stored if source.partial else source))
     w.functions.append(Function("finish", "Mean loss of one microbatch, from what leaves the last stage.", last, (*FIRST, "x")))
     w.tables.append(f"CARRIED = {len(carried)}  # tensors handed from stage to stage\n")
+    read: list[set[str]] = [{n for i in places for n in graph.nodes[i].inputs} for places in ([*nodes, *pipeline.nodes], ends)]
+    for name, own, other in (("IN_TRUNK", *read), ("IN_FINISH", *reversed(read))):
+        keys = [p.key for p in w.parameters.values() if set(p.tensors) & own and not set(p.tensors) & other and w.container(p.tensors[0]) == "params"]
+        w.tables.append(f"{name} = {{{', '.join(literal(k) for k in keys)}}}  # trained parameters that nothing else reads\n" if keys else f"{name} = set()\n")
 
 
 def needed(graph: Graph, nodes: Iterable[int], wanted: Iterable[str], given: Iterable[str] = ()) -> list[int]:

@@ -16,11 +16,11 @@ from math import prod
 from planner import account
 from planner.account import ItemSize, Use
 from planner.emit.program import emitted_runs
-from planner.emit.replay import products, repeated
-from planner.emit.runs import Run, inner_flow, outer_flow
+from planner.emit.runs import Run
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
 from planner.graph import Graph
 from planner.layout import Layout, local_shape
+from planner.pipeline import pipeline_of
 
 Traffic = Mapping[tuple[str, str], int]
 """(kind, axes joined by +) -> payload bytes per device and optimizer step."""
@@ -63,25 +63,12 @@ def item_sizes(compute: str) -> ItemSize:
 
 def flops_by_node(flow: Flow, runs: tuple[Run, ...]) -> dict[str, int]:
     """Node id -> 2MNK per device and step; nodes of further repeats of an emitted block count under those of the first, as the program has them."""
-    graph, micro = flow.graph, flow.plan.microbatches if flow.training else 1
     place = {i: run.first + (i - run.first) % run.period for run in runs for i in range(run.first, run.end)}
     total: dict[str, Fraction] = {}
-
-    def add(i: int, flops: Fraction) -> None:
-        name = graph.nodes[place.get(i, i)].id
-        total[name] = total.get(name, Fraction(0)) + flops * micro
-
-    for i in range(len(graph.nodes)):
-        for dot in products(flow, i):
-            add(i, dot.flops * (1 + (dot.backward + dot.again if flow.training else 0)))
-    outer = flow
-    for run in runs:
-        outer = outer_flow(outer, run)
-    for run in runs:
-        again = repeated(inner_flow(outer, run), run)
-        for i, result in (again.nodes if again else {}).items():
-            add(i, run.repeats * sum((dot.flops for dot in products(flow, i) if result or dot.inside), Fraction(0)))
-    return {name: int(flops) for name, flops in total.items() if flops}
+    for i, flops in account.flops_by_index(flow, runs).items():
+        name = flow.graph.nodes[place.get(i, i)].id
+        total[name] = total.get(name, Fraction(0)) + flops
+    return {name: int(flops) for name, flops in total.items()}
 
 
 def _loss_in_float32(flow: Flow, use: Use, size: ItemSize) -> Use:
@@ -102,12 +89,21 @@ def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
     if not flow.training:
         return 0
     each = (8 if optimizer == "adamw" else 0) + (0 if compute == "float32" else 4)
-    return sum(_bytes(flow, name, cut_layout(w), each) for name, w in flow.weights.items() if name in flow.grad)
+    elsewhere = _elsewhere(flow)
+    return sum(_bytes(flow, name, cut_layout(w), each) for name, w in flow.weights.items() if name in flow.grad and name not in elsewhere)
+
+
+def _elsewhere(flow: Flow) -> frozenset[str]:
+    """Weights that other pipeline stages hold."""
+    pipeline = pipeline_of(flow.graph, flow.plan)
+    return account.of_other_stages(flow.graph, pipeline) if pipeline else frozenset()
 
 
 def _output_bytes(flow: Flow, size: ItemSize, state_bytes: int) -> int:
     graph = flow.graph
     if flow.training:
-        parameters = sum(_bytes(flow, n, stored_layout(w), size(graph.tensors[n].dtype)) for n, w in flow.weights.items() if n in flow.grad)
+        elsewhere = _elsewhere(flow)
+        mine = {n: w for n, w in flow.weights.items() if n in flow.grad and n not in elsewhere}
+        parameters = sum(_bytes(flow, n, stored_layout(w), size(graph.tensors[n].dtype)) for n, w in mine.items())
         return parameters + state_bytes + 4
     return sum(_bytes(flow, n, flow.source[n].stored, size(graph.tensors[n].dtype)) for n in graph.outputs)

@@ -8,29 +8,30 @@ from jax import lax
 
 from planner.emit.parts.exchange import pend, reduce_gradient, zeros_like_piece
 from planner.emit.parts.stages import microbatch_of, pass_on, zeros_of
-from planner.emit.parts.tables import CARRIED, GRADIENTS, MESH, MICROBATCHES, SCATTER_EACH_MICROBATCH, enter, finish, trunk
+from planner.emit.parts.tables import CARRIED, GRADIENTS, IN_FINISH, IN_TRUNK, MESH, MICROBATCHES, SCATTER_EACH_MICROBATCH, enter, finish, trunk
 
 
 def gradients(params, frozen, batch):
     """(loss, gradients) of MICROBATCHES microbatches, one forward and one backward pass a tick (1F1B).
 
     Stage i runs microbatch m forward in tick m + i and backward in tick m + 2 * (stages - 1) - i. In between, what its backward pass reads waits in
-    a ring of at most 2 * stages - 1 places, each taken again once its microbatch is done; parameters are read where they are. Head and loss follow the last stage's forward pass in the same tick.
-    Passes of microbatches that do not exist fill the bubble, and what they give is dropped.
+    a ring of at most 2 * stages - 1 places, each taken again once its microbatch is done; parameters are read where they are. Head and loss follow
+    the last stage's forward pass in the same tick. Passes of microbatches that do not exist fill the bubble, and what they give is dropped.
     """
     stages, stage = MESH["stage"], lax.axis_index("stage")
     last, places = stage == stages - 1, min(2 * stages - 1, MICROBATCHES + 1)
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
     scatter = {key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0) for key, (_, _, axes, dim, _) in GRADIENTS.items()}
+    blocks, ends = ({key: p for key, p in pending.items() if key not in other} for other in (IN_FINISH, IN_TRUNK))
     known = jax.tree.leaves((pending, frozen))
-    layout = {}
+    form = {"tree": None, "known": []}
 
     def forward(x, tick):
         """What the stage hands on, and what its backward pass reads beside parameters."""
-        y, pull = jax.vjp(lambda p, x: trunk(p, frozen, microbatch_of(batch, tick - stage), x), pending, x)
-        leaves, layout["tree"] = jax.tree.flatten(pull)
-        layout["known"] = [next((k for k, p in enumerate(known) if p is leaf), None) for leaf in leaves]
-        return y, [leaf for leaf, k in zip(leaves, layout["known"], strict=True) if k is None]
+        y, pull = jax.vjp(lambda p, x: trunk(p, frozen, microbatch_of(batch, tick - stage), x), blocks, x)
+        leaves, form["tree"] = jax.tree.flatten(pull)
+        form["known"] = [next((k for k, p in enumerate(known) if p is leaf), None) for leaf in leaves]
+        return y, [leaf for leaf, k in zip(leaves, form["known"], strict=True) if k is None]
 
     def keep(ring, saved, tick):
         here = jnp.clip(tick - stage, 0, MICROBATCHES) % places
@@ -40,11 +41,11 @@ def gradients(params, frozen, batch):
         """Gradients added up, and that of what the stage was given sent back."""
         m = tick - 2 * (stages - 1) + stage
         saved = iter([lax.dynamic_index_in_dim(r, m % places, keepdims=False) for r in ring])
-        pull = jax.tree.unflatten(layout["tree"], [next(saved) if k is None else known[k] for k in layout["known"]])
+        pull = jax.tree.unflatten(form["tree"], [next(saved) if k is None else known[k] for k in form["known"]])
         grads, g = pull(g)
         real = (m >= 0) & (m < MICROBATCHES)
         grads = {key: reduce_gradient(d, (), *scatter[key]) for key, d in grads.items()}
-        return pass_on(g, -1), jax.tree.map(lambda t, d: jnp.where(real, t + d, t), total, grads)
+        return pass_on(g, -1), total | {key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()}
 
     def warm_up(carry, tick):
         x, ring = carry
@@ -55,9 +56,8 @@ def gradients(params, frozen, batch):
         x, g, ring, total, loss = carry
         y, saved = forward(x, tick)
         ring, now = keep(ring, saved, tick), microbatch_of(batch, tick - (stages - 1))
-        here, (own, g_y) = jax.value_and_grad(lambda p, y: jnp.where(last, finish(p, frozen, now, y), 0), argnums=(0, 1))(pending, y)
-        own = {key: reduce_gradient(d, (), *scatter[key]) for key, d in own.items()}
-        total = jax.tree.map(jnp.add, total, own)
+        here, (own, g_y) = jax.value_and_grad(lambda p, y: jnp.where(last, finish(p, frozen, now, y), 0), argnums=(0, 1))(ends, y)
+        total |= {key: total[key] + reduce_gradient(d, (), *scatter[key]) for key, d in own.items()}
         g, total = backward(jax.tree.map(lambda a, b: jnp.where(last, a, b), g_y, g), ring, total, tick)
         return (pass_on(y, 1), g, ring, total, loss + here), None
 

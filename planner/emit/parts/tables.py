@@ -13,6 +13,7 @@
     GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
     SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
     CARRIED           tensors handed from one pipeline stage to the next
+    IN_TRUNK, IN_FINISH   trained parameters that only `trunk`, or only `finish`, reads
     OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
 """
 
@@ -35,6 +36,8 @@ OUTPUT_SPECS: tuple[Any, ...] = ()
 GATHERED: set[str] = set()
 SCATTER_EACH_MICROBATCH = False
 CARRIED = 1
+IN_TRUNK: set[str] = set()
+IN_FINISH: set[str] = set()
 
 
 def loss_of(params: Any, frozen: Any, batch: Any) -> Any:
