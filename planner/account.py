@@ -14,9 +14,9 @@ from math import prod
 from planner.emit.merge import Merged, merged
 from planner.emit.replay import Replay, block_mode, parts, products, repeated, replay, sharded
 from planner.emit.runs import Carry, Run, dealt_run, inner_flow, outer_flow
-from planner.flow import STAGE, Flow, WeightPlan, cut_layout, stored_layout
+from planner.flow import Flow, WeightPlan, cut_layout, stored_layout
 from planner.graph import Graph
-from planner.layout import Axes, Layout, Step, Tree, group, local_shape
+from planner.layout import STAGE, Axes, Layout, Step, Tree, group, local_shape
 from planner.pipeline import Pipeline, pipeline_of
 
 ItemSize = Callable[[str], float]

@@ -4,6 +4,9 @@
     usage[option] = state bytes + kept activations                                                                                     in bytes
 Everything that is kept is alive at the end of the last forward pass, so one live interval holds it all; what only lives inside one operator is
 reserved apart (planner.memory). Under recompute a repeated block keeps only what is handed from block to block, and one block's activations at a time.
+
+With pipeline stages (planner.pipeline) a device runs and holds its part of the blocks, everything runs as often as there are ticks, and activations are kept of all
+microbatches that wait. What stages hand to each other is left to the price of the whole plan.
 """
 
 from __future__ import annotations
@@ -14,20 +17,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.emit.replay import reads
+from planner.pipeline import Pipeline, pipelined_run
 from planner.problem import FORBIDDEN, Problem
 from planner.rule import Split
 from planner.space import Space, Variable
 
 PICO = 1e12
+MOST_SLOWDOWN = 2.0
+"""Ticks per microbatch of the shortest pipelines that are searched: at least stages - 1 microbatches."""
 
 
 @dataclass(frozen=True)
 class Techniques:
-    """Structural choices around one solve. recompute: none | block | block-keep (collective results kept)."""
+    """Structural choices around one solve. recompute: none | block | block-keep (collective results kept). schedule: of pipeline stages, where the
+    space's mesh has some. microbatches: 0 stands for as many as would hide the bubble, in bounds."""
 
     zero: int = 0
     recompute: str = "none"
     microbatches: int = 1
+    schedule: str = "1f1b"
 
 
 def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *, uncut: bool = False, unit_s: float = 1 / PICO) -> Problem:
@@ -40,16 +48,16 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *,
     ends = _flat(space).first[1:]
     cost = np.split(_whole(seconds_of(space, techniques, uncut) / unit_s), ends)
     usage = np.split(np.rint(bytes_of(space, techniques, uncut)).astype(np.int64), ends)
-    share = 1 if uncut else techniques.microbatches
+    share, scale = 1 if uncut else techniques.microbatches, link_scale(space, techniques)
     edges: list[tuple[int, int]] = []
     tables: list[np.ndarray] = []
     table_of: list[int] = []
     index: dict[tuple, int] = {}
-    for link, twice in zip(space.links, replayed(space, techniques), strict=True):
-        key = (id(link.forward_s), id(link.backward_s), link.count, twice)
+    for link, twice, part in zip(space.links, replayed(space, techniques), scale, strict=True):
+        key = (id(link.forward_s), id(link.backward_s), link.count, twice, part)
         if key not in index:
             index[key] = len(tables)
-            tables.append(_whole(share * link.count / unit_s * (link.forward_s * (2 if twice else 1) + link.backward_s)))
+            tables.append(_whole(part * share * link.count / unit_s * (link.forward_s * (2 if twice else 1) + link.backward_s)))
         edges.append((link.a, link.b))
         table_of.append(index[key])
     n = len(cost)
@@ -86,16 +94,109 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
     each = flat.once
     if techniques.recompute != "none":
         each = each + flat.again_keep_s if techniques.recompute == "block-keep" else each + flat.again_s
-    seconds: np.ndarray = flat.count * ((1 if uncut else micro) * each + micro * flat.each[techniques.zero] + flat.reduce[techniques.zero])
+    dealt, least = _dealt(space, techniques), max(micro, 1)
+    seconds: np.ndarray = flat.count * ((1 if uncut else least) * each + least * flat.each[techniques.zero])
+    if dealt is not None:
+        seconds = seconds * dealt.ratio
+    seconds = (seconds + flat.count * flat.reduce[techniques.zero]) * (dealt.share if dealt is not None else 1.0)
     return np.where(flat.pieces < micro, np.inf, seconds) if uncut else seconds
 
 
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
     """Bytes of state and kept activations of every option of every variable in a row, as in `assemble`. [options]"""
-    flat = _flat(space)
-    kept = flat.again if techniques.recompute != "none" else flat.kept
-    bytes_: np.ndarray = flat.state[techniques.zero] + kept / (techniques.microbatches if uncut else 1)
-    return bytes_ + flat.held[techniques.zero] if techniques.microbatches > 1 else bytes_
+    flat, dealt = _flat(space), _dealt(space, techniques)
+    again = techniques.recompute != "none"
+    kept = flat.again if again else flat.kept
+    state = flat.state[techniques.zero] + flat.held[techniques.zero] if techniques.microbatches > 1 else flat.state[techniques.zero]
+    if dealt is not None:
+        inner = flat.inner if again else 0.0
+        kept, state = dealt.waiting * dealt.share * (kept - inner) + inner, dealt.share * state
+    bytes_: np.ndarray = state + kept / (techniques.microbatches if uncut else 1)
+    return bytes_
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """Pipeline stages. share: what part of a variable's nodes a device holds; ratio: how often it runs them, per microbatch; links: both, per link."""
+
+    share: np.ndarray  # [options]
+    ratio: np.ndarray  # [options]
+    links: list[float]
+    late: np.ndarray  # [options] whether it follows the blocks
+    late_links: list[bool]
+    waiting: int
+    slowdown: float
+    """The largest ratio: ticks per microbatch."""
+
+
+def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
+    """The pipeline of plans in a space, None where its mesh has no stages."""
+    stages = space.pricer.mesh.stages
+    if stages < 2:
+        return None
+    if "run" not in space.memo:
+        space.memo["run"] = pipelined_run(space.base.graph, space.base.runs)
+    run: tuple[int, int, int] | None = space.memo["run"]
+    return Pipeline(*run, stages, techniques.microbatches, techniques.schedule) if run else None
+
+
+def ticking(space: Space, techniques: Techniques) -> np.ndarray:
+    """Seconds of what a pipeline stage runs in every tick, per microbatch and without recomputation. [options]"""
+    flat, dealt = _flat(space), _dealt(space, techniques)
+    return flat.count * flat.once * (dealt.share * ~dealt.late if dealt is not None else 0.0)
+
+
+def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> list[float]:
+    """Per link, what part of its conversions a device runs, times how often it does per microbatch; 1 without pipeline stages.
+
+    For any number of microbatches (0) what it is at least, as a part of the ticks. ends: what follows the blocks is counted.
+    """
+    dealt = _dealt(space, techniques)
+    if dealt is None:
+        return [1.0] * len(space.links)
+    return dealt.links if ends else [0.0 if late else part for part, late in zip(dealt.links, dealt.late_links, strict=True)]
+
+
+def slowdown(space: Space, techniques: Techniques) -> float:
+    """Ticks per microbatch of a pipeline; 1 without stages."""
+    dealt = _dealt(space, techniques)
+    return dealt.slowdown if dealt is not None else 1.0
+
+
+def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
+    pipeline = pipeline_in(space, techniques)
+    if pipeline is None:
+        return None
+    key = ("dealt", techniques.microbatches, techniques.schedule)
+    if key not in space.memo:
+        micro = techniques.microbatches
+        places = [_place(space, v, pipeline) for v in space.variables]
+        share = [float(pipeline.share(i)) for i in places]
+        ratio = [pipeline.turns(i) / micro if micro else 1.0 for i in places]
+        links, late_links = [], []
+        for link in space.links:
+            a, b = places[link.a], places[link.b]
+            inside, late = a in pipeline.nodes and b in pipeline.nodes, max(a, b) >= pipeline.end
+            turns = pipeline.turns(pipeline.end if late else -1) / micro if micro else 1 / MOST_SLOWDOWN if late else 1.0
+            late_links.append(late)
+            links.append((float(pipeline.blocks_share) if inside else 1.0) * turns)
+        sizes = [len(v.kept_bytes) for v in space.variables]
+        after = np.repeat([i >= pipeline.end for i in places], sizes)
+        space.memo[key] = _Dealt(np.repeat(share, sizes), np.repeat(ratio, sizes), links, after, late_links, pipeline.waiting, pipeline.ticks / micro if micro else 1.0)
+    found: _Dealt = space.memo[key]
+    return found
+
+
+def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
+    """A node that a variable goes with: its own, or for a layout the maker's where its readers are in the blocks, else the first after or before them."""
+    if v.kind == "op":
+        return v.node
+    graph = space.base.graph
+    made, readers = graph.producer.get(v.name, -1), [i for i, _ in graph.consumers[v.name]]
+    blocks = [i for i in (made, *readers) if i in pipeline.nodes]
+    if v.count > 1 and blocks:
+        return blocks[0]
+    return pipeline.end if made >= pipeline.end or all(i >= pipeline.end for i in readers) else -1
 
 
 def replayed(space: Space, techniques: Techniques) -> list[bool]:
@@ -130,6 +231,7 @@ class _Flat:
     state: dict[int, np.ndarray]  # level -> bytes of state
     kept: np.ndarray  # kept activations
     again: np.ndarray  # the same under recomputation
+    inner: np.ndarray  # what of that one repeat keeps
     pieces: np.ndarray  # the most microbatches
     held: dict[int, np.ndarray]  # level -> bytes of the sums over microbatches
     tail: np.ndarray  # activations kept by nodes after the repeated blocks
@@ -157,7 +259,7 @@ def _flat(space: Space) -> _Flat:
         space.memo["flat"] = _Flat(
             first=np.concatenate([[0], np.cumsum(sizes)[:-1]]), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),
             again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0), each=rows("each_s"), reduce=rows("reduce_s"),
-            state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), pieces=row("pieces"),
+            state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), inner=row("inner_bytes"), pieces=row("pieces"),
             held={z: count * x for z, x in rows("held_bytes").items()}, tail=row("tail_bytes"), late=count * row("late_bytes"),
             work=row("work_bytes"), after=np.repeat([v.node in space.base.tail for v in every], sizes),
             least_work=max((float(v.work_bytes.min()) for v in every if v.node not in space.base.tail), default=0.0),
@@ -172,7 +274,8 @@ def usage_of(space: Space, techniques: Techniques, choice: Sequence[int] | np.nd
     """(state and kept activations, what lives only for a while) of a choice, in bytes, as in `assemble` and planner.evaluate."""
     flat, pieces = _flat(space), techniques.microbatches if uncut else 1
     at = flat.first + np.asarray(choice, np.int64)
-    late = float(flat.late[at].sum()) if techniques.zero < 3 else 0.0
+    dealt = _dealt(space, techniques)
+    late = float((flat.late[at] * (dealt.share[at] if dealt is not None else 1.0)).sum()) if techniques.zero < 3 else 0.0
     work, after = flat.work[at], flat.after[at]
     end = (float(flat.tail[at].sum()) + float(work[after].max(initial=0.0))) / pieces - late
     return float(bytes_of(space, techniques, uncut)[at].sum()), max(float(work[~after].max(initial=0.0)) / pieces, end)

@@ -13,6 +13,7 @@ from planner.flow import Flow
 from planner.graph import Graph
 from planner.kernels import kernel_times
 from planner.model import Model
+from planner.pipeline import Pipeline, pipeline_of
 from planner.problem import FORBIDDEN, Problem
 from planner.search import Candidate, Found, Request
 from planner.space import Base, Space
@@ -39,7 +40,7 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
                               "plans_tried": found.tried, "problem_status": best.status, "from": best.label}  # fmt: skip
     if found.stopped:
         solver["stopped"] = found.stopped
-    techniques = {"microbatches": best.plan.microbatches, "schedule": "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
+    techniques = {"microbatches": best.plan.microbatches, "schedule": best.plan.schedule or "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
                   "recompute": best.plan.recompute, "offload": [], "copies": 1, "fused_collective_bytes": 0}  # fmt: skip
     workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}
     return Strategy(
@@ -62,13 +63,14 @@ def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]
     from planner.price import Pricer
 
     rows = {}
+    pipeline = pipeline_of(base.graph, flow.plan)
     space, problem = found.space, found.problem
     pricer = space.pricer if space is not None else None
     others = runner_ups(space, problem, found.choice) if space is not None and problem is not None else {}
     for i, node in enumerate(base.graph.nodes):
         if base.shared[i] != i:
             continue
-        row: dict[str, Any] = {"op": node.op, "split": flow.split(i).as_dict(), "stage": 0, "recompute": flow.plan.recompute != "none" and _inside(base, i),
+        row: dict[str, Any] = {"op": node.op, "split": flow.split(i).as_dict(), "stage": stage_of(i, pipeline), "recompute": flow.plan.recompute != "none" and _inside(base, i),
                                "outputs": [o for o in node.outputs if o], "times": base.times[i]}  # fmt: skip
         if node.members:
             row["members"] = list(node.members)
@@ -81,6 +83,11 @@ def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]
             row["runner_up"] = others[i]
         rows[node.id] = row
     return rows
+
+
+def stage_of(i: int, pipeline: Pipeline | None) -> int:
+    """The pipeline stage of a node: of blocks the first that has one of theirs (blocks follow in order), of what comes after them the last."""
+    return pipeline.stages - 1 if pipeline is not None and i >= pipeline.end else 0
 
 
 def _inside(base: Base, i: int) -> bool:
@@ -147,7 +154,7 @@ def cost_table(cost: Cost, request: Request, base: Base, model: Model) -> dict[s
         "step_time_s": step, "step_time_range_s": [step * (1 - spread), step * (1 + spread)],
         "tokens_per_s_per_device": tokens / step / request.topology.devices if step else 0.0, "tokens_per_step": tokens,
         "compute_time_s": cost.compute_time_s, "recompute_time_s": cost.recompute_time_s, "optimizer_time_s": cost.optimizer_time_s,
-        "communication_time_s": cost.communication_time_s, "exposed_communication_time_s": cost.exposed_communication_time_s, "bubble_time_s": 0.0,
+        "communication_time_s": cost.communication_time_s, "exposed_communication_time_s": cost.exposed_communication_time_s, "bubble_time_s": cost.bubble_time_s,
         "flops_per_device": cost.flops_per_device, "distinct_work": cost.distinct_work,
         "model_flops_utilization": ideal / peak / step if step else 0.0,
         "memory_per_device_bytes": total, "memory_range_bytes": [int(total * (1 - memory_spread)), high], "memory_limit_bytes": limit,
@@ -163,7 +170,8 @@ def cost_table(cost: Cost, request: Request, base: Base, model: Model) -> dict[s
 def baseline_row(c: Candidate, request: Request, base: Base, model: Model) -> dict[str, Any]:
     """The same summary for a baseline, with its tuned techniques."""
     table = cost_table(c.cost, request, base, model)
-    return {**table, "mesh": dict(c.plan.mesh), "zero_stage": c.plan.zero, "recompute": c.plan.recompute, "microbatches": c.plan.microbatches}
+    return {**table, "mesh": dict(c.plan.mesh), "zero_stage": c.plan.zero, "recompute": c.plan.recompute, "microbatches": c.plan.microbatches,
+            "schedule": c.plan.schedule or "none"}  # fmt: skip
 
 
 def tokens_per_step(graph: Graph, model: Model) -> int:

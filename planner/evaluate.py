@@ -2,12 +2,15 @@
 
 Every printed figure comes from here, for our plans and for the baselines alike. With m microbatches:
 
-    step = m * (forward + backward + recomputed) + gradient reduction * (1 - overlap) + optimizer
+    step = m * (forward + backward + recomputed) + gradient reduction * (1 - overlap) + optimizer + bubble
     peak = parameters + gradients + optimizer state + kept activations + temporary
 
 There are two moments of most memory. When the backward pass of the last repeated block begins, what the tail behind it (head and loss) kept is gone,
 and the gradients of all repeats are there. While the tail's own backward pass runs it is the other way round. `temporary` is the larger of what
 lives in the first (working set of an operator) and in the second (what the tail keeps, its working set, less the gradients not there yet).
+
+With pipeline stages (planner.pipeline) the step takes m + stages - 1 ticks; the arithmetic of stages - 1 of them is the bubble. A stage holds its own blocks and
+everything outside the blocks, and what several microbatches keep.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from planner.emit.runs import Run, find_run, inner_flow, outer_flow
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
 from planner.kernels import kept_beside, kernel_times, savers, working_bytes
 from planner.layout import Layout, group, local_shape
+from planner.pipeline import pipeline_of
 from planner.price import Pricer
 
 
@@ -34,6 +38,8 @@ class Cost:
     step_time_s: float
     compute_time_s: float
     recompute_time_s: float
+    bubble_time_s: float
+    """Arithmetic of ticks in which a pipeline stage has no microbatch of its own."""
     communication_time_s: float
     exposed_communication_time_s: float
     optimizer_time_s: float
@@ -57,17 +63,18 @@ def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tupl
 def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Cost:
     """Price of a derived flow."""
     plan, graph, mesh = flow.plan, flow.graph, dict(flow.plan.mesh)
-    micro = plan.microbatches
-    forward = backward = 0.0
-    done: dict[tuple[int, object], tuple[float, float]] = {}
+    micro, pipeline = plan.microbatches, pipeline_of(graph, plan)
+    compute = again = bubble = 0.0
+    replayed, done = made_again(flow, runs), dict[tuple[int, object], tuple[float, float]]()
     for i in range(len(graph.nodes)):
         key = (base.shared[i], flow.split(i))
         if key not in done:
             done[key] = kernel_times(base, i, flow.split(i), pricer)
         f, b = done[key]
-        forward, backward = forward + f, backward + b
-    again = sum(done[base.shared[i], flow.split(i)][0] for i in sorted(made_again(flow, runs)))
-    compute = micro * (forward + backward + again)
+        twice = f if i in replayed or (pipeline and pipeline.schedule == "gpipe" and i >= pipeline.end) else 0.0
+        turn = (f + b + twice) * (float(pipeline.share(i)) if pipeline else 1.0)
+        compute, again = compute + micro * turn, again + micro * turn * twice / (f + b + twice or 1.0)
+        bubble += (pipeline.turns(i) - micro) * turn if pipeline else 0.0
     overlapped = exposed = 0.0
     by_axes: dict[tuple[str, str], float] = {}
     uses = account.collectives(flow, runs, pricer.itemsize)
@@ -81,9 +88,9 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     optimizer = 0.0
     if base.training:
         elements: dict[tuple, int] = {}
-        local = 0
+        local, elsewhere = 0, account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
         for n, w in flow.weights.items():
-            if n in flow.grad:
+            if n in flow.grad and n not in elsewhere:
                 shape = graph.tensors[n].shape
                 if (shape, id(w)) not in elements:
                     elements[shape, id(w)] = prod(local_shape(shape, cut_layout(w), mesh))
@@ -93,7 +100,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     distinct = float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1))) if flops else 1.0
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     return Cost(
-        compute + exposed + optimizer, compute, micro * again, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer, runs),
+        compute + bubble + exposed + optimizer, compute, again, bubble, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer, runs),
         account.traffic(uses, plan.order, mesh), distinct, by_axes,
     )  # fmt: skip
 
@@ -116,12 +123,13 @@ def made_again(flow: Flow, runs: tuple[Run, ...]) -> frozenset[int]:
 
 def kept_collectives(flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> float:
     """Bytes of the results of collectives that recomputed blocks keep, of all repeats."""
-    total, mesh = 0.0, dict(flow.plan.mesh)
+    total, mesh, pipeline = 0.0, dict(flow.plan.mesh), pipeline_of(flow.graph, flow.plan)
     for run, replay in _replays(flow, runs):
+        times = run.repeats if pipeline is None else pipeline.waiting * (pipeline.per_stage if run.first == pipeline.first else run.repeats)
         for name, way in replay.kept:
             step = way[-1]
             size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
-            total += run.repeats * size / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
+            total += times * size / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
     return total
 
 
@@ -152,7 +160,11 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
     parameters = gradients = state = late = 0.0
     gathered: dict[int, float] = {}
     parts: dict[tuple, tuple[float, float, float]] = {}
+    pipeline = pipeline_of(graph, flow.plan)
+    elsewhere = account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
     for name, w in flow.weights.items():
+        if name in elsewhere:
+            continue
         t = graph.tensors[name]
         key = (t.shape, id(w))
         if key not in parts:
@@ -180,9 +192,11 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
 def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, float]:
     """Bytes the backward pass reads, and those of the tail apart: every kept tensor once, in the layout its first keeper needs it.
 
-    Under recompute a repeated block keeps what enters each repeat, and one repeat's own activations at a time.
+    Under recompute a repeated block keeps what enters each repeat, and one repeat's own activations at a time. A pipeline stage keeps its part of the
+    blocks, and what comes before them, of all microbatches that wait for their backward pass.
     """
     graph, plan, mesh = base.graph, flow.plan, dict(flow.plan.mesh)
+    pipeline = pipeline_of(graph, plan)
     if not base.training:
         return 0.0, 0.0
     inside = {i: (first, period) for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
@@ -195,6 +209,7 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, flo
         if key not in sizes:
             sizes[key] = prod(local_shape(tensor.shape, layout, mesh)) * pricer.itemsize(tensor.dtype)
         size = sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer)
+        times = float(pipeline.waiting * pipeline.share(i)) if pipeline else 1.0
         if i in base.tail:
             tail += size
         elif plan.recompute != "none" and i in inside:
@@ -202,11 +217,11 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, flo
             made = graph.producer.get(name, -1)
             entering = made < first or (i - first) // period != (made - first) // period
             if entering:
-                total += size
+                total += size * times
             elif (i - first) // period == 0:
                 transient[first] = transient.get(first, 0.0) + size
         else:
-            total += size
+            total += size * times
     return total + max(transient.values(), default=0.0), tail
 
 

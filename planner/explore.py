@@ -8,7 +8,8 @@ A leaf is (mesh, techniques). Its lower bound is raised in stages, and the leaf 
     priced    the space of its microbatches, the chosen solver, and the price of the whole plan
 
 Splitting the batch further, recomputing more and limiting memory only ever cost time, so every stage bounds the next, and a leaf priced without
-memory binding bounds all leaves of its mesh and level with as many microbatches and as much recomputation. Leaves whose least memory exceeds the limit
+memory binding bounds all leaves of its mesh and level with as many microbatches and as much recomputation (with pipeline stages, where more microbatches
+also fill the pipeline better, those with the same number). Leaves whose least memory exceeds the limit
 are dropped unsolved. The search ends when no bound is below the best price: what is left bounds the optimum.
 """
 
@@ -56,11 +57,12 @@ class Leaf:
     level: int
     mesh: int
     stage: int = field(compare=False, default=0)
+    schedule: str = field(compare=False, default="1f1b")
 
     @property
     def techniques(self) -> Techniques:
         """As the problem knows them."""
-        return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro)
+        return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro, self.schedule)
 
 
 class Explorer:
@@ -160,21 +162,24 @@ class Explorer:
         space = self._first[index]
         if space is None:
             return
+        mesh = self.meshes[index]
+        levels = [k for k in self.levels if mesh.stages == 1 or LEVEL_ORDER[k] < 3] or self.levels  # gathered anew in every tick, level 3 never pays with stages
         self._uncut_up_to[index] = min((float(v.pieces.min()) for v in space.variables), default=math.inf)
         self._relaxed[index] = Relaxed(space)
-        bound = 0.0 if self.memory_first else self._relaxed[index].least(sorted(LEVEL_ORDER[k] for k in self.levels))
+        bound = 0.0 if self.memory_first else self._relaxed[index].least(sorted(LEVEL_ORDER[k] for k in levels))
         if not self.memory_first:
             self.search.bounded(bound)
         if bound > LONG_S:
             self.unit_s = 1e-9
-        for micro in self.search.microbatches():
+        for micro in self.search.microbatches(mesh):
+            least = bound + self._relaxed[index].waiting(micro)
             for recompute in self.search.recomputes(space.base):
-                for level in self.levels:
-                    leaf = Leaf(bound, RECOMPUTE.index(recompute), micro, level, index)
+                for level in levels:
+                    leaf = Leaf(least, RECOMPUTE.index(recompute), micro, level, index, schedule=self.search.schedule)
                     usage = least_usage(space, leaf.techniques, uncut=True)
                     self._sizes.append((usage, leaf))
                     if usage <= self.search.request.limit_bytes:
-                        leaf.bound = usage if self.memory_first else bound
+                        leaf.bound = usage if self.memory_first else least
                         heapq.heappush(self.open, leaf)
 
     def _space(self, leaf: Leaf) -> Space | None:
@@ -184,12 +189,13 @@ class Explorer:
         """A bound of the leaf at its stage, None where it proves impossible."""
         if self.memory_first:
             return leaf.bound
-        known = max((v for m, z, r, k, v in self._known if m == leaf.mesh and z == leaf.level and r <= leaf.recompute and k <= leaf.micro), default=0.0)
+        same = [(k, v) for m, z, r, k, v in self._known if m == leaf.mesh and z == leaf.level and r <= leaf.recompute]
+        known = max((v for k, v in same if k == leaf.micro or (k < leaf.micro and not self._staged(leaf))), default=0.0)
         if known > leaf.bound:
             return known
         limit = self.search.request.limit_bytes
         if leaf.stage == 0:
-            return self._free_bound(leaf, 1)[0]
+            return self._free_bound(leaf, 0)[0] + self._relaxed[leaf.mesh].waiting(leaf.micro) if self._staged(leaf) else self._free_bound(leaf, 1)[0]
         if leaf.stage == 1 and leaf.micro > 1:
             bound, usage = self._free_bound(leaf, leaf.micro)
             if usage <= limit or bound > leaf.bound:
@@ -198,12 +204,16 @@ class Explorer:
             return None if math.isinf(limited) else max(bound, limited)
         return leaf.bound
 
+    def _staged(self, leaf: Leaf) -> bool:
+        """Whether the leaf has pipeline stages: more microbatches then also make the bubble smaller (0 stands for any number)."""
+        return self.meshes[leaf.mesh].stages > 1
+
     def _free_bound(self, leaf: Leaf, micro: int) -> tuple[float, float]:
         """(bound, usage of its solution with the leaf's microbatches) of the leaf's techniques without a memory limit.
 
         micro: reductions are repeated at least that often. What is reduced once a step makes the same problem for any number that leaves every split legal.
         """
-        each = micro if LEVEL_ORDER[leaf.level] >= 2 or micro > self._uncut_up_to[leaf.mesh] else 1
+        each = micro if self._staged(leaf) or LEVEL_ORDER[leaf.level] >= 2 or micro > self._uncut_up_to[leaf.mesh] else 1
         key = (leaf.mesh, leaf.level, leaf.recompute, each)
         relaxed = self._relaxed[leaf.mesh]
         if key not in self._free:

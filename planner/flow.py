@@ -20,13 +20,11 @@ from typing import Any
 
 from planner.errors import PlanError
 from planner.graph import Graph, Node
-from planner.layout import Axes, Layout, Tree, distribute, group, local_shape, padded, replicated, wire_elements
+from planner.layout import STAGE, Axes, Layout, Tree, distribute, group, local_shape, padded, replicated, wire_elements
 from planner.ops import OPERATORS, NoRule
 from planner.rule import Dim, Rule, Split
 
 NO_GRADIENT = frozenset({"Floor", "Ceil", "Round", "Sign"})
-STAGE = "stage"
-"""The mesh axis of pipeline stages: blocks are dealt out along it, no operator is cut over it (planner.pipeline)."""
 
 
 @dataclass(frozen=True)

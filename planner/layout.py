@@ -26,6 +26,8 @@ from typing import Literal
 from planner.errors import PlanError
 
 Axes = tuple[str, ...]
+STAGE = "stage"
+"""The mesh axis of pipeline stages: blocks are dealt out along it, no operator is cut over it (planner.pipeline)."""
 StepKind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-gather-invariant", "slice", "all-to-all", "fan", "pad", "unpad"]
 
 

@@ -19,7 +19,7 @@ from math import prod
 from planner.base import Base
 from planner.evaluate import Cost
 from planner.flow import Plan
-from planner.layout import Axes, Layout
+from planner.layout import STAGE, Axes, Layout
 from planner.rule import PENDING, Split
 from planner.space import Space
 from planner.topology import Mesh, MeshAxis
@@ -98,9 +98,9 @@ def axis_names(base: Base, plan: Plan, kept: Collection[str] = ()) -> dict[str, 
         for f, axes in plan.splits.get(node.id, Split()).pairs:
             for a in axes if f != PENDING else ():
                 work[a][factors[f]] += weight
-    found = {a: a for a in work if a in kept}
+    found = {a: a for a in work if a in kept or a == STAGE}
     for a, shares in work.items():
-        if a not in kept:
+        if a not in found:
             role = max(ROLES, key=lambda r: shares[r]) if any(shares.values()) else role_named(a) or a
             names = (role if k == 1 else f"{role}{k}" for k in range(1, len(work) + 1))
             found[a] = next(n for n in names if n not in found.values())

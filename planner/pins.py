@@ -1,13 +1,14 @@
 """Decisions a user fixes: mesh axes, techniques, splits or layouts of nodes and tensors, and what is forbidden.
 
     [mesh]        model = { size = 8 }        or  model = 8, data = [4, 8]  (a list: one of these)
-    [techniques]  zero_stage = 3, recompute = "block", microbatches = 4
+                  stage = [1, 4]          pipeline stages; the other axes are those of one stage
+    [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "1f1b"
     [forbid]      factors = ["s"]
     ["layers.*.mlp.up"]   split = { n = ["model"] }      ids, fused members, tensors or scope globs
                           layout = [["data"], []]        of the first result
 
 A split holds the factors it names, each cut by the axes listed and no others (`n = []`: left whole); the other axes are free to cut the other factors.
-A short form for the command line: `tp=8,micro=2,recompute=block,zero=3,dp=8`.
+A short form for the command line: `tp=8,pp=4,micro=8,recompute=block,zero=3,dp=8`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError, did_you_mean
+from planner.pipeline import SCHEDULES
 from planner.rule import PENDING, Limits, Split, candidates, legal
 
 if TYPE_CHECKING:
     from planner.base import Base
 
-SHORT = {"tp": "model", "dp": "data", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
-TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None}
-STAGES = ("pp", "stage")
-"""Axes that mean pipeline stages, which are not built: as plain axes they would say something false."""
-AXES = re.compile(r"(data|model|sequence|expert)\d*")
+SHORT = {"tp": "model", "dp": "data", "pp": "stage", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
+TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES}
+AXES = re.compile(r"stage|(data|model|sequence|expert)\d*")
 """Axes of the short form; a TOML file may name others."""
 RECOMPUTE_WORDS = {"full": "block", "selective": "block-keep"}
 
@@ -155,8 +155,6 @@ def from_table(data: Mapping[str, Any]) -> Pins:
 
 
 def _sizes(axis: str, value: Any) -> tuple[int, ...]:
-    if axis in STAGES:
-        raise PlanError("P020", f"pin {axis}: pipeline stages are not built yet", help=["tp=, dp=, micro=, zero= and recompute= can be pinned"])
     value = value.get("size") if isinstance(value, dict) else value
     sizes = value if isinstance(value, list) else [value]
     if not sizes or not all(isinstance(s, int) and s > 0 for s in sizes):
@@ -183,7 +181,7 @@ def _short(text: str) -> Pins:
         plain: Any = int(value) if value.strip().isdigit() else value.strip()
         if key in TECHNIQUES:
             techniques[key] = _technique(key, plain)
-        elif isinstance(plain, int) and (key in STAGES or AXES.fullmatch(key)):
+        elif isinstance(plain, int) and AXES.fullmatch(key):
             mesh[key] = _sizes(key, plain)
         else:
             near = did_you_mean(key, [*SHORT, *SHORT.values()])

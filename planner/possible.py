@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from planner.errors import PlanError
 from planner.flow import Plan, rule_of
 from planner.graph import Graph
+from planner.layout import STAGE
+from planner.pipeline import SCHEDULES
 from planner.rule import Limits, Rule, legal
 
 if TYPE_CHECKING:
@@ -27,8 +29,10 @@ RECOMPUTE = ("none", "block-keep", "block")
 def check_mesh(strategy: Strategy, devices: int) -> None:
     """Axis names are distinct and multiply to the devices; techniques are known ones on existing axes. Raises P060."""
     names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]
+    from planner.strategy import schedule_of
+
     t = strategy.techniques
-    wrong = ""
+    wrong, schedule = "", schedule_of(t)
     if len(set(names)) < len(names):
         wrong = f"two mesh axes are called {next(n for n in names if names.count(n) > 1)!r}"
     elif min(sizes, default=1) < 1 or prod(sizes) != devices:
@@ -39,6 +43,8 @@ def check_mesh(strategy: Strategy, devices: int) -> None:
         wrong = f"zero_stage {t['zero_stage']} is none of 0, 1, 2, 3"
     elif t["microbatches"] < 1:
         wrong = f"{t['microbatches']} microbatches"
+    elif (STAGE in names) != bool(schedule) or (schedule and schedule not in SCHEDULES):
+        wrong = f"schedule {schedule or 'none'!r} with mesh {dict(strategy.mesh_shape)}: one of {', '.join(SCHEDULES)} goes with an axis called stage, none without"
     elif set(t["zero_group"]) - set(names):
         wrong = f"zero_group names axis {min(set(t['zero_group']) - set(names))!r}, which the mesh has not"
     elif any(int(b["first"]) < 0 or int(b["period"]) < 1 or int(b["repeats"]) < 1 for b in strategy.blocks):
@@ -60,7 +66,9 @@ def check_splits(graph: Graph, plan: Plan, rules: Sequence[Rule] = ()) -> None:
         rule = rules[i] if rules else rule_of(node, graph)[0]
         used = [a for _, axes in split.pairs for a in axes]
         wrong = ""
-        if set(used) - set(sizes):
+        if STAGE in used and plan.schedule:
+            wrong = "stages cut no operator"
+        elif set(used) - set(sizes):
             wrong = f"axis {min(set(used) - set(sizes))!r} is not in the mesh {sizes}"
         elif len(set(used)) < len(used):
             wrong = "an axis cuts two factors"

@@ -37,9 +37,9 @@ class Pricer:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """axis -> size."""
+        """axis -> size, of axes that operators may be cut over."""
         if not self._sizes:
-            self._sizes.update((a.name, a.size) for a in self.mesh.axes)
+            self._sizes.update((a.name, a.size) for a in self.mesh.inner)
         return self._sizes
 
     def collective_s(self, kind: str, axes: Axes, payload_bytes: float, *, bucketed: bool = False) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.assemble import PICO, Techniques, bytes_of, least_working, replayed, seconds_of, usage_of
+from planner.assemble import PICO, Techniques, bytes_of, least_working, link_scale, replayed, seconds_of, slowdown, ticking, usage_of
 from planner.problem import Budget
 from planner.solvers.dp import Outcome, clock_of, solve_model
 from planner.solvers.elimination import Tree, compile_tree
@@ -32,18 +32,32 @@ class Relaxed:
     def __init__(self, space: Space) -> None:
         self.space = space
         self.offset = np.concatenate(([0], np.cumsum([len(v.kept_bytes) for v in space.variables])))
-        self._trees: dict[bool, tuple[Model, Tree | list[int]]] = {}
-        """Per set of replayed links the tables, and their elimination or (too wide for one) the order of bounds without."""
+        self._trees: dict[tuple[bool, bool], tuple[Model, Tree | list[int]]] = {}
+        """Per set of replayed links (with or without what follows the blocks) the tables, and their elimination or (too wide for one) the order of bounds without."""
+        self._tick: float | None = None
 
     def least(self, levels: Sequence[int]) -> float:
         """No plan of the space is faster (seconds): one microbatch, nothing replayed, each weight at its cheapest optimizer level, no memory limit."""
-        found = self._run(np.minimum.reduce([seconds_of(self.space, Techniques(z)) for z in levels]), Techniques(), None)
+        endless = [Techniques(z, microbatches=0) for z in levels]
+        found = self._run(np.minimum.reduce([seconds_of(self.space, t) for t in endless]), endless[0], None)
         return np.inf if found is None else found[1]
+
+    def waiting(self, microbatches: int) -> float:
+        """What the bubble of a pipeline adds at least (seconds) to any bound for endless microbatches: its ticks, each at least as long as the shortest."""
+        slow = slowdown(self.space, Techniques(microbatches=microbatches))
+        if slow == 1:
+            return 0.0
+        if self._tick is None:
+            # Everything that runs in ticks at its cheapest, and nothing else: reductions once a step, head and loss are left out.
+            endless = Techniques(microbatches=0)
+            found = self._run(ticking(self.space, endless), endless, None, ends=False)
+            self._tick = 0.0 if found is None else found[1]
+        return (slow - 1) * self._tick
 
     def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
         """A fastest choice (empty where only the bound is known) and the bound (seconds) without a memory limit, for this many microbatches; None where none
         is possible."""
-        at = Techniques(techniques.zero, techniques.recompute, microbatches)
+        at = Techniques(techniques.zero, techniques.recompute, microbatches, techniques.schedule)
         return self._run(seconds_of(self.space, at, uncut=True), at, None)
 
     def limited(self, techniques: Techniques, limit_bytes: float) -> float:
@@ -56,13 +70,15 @@ class Relaxed:
         """Bytes of a choice, its working set left out; +inf of none (a bound without exact tables may come without a choice)."""
         return np.inf if not len(choice) else usage_of(self.space, techniques, choice, uncut=True)[0]
 
-    def _run(self, seconds: np.ndarray, techniques: Techniques, limit: float | None) -> tuple[np.ndarray, float] | None:
-        cost = np.where(np.isfinite(seconds), seconds * PICO, np.inf)
-        shape, tree = self._compiled(techniques)
+    def _run(self, seconds: np.ndarray, techniques: Techniques, limit: float | None, *, ends: bool = True) -> tuple[np.ndarray, float] | None:
+        # A pipeline's ticks slow everything alike but what follows the blocks (at most to half: `link_scale`), so one tree serves any number of microbatches.
+        slow = slowdown(self.space, techniques)
+        cost = np.where(np.isfinite(seconds), seconds * (PICO / slow), np.inf)
+        shape, tree = self._compiled(techniques, ends)
         memory = None if limit is None else self._memory(techniques, limit)
         if isinstance(tree, Tree) and memory is None:
             value, x, _ = tree.run(cost)
-            return (x, self._proven(value)) if np.isfinite(value) else None
+            return (x, self._proven(value * slow)) if np.isfinite(value) else None
         clock = clock_of(Budget(work=WORK), WORK)
         model = Model(self.offset, cost, shape.pairs, memory)
         if isinstance(tree, Tree):
@@ -75,24 +91,26 @@ class Relaxed:
             raise KeyboardInterrupt
         if found.infeasible:
             return None
-        return np.zeros(0, np.int64) if found.choice is None else found.choice, self._proven(found.bound)
+        return np.zeros(0, np.int64) if found.choice is None else found.choice, self._proven(found.bound * slow)
 
     @staticmethod
     def _proven(value: float) -> float:
         return max(0.0, (value * (1 - ROUNDING) - STEP) / PICO) if np.isfinite(value) else 0.0
 
-    def _compiled(self, techniques: Techniques) -> tuple[Model, Tree | list[int]]:
+    def _compiled(self, techniques: Techniques, ends: bool) -> tuple[Model, Tree | list[int]]:
         twice = replayed(self.space, techniques)
-        key = any(twice)
+        key = any(twice), ends
         if key not in self._trees:
             tables: dict[tuple, np.ndarray] = {}
             pairs: dict[tuple[int, int], np.ndarray] = {}
-            for link, again in zip(self.space.links, twice, strict=True):
-                at = (id(link.forward_s), id(link.backward_s), link.count, again)
+            scale = link_scale(self.space, Techniques(techniques.zero, techniques.recompute, 0, techniques.schedule), ends=ends)
+            for link, again, part in zip(self.space.links, twice, scale, strict=True):
+                at = (id(link.forward_s), id(link.backward_s), link.count, again, part)
                 if at not in tables:
-                    tables[at] = PICO * link.count * (link.forward_s * (2 if again else 1) + link.backward_s)
-                ends, table = ((link.a, link.b), tables[at]) if link.a < link.b else ((link.b, link.a), tables[at].T)
-                pairs[ends] = pairs[ends] + table if ends in pairs else table
+                    seconds = link.forward_s * (2 if again else 1) + link.backward_s
+                    tables[at] = part * PICO * link.count * seconds if part else np.zeros_like(seconds)
+                pair, table = ((link.a, link.b), tables[at]) if link.a < link.b else ((link.b, link.a), tables[at].T)
+                pairs[pair] = pairs[pair] + table if pair in pairs else table
             model = Model(self.offset, np.zeros(self.offset[-1]), pairs, None)
             self._trees[key] = model, compile_tree(model) or order_for(model)
         return self._trees[key]

@@ -30,17 +30,19 @@ from planner.flow import Plan
 from planner.model import Model
 from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space
 from planner.pins import Pins
+from planner.pipeline import SCHEDULES, pipelined_run
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.rule import Limits, Split, candidates
 from planner.space import Base, Space, build_space
-from planner.topology import Mesh, Topology, meshes, pinned_mesh
+from planner.topology import Mesh, Topology, divisors, meshes, pinned_mesh, staged_meshes
 
 TIE = 1e-3
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
 """Work units of one solve: about a third of a second where the memory limit binds hard; the bound is kept either way."""
 FINER = 2
 """Three-axis meshes tried around the best plan: most of what more axes gain is in the most even ones."""
+MOST_MICROBATCHES = 1024
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 Progress = Callable[[str, float | None, float | None], None]
 Family = Callable[[Base, Mesh], Allowed]
@@ -207,11 +209,11 @@ class Search:
         if request.mode == "data-parallel":
             return every[:1]
         # One axis of all devices is the same by either name.
-        return tuple(m for m in every if len(m.axes) == 2 or m.shape[0] == ("data", request.topology.devices))
+        return (*(m for m in every if len(m.axes) == 2 or m.shape[0] == ("data", request.topology.devices)), *self._staged())
 
     def _finer(self, best: Candidate | None) -> tuple[Mesh, ...]:
         """The best plan's mesh with its model axis split in two, the most even ways first: heads over one part and rows over the other, say."""
-        if best is None or not self._free or self.out_of_time():
+        if best is None or not self._free or self.out_of_time() or best.mesh.stages > 1:
             return ()
         data = best.mesh.axes[0].size if len(best.mesh.axes) == 2 else 0
         found = [m for m in meshes(self.request.topology) if len(m.axes) == 3 and m.axes[0].size == data]
@@ -226,6 +228,14 @@ class Search:
             used = {f for p in plans for f, _ in p.splits.get(name, Split()).pairs}
             found[i] = base.reachable(i, tuple(s for s in candidates(base.rules[i], dict(mesh.shape)) if all(f in used for f, _ in s.pairs)))
         return found
+
+    def _staged(self) -> tuple[Mesh, ...]:
+        """Meshes with pipeline stages, unless the user says what the mesh is."""
+        base, pins, topology = self.base(1), self.request.pins, self.request.topology
+        run = pipelined_run(base.graph, base.runs) if base is not None and self.training else None
+        if run is None or pins.axes or self.request.mode == "data-parallel" or self.out_of_time():
+            return ()
+        return tuple(m for n in divisors(topology.devices) if 1 < n <= run[2] for m in staged_meshes(topology, n))
 
     def _allowed(self) -> Family | None:
         """What the mode leaves; None leaves everything the pins do."""
@@ -250,14 +260,24 @@ class Search:
         pinned = self.request.pins.techniques.get("recompute")
         return RECOMPUTE if pinned is None else (str(pinned),)
 
-    def microbatches(self) -> tuple[int, ...]:
-        """Numbers of microbatches to consider."""
+    @property
+    def schedule(self) -> str:
+        """How microbatches pass through pipeline stages, where there are some: 1F1B takes GPipe's time and less memory."""
+        return str(self.request.pins.techniques.get("schedule", SCHEDULES[0]))
+
+    def microbatches(self, mesh: Mesh) -> tuple[int, ...]:
+        """Numbers of microbatches to consider on a mesh: with pipeline stages at least as many as keep half of the ticks busy, and one row a device."""
         pinned = self.request.pins.techniques.get("microbatches")
         if pinned:
             if self.model.batch % int(pinned):
                 raise PlanError("P035", f"batch {self.model.batch} does not divide into {pinned} microbatches")
             return (int(pinned),)
-        return (1, *(m for m in MICROBATCHES if self.model.batch % m == 0)) if self.training else (1,)
+        batch = self.model.batch
+        usual = (1, *(m for m in MICROBATCHES if batch % m == 0)) if self.training else (1,)
+        if mesh.stages == 1:
+            return usual
+        rows = [batch // data for data in (dict(mesh.shape).get("data", 1),) if batch % data == 0 and batch // data <= MOST_MICROBATCHES]
+        return tuple(m for m in sorted({*usual, *rows}) if m >= max(2, mesh.stages - 1))
 
     # --- spaces -------------------------------------------------------------------------------------------------------------------------------
 
@@ -281,8 +301,8 @@ class Search:
 
     def space(self, mesh: Mesh, micro: int, allowed: Family | None, pinned: bool = True) -> Space | None:
         """The space of a mesh, restricted to a family of plans; with the user's pins unless it is a baseline's."""
-        base, pins = self.base(micro), self.request.pins
-        if base is None:
+        base, pins, inner = self.base(micro), self.request.pins, Mesh(mesh.inner)
+        if base is None or not self._can_stage(base, mesh):
             return None
         pinned = pinned and not pins.empty
         key = (mesh, micro, pinned)
@@ -290,7 +310,7 @@ class Search:
             pricer = self._pricer(mesh)
             limits = Limits(spatial=self.model.batch < self.request.topology.devices, forbidden=pins.forbidden_factors if pinned else frozenset())
             try:
-                fixed = self._pinned(base, mesh, limits) if pinned else self._alphabet(base, mesh) if len(mesh.axes) > 2 else None
+                fixed = self._pinned(base, inner, limits) if pinned else self._alphabet(base, inner) if len(inner.axes) > 2 else None
                 self._spaces[key] = build_space(base, pricer, limits=limits, allowed=fixed, zero_axes=tuple(pricer.sizes))
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.
@@ -300,7 +320,18 @@ class Search:
         whole = self._spaces[key]
         if allowed is None or whole is None:
             return whole
-        return restrict(whole, allowed(base, mesh))
+        return restrict(whole, allowed(base, inner))
+
+    def _can_stage(self, base: Base, mesh: Mesh) -> bool:
+        """Whether the model has blocks for every stage of the mesh; if not, why is remembered."""
+        if mesh.stages == 1:
+            return True
+        run = pipelined_run(base.graph, base.runs) if self.training else None
+        if run is None or run[2] < mesh.stages:
+            what = "it is run, not trained" if not self.training else f"the model has {run[2] if run else 'no'} repeated blocks"
+            self._refused = PlanError("P067", f"{mesh.stages} pipeline stages are not possible: {what}", help=["fewer stages"] if run else [])
+            return False
+        return True
 
     # --- solving and pricing ------------------------------------------------------------------------------------------------------------------
 
@@ -347,8 +378,8 @@ class Search:
         problem = assemble(space, techniques, self.request.limit_bytes)
         choice = tuple(int(x) for x in solved.choice)
         objective = evaluate(problem, choice).cost / PICO
-        plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, tuple(a for a, _ in mesh.shape), techniques.recompute, techniques.microbatches,
-                    space.base.runs)  # fmt: skip
+        plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, tuple(space.pricer.sizes), techniques.recompute, techniques.microbatches,
+                    space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "")  # fmt: skip
         cost, _, _ = price_plan(space.base, plan, space.pricer)
         candidate = Candidate(label, mesh, plan, cost, techniques, objective, self.proven(problem, solved, unit_s), solved.status)
         self._details[id(candidate)] = candidate, space, choice, problem

@@ -52,6 +52,7 @@ class Variable:
     state_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> parameters + gradients + optimizer
     kept_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # activations the backward pass reads, of all its nodes
     again_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the same when repeated blocks are recomputed
+    inner_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # what of that is made in one repeat and alive while its backward pass runs
     pieces: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the most microbatches that leave the split's batch long enough
     work_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # what lives only while one of its nodes runs
     held_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> sums of gradients that microbatches add up
@@ -80,7 +81,7 @@ class Space:
     variables: list[Variable]
     links: list[Link]
     op_of: Mapping[int, int]  # node class -> variable
-    memo: dict[str, Any] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)
     """What planner.assemble derives once per space."""
 
 
@@ -135,7 +136,7 @@ class _Builder:
         needs = [self._read(rule, slot, splits, name in base.grad) if name else [] for slot, name in enumerate(node.inputs)]
         results = [self._read(rule, -1 - k, splits, True) for k in range(len([o for o in node.outputs if o]))]
         live = [o for o in node.outputs if o]
-        forward, backward, spared, kept, again, work, tail = (np.zeros(len(splits)) for _ in range(7))
+        forward, backward, spared, kept, again, inner, work, tail = (np.zeros(len(splits)) for _ in range(8))
         slack = 1 + self.pricer.runtime.memory_slack
         for k, split in enumerate(splits):
             ins = [self._bytes(name, needs[slot][k]) if name else 0.0 for slot, name in enumerate(node.inputs)]
@@ -151,6 +152,7 @@ class _Builder:
                 tail[k] += after * size * slack
                 kept[k] += total * size * slack
                 again[k] += (entering + first) * size * slack
+                inner[k] += first * size * slack
             weights = sum(n for name, n in zip(node.inputs, ins, strict=True) if name in graph.weights)
             work[k] = working_bytes(base, i, split, sum(ins) - weights, sum(outs), weights, self.pricer) * slack
         backwards = reads(node, base.grad).slots
@@ -159,7 +161,7 @@ class _Builder:
         reduce, each, state, held = _by_level(cells)
         late = np.array([sum(self._local(graph.tensors[name].shape, row[k]) for name, row, _ in own if i in base.repeated and name in base.grad)
                          for k in range(len(splits))]) * self.pricer.recipe.gradient_bytes  # fmt: skip
-        v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, state, kept, again,
+        v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, state, kept, again, inner,
                      np.array([self._pieces(rule, s, base.batch_factors[i]) for s in splits]), work, held, tail, late)
         return _Kind(v, needs, results)
 
@@ -270,7 +272,7 @@ class _Builder:
         inner = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), [h for h, _ in pairs], [h if b < 0 else b for h, b in pairs],
                                   name in self.base.grad)  # fmt: skip
         v.forward_s, v.backward_s = np.diag(inner[0]).copy(), np.diag(inner[1]).copy()
-        v.spared_s, v.kept_bytes, v.again_bytes, v.work_bytes, v.tail_bytes, v.late_bytes = v.forward_s, *np.zeros((5, len(pairs)))
+        v.spared_s, v.kept_bytes, v.again_bytes, v.inner_bytes, v.work_bytes, v.tail_bytes, v.late_bytes = v.forward_s, *np.zeros((6, len(pairs)))
         v.pieces = np.full(len(pairs), np.inf)
         twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot in wire.uses)
         cells = np.array([self.weight_costs(name, h, twice) for h, _ in pairs]) if weight else np.zeros((len(pairs), len(ZERO_LEVELS), 4))

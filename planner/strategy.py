@@ -83,7 +83,7 @@ class Strategy:
                                 help=[h for h in (did_you_mean(node.id, list(self.nodes)), "plan again, or plan diff") if h])  # fmt: skip
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
         t = self.techniques
-        plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs)
+        plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs, schedule=schedule_of(t))
         check_splits(graph, plan)
         return plan
 
@@ -173,6 +173,12 @@ class Strategy:
         from planner.report.summary import summary
 
         return summary(self)
+
+
+def schedule_of(techniques: Mapping[str, Any]) -> str:
+    """The pipeline schedule of a file's techniques, "" for none."""
+    found = str(techniques.get("schedule", "none"))
+    return "" if found == "none" else found
 
 
 def _plain(value: Any) -> Any:

@@ -22,6 +22,7 @@ from costmodels.collectives import Span
 from costmodels.device import TOPOLOGIES, count, fraction
 from costmodels.units import UnitError, bandwidth_bytes_per_s, time_s
 from planner.errors import PlanError, did_you_mean
+from planner.layout import STAGE
 from planner.slices import part_of_host, slice_shapes, wraps
 
 MIN_NODE_SHARE = 4
@@ -72,6 +73,16 @@ class Mesh:
     """Axes, outermost first."""
 
     axes: tuple[MeshAxis, ...]
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages: the size of axis "stage", which only planner.pipeline uses; 1 without."""
+        return next((a.size for a in self.axes if a.name == STAGE), 1)
+
+    @property
+    def inner(self) -> tuple[MeshAxis, ...]:
+        """The axes that operators may be cut over."""
+        return tuple(a for a in self.axes if a.name != STAGE)
 
     @property
     def shape(self) -> tuple[tuple[str, int], ...]:
@@ -307,6 +318,21 @@ def meshes(topology: Topology) -> tuple[Mesh, ...]:
                 parts = _take(topology, second, 1), _take(topology, first, second), _take(topology, outer, first * second)
                 if all(parts):
                     found.append(Mesh((MeshAxis("data", parts[2]), MeshAxis("model", parts[1]), MeshAxis("model2", parts[0]))))
+    return tuple(found)
+
+
+def staged_meshes(topology: Topology, stages: int) -> tuple[Mesh, ...]:
+    """The meshes of one and two axes for each of so many pipeline stages, which are outermost: what they hand on is little, and goes over the slowest links."""
+    each, rest = divmod(topology.devices, stages)
+    outer = _take(topology, stages, each) if not rest else ()
+    if stages < 2 or not outer:
+        return ()
+    found = []
+    for model in divisors(each):
+        sizes = (("data", each // model, model), ("model", model, 1))
+        axes = [MeshAxis(name, _take(topology, n, skip)) for name, n, skip in sizes if n > 1]
+        if all(a.parts for a in axes):
+            found.append(Mesh((MeshAxis(STAGE, outer), *axes)))
     return tuple(found)
 
 

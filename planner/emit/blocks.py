@@ -9,7 +9,7 @@ from planner.emit.source import comment, literal
 from planner.emit.tables import block_table
 from planner.emit.text import pattern
 from planner.emit.writer import Function, Writer
-from planner.flow import STAGE
+from planner.layout import STAGE
 from planner.pipeline import Pipeline
 
 KEEP = 'jax.checkpoint_policies.save_only_these_names("collective")'

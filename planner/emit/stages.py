@@ -65,7 +65,7 @@ def write_stages(w: Writer) -> None:
     w.functions.append(Function("finish", "Mean loss of one microbatch, from what leaves the last stage.", last, (*FIRST, "x")))
     w.tables.append(f"CARRIED = {len(carried)}  # tensors handed from stage to stage\n")
     read: list[set[str]] = [{n for i in places for n in graph.nodes[i].inputs} for places in ([*nodes, *pipeline.nodes], ends)]
-    for name, own, other in (("IN_TRUNK", *read), ("IN_FINISH", *reversed(read))):
+    for name, own, other in (("IN_TRUNK", read[0], read[1]), ("IN_FINISH", read[1], read[0])):
         keys = [p.key for p in w.parameters.values() if set(p.tensors) & own and not set(p.tensors) & other and w.container(p.tensors[0]) == "params"]
         w.tables.append(f"{name} = {{{', '.join(literal(k) for k in keys)}}}  # trained parameters that nothing else reads\n" if keys else f"{name} = set()\n")
 

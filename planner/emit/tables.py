@@ -10,9 +10,9 @@ from planner.emit.runs import Run
 from planner.emit.source import comment, literal
 from planner.emit.text import spec_text
 from planner.emit.writer import Parameter, Writer
-from planner.flow import STAGE, cut_layout, stored_layout
+from planner.flow import cut_layout, stored_layout
 from planner.graph import FLOATS, Graph
-from planner.layout import Layout
+from planner.layout import STAGE, Layout
 from planner.ops.base import tuple_text
 
 INTEGERS = {"int64": "int32", "uint64": "uint32"}

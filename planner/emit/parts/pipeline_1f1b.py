@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.emit.parts.exchange import pend, reduce_gradient, zeros_like_piece
-from planner.emit.parts.stages import microbatch_of, pass_on, zeros_of
+from planner.emit.parts.stages import microbatch_of, hand_over, zeros_of
 from planner.emit.parts.tables import CARRIED, GRADIENTS, IN_FINISH, IN_TRUNK, MESH, MICROBATCHES, SCATTER_EACH_MICROBATCH, enter, finish, trunk
 
 
@@ -24,7 +24,7 @@ def gradients(params, frozen, batch):
     scatter = {key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0) for key, (_, _, axes, dim, _) in GRADIENTS.items()}
     blocks, ends = ({key: p for key, p in pending.items() if key not in other} for other in (IN_FINISH, IN_TRUNK))
     known = jax.tree.leaves((pending, frozen))
-    form = {"tree": None, "known": []}
+    form = {}  # of the residuals: known once a forward pass has been traced
 
     def forward(x, tick):
         """What the stage hands on, and what its backward pass reads beside parameters."""
@@ -45,12 +45,12 @@ def gradients(params, frozen, batch):
         grads, g = pull(g)
         real = (m >= 0) & (m < MICROBATCHES)
         grads = {key: reduce_gradient(d, (), *scatter[key]) for key, d in grads.items()}
-        return pass_on(g, -1), total | {key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()}
+        return hand_over(g, -1), total | {key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()}
 
     def warm_up(carry, tick):
         x, ring = carry
         y, saved = forward(x, tick)
-        return (pass_on(y, 1), keep(ring, saved, tick)), None
+        return (hand_over(y, 1), keep(ring, saved, tick)), None
 
     def steady(carry, tick):
         x, g, ring, total, loss = carry
@@ -59,7 +59,7 @@ def gradients(params, frozen, batch):
         here, (own, g_y) = jax.value_and_grad(lambda p, y: jnp.where(last, finish(p, frozen, now, y), 0), argnums=(0, 1))(ends, y)
         total |= {key: total[key] + reduce_gradient(d, (), *scatter[key]) for key, d in own.items()}
         g, total = backward(jax.tree.map(lambda a, b: jnp.where(last, a, b), g_y, g), ring, total, tick)
-        return (pass_on(y, 1), g, ring, total, loss + here), None
+        return (hand_over(y, 1), g, ring, total, loss + here), None
 
     def cool_down(carry, tick):
         return backward(carry[0], ring, carry[1], tick), None

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.emit.parts.exchange import pend, reduce_gradient
-from planner.emit.parts.stages import microbatch_of, pass_on, zeros_of
+from planner.emit.parts.stages import microbatch_of, hand_over, zeros_of
 from planner.emit.parts.tables import CARRIED, GRADIENTS, MESH, MICROBATCHES, enter, finish, trunk
 
 
@@ -27,7 +27,7 @@ def gradients(params, frozen, batch):
             y = trunk(pending, frozen, microbatch_of(batch, t - stage), x)
             m = t - (stages - 1)
             loss = tail(pending, microbatch_of(batch, m), y)
-            return (pass_on(y, 1), total + jnp.where((stage == stages - 1) & (m >= 0), loss, 0)), None
+            return (hand_over(y, 1), total + jnp.where((stage == stages - 1) & (m >= 0), loss, 0)), None
 
         x = zeros_of(jax.eval_shape(lambda: enter(pending, frozen, microbatch_of(batch, 0)))[:CARRIED])
         (_, total), _ = lax.scan(tick, (x, lax.pcast(jnp.zeros(()), "stage", to="varying")), jnp.arange(stages - 1 + MICROBATCHES))

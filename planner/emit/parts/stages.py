@@ -15,7 +15,7 @@ def microbatch_of(batch, m):
     return {key: lax.dynamic_index_in_dim(x, at, keepdims=False) for key, x in batch.items()}
 
 
-def pass_on(x, step):
+def hand_over(x, step):
     """To the next stage (step 1) or the one before (step -1)."""
     n = MESH["stage"]
     return jax.tree.map(lambda x: lax.ppermute(x, "stage", [(i, (i + step) % n) for i in range(n)]), x)
