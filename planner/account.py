@@ -112,7 +112,9 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
             run = dealt_run(flow, runs, pipeline)
             elsewhere, held = of_other_stages(graph, pipeline), frozenset(n for names in run.weights for n in names)
             for carry in run.carries:
-                yield from _handed(flow, carry, ticks, size)
+                yield from _handed(flow, carry, pipeline, size)
+            loss = graph.outputs[0]
+            yield Use("all-reduce", (STAGE,), int(size(graph.tensors[loss].dtype)), 1, "forward", graph.labels.get(loss, loss))
 
         def reductions(name: str) -> int:
             """How often a gradient that is scattered in every microbatch is: with the blocks, with what follows them, or with both."""
@@ -132,12 +134,14 @@ def _late(graph: Graph, name: str, pipeline: Pipeline, last: Iterable[str]) -> b
     return name in last or made >= pipeline.end or (made < 0 and all(i >= pipeline.end for i, _ in graph.consumers.get(name, ())))
 
 
-def _handed(flow: Flow, carry: Carry, ticks: int, size: ItemSize) -> Iterator[Use]:
-    """A carried tensor on its way to the next stage, and its gradient on the way back."""
+def _handed(flow: Flow, carry: Carry, pipeline: Pipeline, size: ItemSize) -> Iterator[Use]:
+    """A carried tensor on its way to the next stage, and its gradient on the way back. Between two stages the last way back is a loop of one tick,
+    which compilers unroll: nobody reads what it sends."""
     tensor = flow.graph.tensors[carry.enters]
     payload = int(prod(local_shape(tensor.shape, carry.layout, dict(flow.plan.mesh))) * size(tensor.dtype))
-    yield Use("collective-permute", (STAGE,), payload, ticks, "forward", carry.enters)
-    yield Use("collective-permute", (STAGE,), payload, ticks, "backward", carry.enters)
+    back = pipeline.ticks - (pipeline.schedule == "1f1b" and pipeline.stages == 2)
+    yield Use("collective-permute", (STAGE,), payload, pipeline.ticks, "forward", carry.enters)
+    yield Use("collective-permute", (STAGE,), payload, back, "backward", carry.enters)
 
 
 def of_other_stages(graph: Graph, pipeline: Pipeline) -> frozenset[str]:
