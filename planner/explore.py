@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.assemble import PICO, Techniques, assemble, least_usage, least_working, usage_of
+from planner.pipeline import MOST_LEVEL
 from planner.possible import RECOMPUTE
 from planner.problem import evaluate
 from planner.relax import Relaxed
@@ -163,7 +164,9 @@ class Explorer:
         if space is None:
             return
         mesh = self.meshes[index]
-        levels = [k for k in self.levels if mesh.stages == 1 or LEVEL_ORDER[k] < 3] or self.levels  # gathered anew in every tick, level 3 never pays with stages
+        levels = [k for k in self.levels if mesh.stages == 1 or LEVEL_ORDER[k] <= MOST_LEVEL[self.search.schedule]]
+        if not levels:
+            return
         self._uncut_up_to[index] = min((float(v.pieces.min()) for v in space.variables), default=math.inf)
         self._relaxed[index] = Relaxed(space)
         bound = 0.0 if self.memory_first else self._relaxed[index].least(sorted(LEVEL_ORDER[k] for k in levels))

@@ -23,6 +23,8 @@ from planner.flow import Plan
 from planner.graph import Graph
 
 SCHEDULES = ("1f1b", "gpipe")
+MOST_LEVEL = {"1f1b": 2, "gpipe": 1}
+"""Optimizer levels that go with stages: level 3 would gather weights anew in every tick, and under gpipe there is one backward pass for all microbatches."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from planner.errors import PlanError
 from planner.flow import Plan, rule_of
 from planner.graph import Graph
 from planner.layout import STAGE
-from planner.pipeline import SCHEDULES
+from planner.pipeline import MOST_LEVEL, SCHEDULES
 from planner.rule import Limits, Rule, legal
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ def check_mesh(strategy: Strategy, devices: int) -> None:
         wrong = f"{t['microbatches']} microbatches"
     elif (STAGE in names) != bool(schedule) or (schedule and schedule not in SCHEDULES):
         wrong = f"schedule {schedule or 'none'!r} with mesh {dict(strategy.mesh_shape)}: one of {', '.join(SCHEDULES)} goes with an axis called stage, none without"
+    elif schedule and t["zero_stage"] > MOST_LEVEL[schedule]:
+        wrong = f"zero_stage {t['zero_stage']} with pipeline stages: at most {MOST_LEVEL[schedule]} under {schedule}"
+    elif schedule and t["microbatches"] < 2:
+        wrong = "pipeline stages need at least two microbatches"
     elif set(t["zero_group"]) - set(names):
         wrong = f"zero_group names axis {min(set(t['zero_group']) - set(names))!r}, which the mesh has not"
     elif any(int(b["first"]) < 0 or int(b["period"]) < 1 or int(b["repeats"]) < 1 for b in strategy.blocks):

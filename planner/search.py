@@ -30,7 +30,7 @@ from planner.flow import Plan
 from planner.model import Model
 from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space
 from planner.pins import Pins
-from planner.pipeline import SCHEDULES, pipelined_run
+from planner.pipeline import MOST_LEVEL, SCHEDULES, pipelined_run
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.rule import Limits, Split, candidates
@@ -326,12 +326,18 @@ class Search:
         """Whether the model has blocks for every stage of the mesh; if not, why is remembered."""
         if mesh.stages == 1:
             return True
-        run = pipelined_run(base.graph, base.runs) if self.training else None
+        run, techniques = pipelined_run(base.graph, base.runs) if self.training else None, self.request.pins.techniques
+        level, most = int(techniques.get("zero_stage", 0)), MOST_LEVEL[self.schedule]
+        what = ""
         if run is None or run[2] < mesh.stages:
             what = "it is run, not trained" if not self.training else f"the model has {run[2] if run else 'no'} repeated blocks"
-            self._refused = PlanError("P067", f"{mesh.stages} pipeline stages are not possible: {what}", help=["fewer stages"] if run else [])
-            return False
-        return True
+        elif level > most:
+            what = f"under {self.schedule} the optimizer level is at most {most}, pinned is {level}"
+        elif int(techniques.get("microbatches", 2)) < 2:
+            what = "they need at least two microbatches, pinned is one"
+        if what:
+            self._refused = PlanError("P067", f"{mesh.stages} pipeline stages are not possible: {what}", help=["pin less, or other stages"] if run else [])
+        return not what
 
     # --- solving and pricing ------------------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
     enter    (params, frozen, batch) -> carried tensors, and what else the blocks ask for (masks, positions)
     trunk    (params, frozen, batch, x) -> carried tensors: this stage's blocks, on x or, in the first stage, on what `enter` gives
-    finish   (params, frozen, batch, x) -> mean loss of one microbatch
+    finish   (params, frozen, batch, x) -> loss of one microbatch times its weight, and the weight
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from planner.emit.writer import Function, Writer
 from planner.errors import PlanError
 from planner.flow import Flow
 from planner.graph import Graph
+from planner.layout import Layout
 
 FIRST = ("params", "frozen", "batch")
 
@@ -57,12 +58,19 @@ def write_stages(w: Writer) -> None:
     for c, variable in zip(run.carries, names, strict=True):
         last.bind(c.leaves[-1], c.layout, variable)
     arrived = {c.leaves[-1] for c in run.carries}
-    ends = needed(graph, [i for i in range(len(graph.nodes)) if i not in pipeline.nodes], graph.outputs[:1], arrived)
+    results = [graph.outputs[0], *([w.counted] if w.counted else [])]
+    ends = needed(graph, [i for i in range(len(graph.nodes)) if i not in pipeline.nodes], results, arrived)
     _write(w, last, ends)
     loss = graph.outputs[0]
     source = flow.source[loss]
     last.results.append(last.value(loss, source.stored if source.partial else source))
-    w.functions.append(Function("finish", "Mean loss of one microbatch, from what leaves the last stage.", last, (*FIRST, "x")))
+    if w.counted:
+        rows = last.value(w.counted, Layout(()))
+        last.results = [f"{last.results[0]} * {rows}", rows]
+    else:
+        last.results.append("1.0")
+    what = "Sum of the losses of one microbatch and the rows that count" if w.counted else "Mean loss of one microbatch and its weight"
+    w.functions.append(Function("finish", f"{what}, from what leaves the last stage.", last, (*FIRST, "x")))
     w.tables.append(f"CARRIED = {len(carried)}  # tensors handed from stage to stage\n")
     read: list[set[str]] = [{n for i in places for n in graph.nodes[i].inputs} for places in ([*nodes, *pipeline.nodes], ends)]
     for name, own, other in (("IN_TRUNK", read[0], read[1]), ("IN_FINISH", read[1], read[0])):

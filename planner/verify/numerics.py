@@ -202,7 +202,7 @@ def _by_label(program: Program, found: Mapping[str, Any], want: Values) -> dict[
     for key, value in found.items():
         names, whole = program.labels[key], np.asarray(value)
         stacked = len(names) > 1 or whole.ndim > want.get(names[0], whole).ndim
-        for label, array in zip(names, whole if stacked else [whole], strict=True):
+        for label, array in zip(names, whole[: len(names)] if stacked else [whole], strict=True):  # stages that do not divide the repeats pad them
             shape = want.get(label, array).shape
             out[label] = array[tuple(slice(0, n) for n in shape)] if array.ndim == len(shape) else array
     return out

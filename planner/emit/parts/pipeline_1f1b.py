@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.emit.parts.exchange import pend, reduce_gradient, zeros_like_piece
-from planner.emit.parts.stages import microbatch_of, hand_over, zeros_of
+from planner.emit.parts.stages import hand_over, microbatch_of, zeros_of
 from planner.emit.parts.tables import CARRIED, GRADIENTS, IN_FINISH, IN_TRUNK, MESH, MICROBATCHES, SCATTER_EACH_MICROBATCH, enter, finish, trunk
 
 
@@ -24,14 +24,14 @@ def gradients(params, frozen, batch):
     scatter = {key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0) for key, (_, _, axes, dim, _) in GRADIENTS.items()}
     blocks, ends = ({key: p for key, p in pending.items() if key not in other} for other in (IN_FINISH, IN_TRUNK))
     known = jax.tree.leaves((pending, frozen))
-    form = {}  # of the residuals: known once a forward pass has been traced
+    form: list = []  # of the residuals, known once a forward pass has been traced: their tree, and which are parameters
 
     def forward(x, tick):
         """What the stage hands on, and what its backward pass reads beside parameters."""
         y, pull = jax.vjp(lambda p, x: trunk(p, frozen, microbatch_of(batch, tick - stage), x), blocks, x)
-        leaves, form["tree"] = jax.tree.flatten(pull)
-        form["known"] = [next((k for k, p in enumerate(known) if p is leaf), None) for leaf in leaves]
-        return y, [leaf for leaf, k in zip(leaves, form["known"], strict=True) if k is None]
+        leaves, tree = jax.tree.flatten(pull)
+        form[:] = tree, [next((k for k, p in enumerate(known) if p is leaf), None) for leaf in leaves]
+        return y, [leaf for leaf, k in zip(leaves, form[1], strict=True) if k is None]
 
     def keep(ring, saved, tick):
         here = jnp.clip(tick - stage, 0, MICROBATCHES) % places
@@ -41,11 +41,15 @@ def gradients(params, frozen, batch):
         """Gradients added up, and that of what the stage was given sent back."""
         m = tick - 2 * (stages - 1) + stage
         saved = iter([lax.dynamic_index_in_dim(r, m % places, keepdims=False) for r in ring])
-        pull = jax.tree.unflatten(form["tree"], [next(saved) if k is None else known[k] for k in form["known"]])
+        pull = jax.tree.unflatten(form[0], [next(saved) if k is None else known[k] for k in form[1]])
         grads, g = pull(g)
         real = (m >= 0) & (m < MICROBATCHES)
         grads = {key: reduce_gradient(d, (), *scatter[key]) for key, d in grads.items()}
         return hand_over(g, -1), total | {key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()}
+
+    def closing(p, now, y):
+        loss, weight = finish(p, frozen, now, y)
+        return jnp.where(last, loss, 0), weight
 
     def warm_up(carry, tick):
         x, ring = carry
@@ -53,13 +57,13 @@ def gradients(params, frozen, batch):
         return (hand_over(y, 1), keep(ring, saved, tick)), None
 
     def steady(carry, tick):
-        x, g, ring, total, loss = carry
+        x, g, ring, total, loss, weight = carry
         y, saved = forward(x, tick)
         ring, now = keep(ring, saved, tick), microbatch_of(batch, tick - (stages - 1))
-        here, (own, g_y) = jax.value_and_grad(lambda p, y: jnp.where(last, finish(p, frozen, now, y), 0), argnums=(0, 1))(ends, y)
+        (here, more), (own, g_y) = jax.value_and_grad(lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True)(ends, y)
         total |= {key: total[key] + reduce_gradient(d, (), *scatter[key]) for key, d in own.items()}
         g, total = backward(jax.tree.map(lambda a, b: jnp.where(last, a, b), g_y, g), ring, total, tick)
-        return (hand_over(y, 1), g, ring, total, loss + here), None
+        return (hand_over(y, 1), g, ring, total, loss + here, weight + more), None
 
     def cool_down(carry, tick):
         return backward(carry[0], ring, carry[1], tick), None
@@ -68,10 +72,10 @@ def gradients(params, frozen, batch):
     ring = zeros_of(jax.eval_shape(lambda: [jnp.broadcast_to(s, (places, *s.shape)) for s in forward(x, 0)[1]]))
     total = {key: zeros_like_piece(p, *scatter[key]) for key, p in pending.items()}
     (y, ring), _ = lax.scan(warm_up, (x, ring), jnp.arange(stages - 1))
-    start = y, x, ring, total, lax.pcast(jnp.zeros(()), "stage", to="varying")
-    (_, g, ring, total, loss), _ = lax.scan(steady, start, jnp.arange(stages - 1, stages - 1 + MICROBATCHES))
+    start = y, x, ring, total, lax.pcast(jnp.zeros(()), "stage", to="varying"), jnp.zeros(())
+    (_, g, ring, total, loss, weight), _ = lax.scan(steady, start, jnp.arange(stages - 1, stages - 1 + MICROBATCHES))
     (_, total), _ = lax.scan(cool_down, (g, total), jnp.arange(stages - 1 + MICROBATCHES, 2 * (stages - 1) + MICROBATCHES))
-    loss, grads = jax.tree.map(lambda t: t / MICROBATCHES, (lax.psum(loss, "stage"), total))
+    loss, grads = jax.tree.map(lambda t: t / jnp.maximum(weight, 1).astype(t.dtype), (lax.psum(loss, "stage"), total))
     for key, (_, rest, axes, dim, _) in GRADIENTS.items():
         grads[key] = reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim)
     return loss, grads

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.emit.parts.exchange import pend, reduce_gradient
-from planner.emit.parts.stages import microbatch_of, hand_over, zeros_of
+from planner.emit.parts.stages import hand_over, microbatch_of, zeros_of
 from planner.emit.parts.tables import CARRIED, GRADIENTS, MESH, MICROBATCHES, enter, finish, trunk
 
 
@@ -23,15 +23,15 @@ def gradients(params, frozen, batch):
 
     def mean_loss(pending):
         def tick(carry, t):
-            x, total = carry
+            x, total, weight = carry
             y = trunk(pending, frozen, microbatch_of(batch, t - stage), x)
             m = t - (stages - 1)
-            loss = tail(pending, microbatch_of(batch, m), y)
-            return (hand_over(y, 1), total + jnp.where((stage == stages - 1) & (m >= 0), loss, 0)), None
+            loss, more = tail(pending, microbatch_of(batch, m), y)
+            return (hand_over(y, 1), total + jnp.where((stage == stages - 1) & (m >= 0), loss, 0), weight + jnp.where(m >= 0, more, 0)), None
 
         x = zeros_of(jax.eval_shape(lambda: enter(pending, frozen, microbatch_of(batch, 0)))[:CARRIED])
-        (_, total), _ = lax.scan(tick, (x, lax.pcast(jnp.zeros(()), "stage", to="varying")), jnp.arange(stages - 1 + MICROBATCHES))
-        return lax.psum(total, "stage") / MICROBATCHES
+        (_, total, weight), _ = lax.scan(tick, (x, lax.pcast(jnp.zeros(()), "stage", to="varying"), jnp.zeros(())), jnp.arange(stages - 1 + MICROBATCHES))
+        return lax.psum(total, "stage") / jnp.maximum(weight, 1)
 
     loss, grads = jax.value_and_grad(mean_loss)(pending)
     return loss, {key: reduce_gradient(g, *GRADIENTS[key][1:4]) for key, g in grads.items()}

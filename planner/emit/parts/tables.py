@@ -56,7 +56,7 @@ def trunk(params: Any, frozen: Any, batch: Any, x: Any) -> Any:
 
 
 def finish(params: Any, frozen: Any, batch: Any, x: Any) -> Any:
-    """The program's own, with pipeline stages: mean loss of one microbatch from what leaves the last block."""
+    """The program's own, with pipeline stages: loss of one microbatch times its weight, and the weight, from what leaves the last block."""
     raise NotImplementedError
 
 
