@@ -269,7 +269,7 @@ class Explorer:
             excess = sum(usage_of(space, leaf.techniques, solved.choice)) - limit
             if excess <= 0:
                 candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, solved, self.label, self.unit_s)
-                if self._take(candidate):
+                if candidate is None or self._take(candidate):
                     return
                 excess = candidate.cost.memory.total - limit
             room = min(room, verdict.peak_usage) - excess

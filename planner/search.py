@@ -139,7 +139,7 @@ class Search:
             if request.baselines:
                 self._baselines(baselines)
             main.run(min((self.value(c) for c in self._eligible(baselines)), default=np.inf))
-            if main.empty and self._refused is not None:
+            if self._refused is not None and (main.empty or (main.best is None and not main.priced and "stage" in request.pins.mesh)):
                 raise self._refused
             leader = min((c for c in (main.best, *self._eligible(baselines)) if c is not None), key=self.value, default=None)
             finer.meshes = self._finer(leader)
@@ -379,14 +379,20 @@ class Search:
         fastest = self.solve(replace(problem, usage_limit=evaluate(problem, solved.choice).peak_usage))
         return self.price(space, mesh, techniques, fastest if fastest.choice else replace(solved, bound=None), label)
 
-    def price(self, space: Space, mesh: Mesh, techniques: Techniques, solved: Solution, label: str, unit_s: float = 1 / PICO) -> Candidate:
-        """Price a solution as a whole plan. unit_s: of the solution's bound."""
+    def price(self, space: Space, mesh: Mesh, techniques: Techniques, solved: Solution, label: str, unit_s: float = 1 / PICO) -> Candidate | None:
+        """Price a solution as a whole plan; None where its blocks cannot be dealt out to stages. unit_s: of the solution's bound."""
         problem = assemble(space, techniques, self.request.limit_bytes)
         choice = tuple(int(x) for x in solved.choice)
         objective = evaluate(problem, choice).cost / PICO
         plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, tuple(space.pricer.sizes), techniques.recompute, techniques.microbatches,
                     space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "")  # fmt: skip
-        cost, _, _ = price_plan(space.base, plan, space.pricer)
+        try:
+            cost, _, _ = price_plan(space.base, plan, space.pricer)
+        except PlanError as e:
+            if e.code != "P067":
+                raise
+            self._refused = e
+            return None
         candidate = Candidate(label, mesh, plan, cost, techniques, objective, self.proven(problem, solved, unit_s), solved.status)
         self._details[id(candidate)] = candidate, space, choice, problem
         return candidate
