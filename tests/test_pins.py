@@ -27,7 +27,7 @@ def test_unreadable_pins(text: str, code: str) -> None:
     assert e.value.code == code
 
 
-@pytest.mark.parametrize(("text", "said"), [("pp=4", "pipeline stages are not built"), ("mirco=2", "did you mean 'micro'?")])
+@pytest.mark.parametrize(("text", "said"), [("stages=4", "did you mean 'stage'?"), ("mirco=2", "did you mean 'micro'?")])
 def test_what_is_not_built_or_misspelt_makes_no_axis(text: str, said: str) -> None:
     with pytest.raises(PlanError) as e:
         parse_pins(text)
