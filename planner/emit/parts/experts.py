@@ -78,9 +78,9 @@ def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
             facts = there(jnp.where(real[:, None], jnp.stack([ids[row].astype(jnp.float32), share[row].astype(jnp.float32)], 1), jnp.array([count, 0.0])))
             rows, gy = (there(jnp.where(real[:, None], v[token], 0)) for v in (x, g))
             drows, worth, dstacks = expert_gradients(how, rows, facts[:, 0].astype(jnp.int32), facts[:, 1].astype(x.dtype), stacks, gy, dstacks)
-            drows, worth = there(drows), there(worth.astype(jnp.float32))
+            drows, worth = there(drows), there(worth)
             dx = dx.at[token].add(jnp.where(real[:, None], drows, 0))
-            return dx, dshare.at[row].add(jnp.where(real, worth, 0).astype(share.dtype)), dstacks
+            return dx, dshare.at[row].add(jnp.where(real, worth, 0)), dstacks
 
         dx, dshare, dstacks = over(rounds, 1, one, (nothing(x), nothing(share), jax.tree.map(nothing, stacks)))
         return dx, None, dshare, dstacks, None, None, None
