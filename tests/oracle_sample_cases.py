@@ -24,7 +24,7 @@ def windows() -> list[Case]:
     plane = np.argsort(RNG.normal(size=(8, 12, 80)), -1)[..., :20]
     where = (plane + (np.arange(96) * 80).reshape(8, 12, 1)).reshape(8, 12, 4, 5).astype(np.int32)
     return [
-        *(Case(f"lp-pool-{p:g}", "LpPool", (x,), (y,), {**window, "p": p}) for p in (1.0, 3.0)),
+        Case("lp-pool", "LpPool", (x,), (y,), {**window, "p": 3.0}),
         Case("max-pool-indices", "MaxPoolIndices", (x,), (y, y), {**window, "storage_order": 0}, ("float32", "int32")),
         Case("max-unpool", "MaxUnpool", ((8, 12, 4, 5), where), ((8, 12, 8, 10),), {"extents": (8, 10)}),
         Case("col2im", "Col2Im", ((8, 72, 20),), ((8, 12, 9, 10),),
@@ -70,12 +70,9 @@ def lines() -> list[Case]:
         Case("dft", "DFT", ((8, 9, 12, 2),), ((8, 9, 12, 2),), steps),
         Case("dft-one-sided", "DFT", ((8, 9, 12, 1),), ((8, 6, 12, 2),), {**steps, "length": 10, "onesided": 1}),
         Case("dft-back", "DFT", ((8, 6, 12, 2),), ((8, 10, 12, 1),), {**steps, "length": 10, "inverse": 1, "onesided": 1}),
-        Case("cumprod", "CumProd", ((8, 6, 12),), ((8, 6, 12),), {"axis": 1, "exclusive": 0, "reverse": 0}),
         Case("cumprod-back", "CumProd", ((8, 6, 12),), ((8, 6, 12),), {"axis": 1, "exclusive": 1, "reverse": 1}),
-        Case("reverse-sequence", "ReverseSequence", ((6, 8, 12), lengths), ((6, 8, 12),), {"time_axis": 0, "batch_axis": 1}),
         Case("reverse-sequence-batch", "ReverseSequence", ((8, 6, 12), lengths), ((8, 6, 12),), {"time_axis": 1, "batch_axis": 0}),
         Case("tensor-scatter", "TensorScatter", ((8, 4, 9, 5), (8, 4, 3, 5), ints(6, 8)), ((8, 4, 9, 5),), {"axis": 2, "circular": 0}),
-        Case("tensor-scatter-circular", "TensorScatter", ((8, 9, 4), (8, 3, 4), ints(9, 8)), ((8, 9, 4),), {"axis": 1, "circular": 1}),
         Case("det", "Det", ((8, 12, 3, 3),), ((8, 12),), {}),
     ]
 

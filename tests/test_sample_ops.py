@@ -52,7 +52,10 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("global-lp-pool", "max-pool-columns", "grid-bilinear-zeros-0", "grid-nearest-zeros-1", "dft-one-sided", "roi-align")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES])
 def test_equal_to_onnxruntime(name: str) -> None:
     import onnxruntime
 

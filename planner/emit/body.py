@@ -322,7 +322,8 @@ class Body:
             for index in range(len(body.nodes)):
                 inner.node(index)
             results = [inner.value(o, flow.source[o].stored) for o in body.outputs]
-            self.lines += [f"def {name}({', '.join(arguments)}):", *(f"    {line}" for line in inner.lines), f"    return ({', '.join(results)},)"]
+            head = f"def {name}({', '.join(arguments)}):  # {comment(self._spoken(node.id), 88)}"
+            self.lines += [head, *(f"    {line}" for line in inner.lines), f"    return ({', '.join(results)},)"]
             names.append(name)
             kept = body.outputs[len(body.outputs) - len(found.made) :]
             made = tuple((inner._dtype(o), axes) for o, axes in zip(kept, found.axes(call.split, self.flow.plan.order), strict=True))
