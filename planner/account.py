@@ -248,7 +248,7 @@ def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) 
     for i in range(len(graph.nodes)):
         twice = pipeline is not None and again and pipeline.schedule == "gpipe" and i >= pipeline.end  # head and loss are computed again
         for dot in products(flow, i):
-            total[i] = total.get(i, Fraction(0)) + dot.flops * (1 + twice + (dot.backward + again * dot.again if flow.training else 0))
+            total[i] = total.get(i, Fraction(0)) + dot.flops * (1 + twice + (dot.backward + again * dot.again if flow.training else 0)) + dot.beyond
     outer = flow
     for run in runs:
         outer = outer_flow(outer, run)

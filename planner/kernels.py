@@ -56,7 +56,8 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
         forward = _experts_s(base, i, split, pricer, dtype) if node.op == "RoutedExperts" else pricer.kernel_s(flops, moved, dtype)
     backward = 0.0
     if base.training and any(o in base.grad for o in live):
-        backward = (base.backward[i] if flops else 2) * forward
+        fringe = rule.beyond(split, mesh) if flops and node.inputs[0] in base.grad else 0.0
+        backward = ((base.backward[i] if flops else 2) + fringe) * forward
     return forward, backward
 
 

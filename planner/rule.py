@@ -97,6 +97,8 @@ class Rule:
     """Name of a pair -> the factors that its axes cut together, always evenly. A member that is also `whole` is cut in no other way."""
     most: Mapping[str, int] = field(default_factory=dict)
     """Factor -> the most pieces it may be cut into (a halo is no wider than a piece)."""
+    fringe: Mapping[str, float] = field(default_factory=dict)
+    """Factor -> how far pieces of operand 0 reach into their neighbours', in its units, when it is cut: its gradient is computed there too."""
     spatial: frozenset[str] = frozenset()
     """Factors whose cutting costs an exchange of rows where cutting the batch costs nothing: see `Limits.spatial`."""
 
@@ -148,6 +150,13 @@ class Rule:
                 if f in found:
                     found[f] = -(-found[f] // group(axes, mesh))
         return found
+
+    def beyond(self, split: Split, mesh: Mapping[str, int]) -> float:
+        """By what part the gradient of operand 0 is more work than the forward pass: see `fringe`."""
+        if not self.fringe:
+            return 0.0
+        local = self.local(split, mesh)
+        return sum(n / local[f] for f, n in self.fringe.items() if split.axes(f))
 
     def operand(self, slot: int, split: Split, order: Sequence[str]) -> Layout:
         """Layout in which operand `slot` is needed under `split`; `order` is the mesh's axis order."""

@@ -127,12 +127,13 @@ def _exchanges(flow: Flow, i: int) -> bool:
 class Product:
     """A dot of a node's kernel: FLOPs of one device's forward pass, how many dots as large its backward pass has, how many more it makes again
     (attention's scores), and whether the backward pass needs the product itself, so that a recomputed node runs it even where nobody reads the
-    node's result."""
+    node's result. beyond: FLOPs of the backward pass for rows of the neighbours."""
 
     flops: Fraction
     backward: int
     again: int = 0
     inside: bool = False
+    beyond: Fraction = Fraction(0)
 
 
 def products(flow: Flow, i: int) -> tuple[Product, ...]:
@@ -140,6 +141,9 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
     rule = flow.rules[i]
     local = rule.work(flow.split(i), dict(flow.plan.mesh)) if rule.flops else {}
     found = dots(flow.graph, i, rule, flow.grad, {f: Fraction(local[f], n) for f, n in rule.sizes.items() if n and rule.flops})
+    if rule.fringe and flow.graph.nodes[i].inputs[0] in flow.grad:
+        beyond = Fraction(rule.beyond(flow.split(i), dict(flow.plan.mesh)))
+        found = tuple(replace(dot, beyond=dot.flops * beyond) for dot in found)
     if flow.graph.nodes[i].op == "RoutedExperts":
         more = filling(rule, flow.split(i), dict(flow.plan.mesh))
         return tuple(replace(dot, flops=dot.flops * more) for dot in found)

@@ -91,7 +91,9 @@ def with_rows(rule: Rule, cut: Reach | None) -> Rule:
     inner = tuple(Inner(cut.factor, "collective-permute", over, 1, 1, 0, units=n, kept=False, operand=0) for n in (cut.before, cut.after) if n)
     # One row between two neighbours': the CPU compiler of jax 0.10 aborts at the gradient of a transposed window.
     widest = max(cut.before, cut.after, 2 if cut.wide and cut.before and cut.after else 1)
-    return replace(rule, no_pad=rule.no_pad | {cut.factor}, most={**rule.most, cut.factor: rows // widest}, inner=(*rule.inner, *inner), spatial=frozenset({cut.factor}))
+    fringe = {cut.factor: (cut.before + cut.after) / (1 if cut.wide else cut.step)}
+    return replace(rule, no_pad=rule.no_pad | {cut.factor}, most={**rule.most, cut.factor: rows // widest}, inner=(*rule.inner, *inner), fringe=fringe,
+                   spatial=frozenset({cut.factor}))  # fmt: skip
 
 
 def brought(call: Call, cut: Reach | None, fill: str = "0") -> str:
