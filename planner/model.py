@@ -14,8 +14,12 @@ from typing import Any
 from planner.blocks import hoist
 from planner.errors import PlanError
 from planner.graph import Graph
+from planner.scaled import Scaled, same
 
 TRAINING_ONLY = ("loss", "logits", "shift_labels", "ignore_index", "trainable", "freeze", "lora", "optimizer", "lr")
+
+SMALL_PARTS = tuple(2**k for k in range(1, 9))
+"""Parts of the batch that may be read beside the whole, to see what grows with it."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,10 @@ class Model:
     proto: Any = None
     _graphs: dict[int, Graph] = field(default_factory=dict)
     _plain: Graph | None = None
+    _sketches: dict[int, Graph] = field(default_factory=dict)
+    _scaled: Scaled | None = None
+    _derives: bool | None = None
+    """Whether graphs are derived from others; None before the first was asked for."""
 
     @classmethod
     def open(cls, source: str | Path, workload: Workload, devices: int = 1) -> Model:
@@ -141,6 +149,40 @@ class Model:
                 plain = prune(evaluation(plain))
             self._graphs[microbatches] = hoist(plain)
         return self._graphs[microbatches]
+
+    def sketch(self, microbatches: int) -> Graph:
+        """`graph`, derived from readings of the whole batch and of a small part of it where these differ in nothing but the batch: for searches, which ask
+        for many and have the one they choose confirmed (`confirm`)."""
+        if microbatches in self._graphs:
+            return self._graphs[microbatches]
+        if microbatches not in self._sketches:
+            found = self._scaled_at(microbatches)
+            if found is None:
+                return self.graph(microbatches)
+            self._sketches[microbatches] = found
+        return self._sketches[microbatches]
+
+    def _scaled_at(self, microbatches: int) -> Graph | None:
+        """The derived graph, None where it has to be read: a batch of one, say, loses its dim in many exports."""
+        if self.batch % microbatches or self.batch // microbatches < 2:
+            return None
+        if self._derives is None:
+            small = max((m for m in SMALL_PARTS if self.batch % m == 0 and self.batch // m >= 2), default=1)
+            try:
+                self._scaled = Scaled.of(self.graph(1), self.graph(small))
+            except PlanError:  # no part can be read, or this one cannot
+                self._scaled = None
+            self._derives = self._scaled is not None
+        return self._scaled.at(self.batch // microbatches) if self._derives and self._scaled is not None else None
+
+    def confirm(self, microbatches: int) -> bool:
+        """Read what `sketch` derived: whether it was right. Where it was not, nothing is derived from now on."""
+        derived = self._sketches.get(microbatches)
+        if derived is None or same(derived, self.graph(microbatches)):
+            return True
+        self._derives = False
+        self._sketches.clear()
+        return False
 
     @property
     def loss(self) -> str:

@@ -48,7 +48,7 @@ def _devices(request: Request, found: Found, model: Model) -> str:
 def _batch(request: Request, model: Model) -> str:
     for batch in _smaller(model.batch):
         try:
-            smaller = replace(model, workload=replace(model.workload, batch=batch, tokens_per_step=None), _graphs={}, _plain=None)
+            smaller = replace(model, workload=replace(model.workload, batch=batch, tokens_per_step=None), _graphs={}, _plain=None, _sketches={}, _scaled=None, _derives=None)
             best = _plan(request, smaller)
         except PlanError:
             continue

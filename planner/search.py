@@ -10,6 +10,7 @@ Ties (within a thousandth): less memory first, then the simpler mesh.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -150,6 +151,9 @@ class Search:
         best, smallest = min(fitting, key=lambda c: c.key(request), default=None), None
         if best is None and how_close and not self.stopped:
             smallest = self._smallest(main, baselines)
+        if best is not None and not self.model.confirm(best.plan.microbatches):
+            warnings.warn(f"{self.model.name}: the graph at {best.plan.microbatches} microbatches was derived wrongly; searching again with every graph read", stacklevel=2)
+            return Search(self.model, self.request, self.progress).run(how_close=how_close)
         space, choice, problem = self._details[id(best)][1:] if best else (None, (), None)
         if best is not None and space is not None:
             best, space = self._named(best, space)
@@ -285,7 +289,8 @@ class Search:
         """Rules, gradients and repeated blocks of the graph of one microbatch; None where the model cannot be read at that batch."""
         if microbatches not in self._bases:
             try:
-                self._bases[microbatches] = Base.of(self.model.graph(microbatches), training=self.training, fold=self.request.fold)
+                read = self.model.graph if "microbatches" in self.request.pins.techniques else self.model.sketch
+                self._bases[microbatches] = Base.of(read(microbatches), training=self.training, fold=self.request.fold)
             except PlanError as e:
                 # Static reshapes of a batch mixed with other dims cannot be read at a fraction of it; a live BatchNormalization must not be.
                 if e.code not in ("P037", "P146") or microbatches == 1:

@@ -1,0 +1,171 @@
+"""The graph of one microbatch derived from readings at two other batches.
+
+A search asks for the same model at many batches, and reading is most of what it does per batch. Two readings, at batches a and b, may be equal but for
+integers (extents of tensors, integer attributes, entries of integer constants) that grow with the batch:
+
+    value(a) / a = value(b) / b        so that at batch c there is        value(a) * c / a
+
+Where anything else differs (a node, a name, a number that is not proportional, a constant of another shape), nothing is derived. What two readings cannot show
+is that a third is like them: the graph of the plan that is chosen is read too, and held against the derived one (`same`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner.graph import Graph, Node, WeightRef
+
+
+class _Differs(Exception):
+    """The readings are not alike."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A reading, and per part of it (a tensor, a node, a constant) which of its integers grow with the batch."""
+
+    graph: Graph
+    batch: int
+    shapes: Mapping[str, tuple[bool, ...]]
+    attrs: Mapping[int, Mapping[str, Any]]
+    constants: Mapping[str, np.ndarray]
+    dims: Mapping[str, bool]
+
+    @classmethod
+    def of(cls, a: Graph, b: Graph) -> Scaled | None:
+        """What two readings have in common; None where they differ in more than their batch."""
+        pair = a.dims.get("batch", 0), b.dims.get("batch", 0)
+        if not all(pair) or pair[0] == pair[1]:
+            return None
+        try:
+            return cls(a, pair[0], *_common(a, b, _Growth(*pair)))
+        except _Differs:
+            return None
+
+    def at(self, batch: int) -> Graph | None:
+        """The graph at a batch; None where some integer of it would not be whole."""
+        graph, tensors, nodes, constants = self.graph, dict(self.graph.tensors), list(self.graph.nodes), dict(self.graph.constants)
+
+        def times(value: int, grows: bool) -> int:
+            found, rest = divmod(int(value) * batch, self.batch) if grows else (value, 0)
+            if rest:
+                raise _Differs
+            return found
+
+        try:
+            for name, grows in self.shapes.items():
+                tensors[name] = replace(tensors[name], shape=tuple(map(times, tensors[name].shape, grows)))
+            for i, changed in self.attrs.items():
+                given = {k: nodes[i].attrs[k] for k in changed}
+                scaled = {k: tuple(map(times, v, changed[k])) if isinstance(v, tuple) else times(v, changed[k]) for k, v in given.items()}  # type: ignore[arg-type]
+                nodes[i] = replace(nodes[i], attrs={**nodes[i].attrs, **scaled})
+            for name, grows_at in self.constants.items():
+                value = constants[name].astype(np.int64)
+                if (value[grows_at] * batch % self.batch).any():
+                    raise _Differs
+                constants[name] = np.where(grows_at, value * batch // self.batch, value).astype(constants[name].dtype)
+            dims = {k: times(v, self.dims[k]) for k, v in graph.dims.items()}
+        except _Differs:
+            return None
+        return replace(graph, tensors=tensors, nodes=tuple(nodes), constants=constants, dims=dims)
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """How integers of two readings compare."""
+
+    a: int
+    b: int
+
+    def one(self, x: int, y: int) -> bool:
+        """Whether a number grows with the batch (it is the same in both where not)."""
+        if x == y:
+            return False
+        if x * self.b != y * self.a:
+            raise _Differs
+        return True
+
+    def row(self, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[bool, ...]:
+        """The same of each number of a row."""
+        if len(x) != len(y):
+            raise _Differs
+        return tuple(map(self.one, x, y))
+
+    def array(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """The same of each entry of a constant."""
+        if x is y:
+            return np.zeros(x.shape, bool)
+        if x.dtype != y.dtype or x.shape != y.shape:
+            raise _Differs
+        grows = x != y
+        if grows.any() and (x.dtype.kind not in "iu" or (x[grows].astype(object) * self.b != y[grows].astype(object) * self.a).any()):
+            raise _Differs
+        return np.asarray(grows)
+
+
+def _common(a: Graph, b: Graph, growth: _Growth) -> tuple[dict, dict, dict, dict]:
+    """The fields of Scaled that say what grows. Raises _Differs."""
+    fixed = a.name == b.name and a.inputs == b.inputs and a.outputs == b.outputs and a.labels == b.labels and a.trainable == b.trainable
+    tables = (a.tensors, b.tensors), (a.constants, b.constants), (a.weights, b.weights), (a.dims, b.dims)
+    if not fixed or len(a.nodes) != len(b.nodes) or any(list(x) != list(y) for x, y in tables):
+        raise _Differs
+    shapes, attrs, constants = {}, {}, {}
+    for name, t in a.tensors.items():
+        u = b.tensors[name]
+        if t.dtype != u.dtype or t.role != u.role:
+            raise _Differs
+        if t.shape != u.shape:
+            shapes[name] = growth.row(t.shape, u.shape)
+    for i, (n, m) in enumerate(zip(a.nodes, b.nodes, strict=True)):
+        if (n.id, n.op, n.inputs, n.outputs, n.scope, n.members) != (m.id, m.op, m.inputs, m.outputs, m.scope, m.members) or n.bodies or m.bodies:
+            raise _Differs
+        if n.attrs != m.attrs:
+            attrs[i] = _attrs(n, m, growth)
+    for name, value in a.constants.items():
+        grows = growth.array(value, b.constants[name])
+        if grows.any():
+            constants[name] = grows
+    if not all(_same_weight(w, b.weights[name]) for name, w in a.weights.items()):
+        raise _Differs
+    return shapes, attrs, constants, {k: growth.one(v, b.dims[k]) for k, v in a.dims.items()}
+
+
+def _attrs(n: Node, m: Node, growth: _Growth) -> dict[str, Any]:
+    """Attributes that differ -> what of each grows."""
+    if list(n.attrs) != list(m.attrs):
+        raise _Differs
+    found: dict[str, Any] = {}
+    for key, value in n.attrs.items():
+        other = m.attrs[key]
+        if value == other:
+            continue
+        if isinstance(value, int) and isinstance(other, int):
+            found[key] = growth.one(value, other)
+        elif isinstance(value, tuple) and isinstance(other, tuple) and all(isinstance(v, int) for v in (*value, *other)):
+            found[key] = growth.row(value, other)  # type: ignore[arg-type]
+        else:
+            raise _Differs
+    return found
+
+
+def _same_weight(a: WeightRef, b: WeightRef) -> bool:
+    if (a.kind, a.location, a.offset, a.length, a.transform) != (b.kind, b.location, b.offset, b.length, b.transform):
+        return False
+    if a.proto is b.proto:
+        return True
+    if isinstance(a.proto, np.ndarray) or isinstance(b.proto, np.ndarray):
+        return type(a.proto) is type(b.proto) and a.proto.dtype == b.proto.dtype and np.array_equal(a.proto, b.proto)
+    return bool(a.proto == b.proto)
+
+
+def same(derived: Graph, read: Graph) -> bool:
+    """Whether a derived graph is the one that was read, notes for the user aside."""
+    try:
+        shapes, attrs, constants, dims = _common(derived, read, _Growth(1, 1))
+    except _Differs:
+        return False
+    return not (shapes or attrs or constants or any(dims.values()))

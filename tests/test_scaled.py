@@ -1,0 +1,99 @@
+"""Graphs derived from readings at two batches are the ones that reading gives, and a search reads few."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planner.reader
+from planner.api import make_request
+from planner.graph import Graph, Node, Tensor
+from planner.model import Model, Workload
+from planner.scaled import Scaled, same
+from planner.search import Search
+
+MODELS = ("mlp-tiny", "gpt-tiny", "llama-tiny", "mixtral-tiny", "bert-tiny", "t5-tiny", "vit-tiny", "resnet-tiny", "unet-tiny", "dlrm-tiny", "ssm-tiny", "lstm-tiny")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_derived_graphs_are_those_that_are_read(name: str) -> None:
+    model = Model.open(f"zoo:{name}", Workload(batch=24), 1)
+    for parts in (2, 3, 4, 6, 24):
+        derived = model.sketch(parts)
+        read = model.graph(parts)
+        assert derived.nodes == read.nodes
+        assert derived.tensors == read.tensors
+        assert derived.dims == read.dims
+        assert same(derived, read)
+        assert model.confirm(parts)
+
+
+def test_a_count_in_the_loss_grows_with_the_batch() -> None:
+    model = Model.open("zoo:gpt-tiny", Workload(batch=16, shift_labels=True), 1)
+    assert model.sketch(2).nodes[-1].attrs["count"] == 4 * model.sketch(8).nodes[-1].attrs["count"]
+    assert not same(model.sketch(2), model.sketch(4))
+
+
+def graph(batch: int, *, rows: int, value: float = 0.5) -> Graph:
+    """x [batch, 4] -> Reshape [rows, 4], with an attribute and two constants."""
+    tensors = {t.name: t for t in (Tensor("x", (batch, 4), "float32", "input"), Tensor("y", (rows, 4), "float32"),
+                                   Tensor("c", (2,), "int64", "constant"), Tensor("f", (1,), "float32", "constant"))}  # fmt: skip
+    constants = {"c": np.array([rows, 7]), "f": np.array([value], np.float32)}
+    return Graph("g", (Node("n", "Reshape", ("x",), ("y",), {"ends": (rows, -1), "scale": value}),), tensors, ("x",), ("y",), constants=constants, dims={"batch": batch})
+
+
+def test_only_what_is_proportional_is_derived() -> None:
+    found = Scaled.of(graph(8, rows=24), graph(2, rows=6))
+    assert found is not None
+    four = found.at(4)
+    assert four is not None and same(four, graph(4, rows=12)) and four.nodes == graph(4, rows=12).nodes
+    assert Scaled.of(graph(8, rows=9), graph(2, rows=3)) is None  # batch + 1
+    assert Scaled.of(graph(8, rows=8, value=0.25), graph(2, rows=2, value=0.5)) is None
+    assert Scaled.of(graph(8, rows=8), graph(8, rows=8)) is None
+    other = graph(2, rows=2)
+    assert Scaled.of(graph(8, rows=8), replace(other, nodes=(*other.nodes, other.nodes[0]))) is None
+    third = Scaled.of(graph(8, rows=4), graph(2, rows=1))
+    assert third is not None and third.at(3) is None  # one and a half rows
+
+
+def searching(monkeypatch: pytest.MonkeyPatch, **workload: int) -> tuple[Search, list[int]]:
+    """A search for a small model on eight devices, and the batches that are read for it."""
+    read, batches = planner.reader.read_model, list[int]()
+
+    def counted(*a: Any, **k: Any) -> Graph:
+        batches.append(k["batch"])
+        return read(*a, **k)
+
+    monkeypatch.setattr(planner.reader, "read_model", counted)
+    model = Model.open("zoo:gpt-tiny,layers=4", Workload(**workload), 8)  # type: ignore[arg-type]
+    request = make_request(devices=8, hardware="a100-80gb", topology=None, memory_limit_bytes=20_000_000, pins="recompute=none", mode="semi-auto", baselines=False)
+    return Search(model, request), batches
+
+
+def test_a_search_reads_three_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, batches = searching(monkeypatch, batch=4096)
+    found = search.run()
+    assert found.best is not None and found.best.plan.microbatches == 8
+    assert len(search._bases) > 4
+    assert batches == [4096, 16, 512]  # the whole, a small part, and the one that was chosen
+
+
+def test_what_was_derived_wrongly_is_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, _ = searching(monkeypatch, batch=4096)
+    right, sketch = search.run(), Model.sketch
+
+    def wrong(model: Model, parts: int) -> Graph:
+        found = sketch(model, parts)
+        if parts in model._sketches:
+            found = model._sketches[parts] = replace(found, labels={})
+        return found
+
+    monkeypatch.setattr(Model, "sketch", wrong)
+    search, _ = searching(monkeypatch, batch=4096)
+    with pytest.warns(UserWarning, match="derived wrongly"):
+        again = search.run()
+    assert again.best is not None and right.best is not None and again.best.cost == right.best.cost
+    assert again.base.graph.labels
