@@ -110,7 +110,7 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     state = flat.state[techniques.zero] + flat.held[techniques.zero] if techniques.microbatches > 1 else flat.state[techniques.zero]
     if dealt is not None:
         inner = flat.inner if again else 0.0
-        kept, state = dealt.waiting * dealt.share * (kept - inner) + inner, dealt.share * state
+        kept, state = dealt.passes * dealt.share * (kept - inner) + inner, dealt.share * state
     bytes_: np.ndarray = state + kept / (techniques.microbatches if uncut else 1)
     return bytes_
 
@@ -124,7 +124,7 @@ class _Dealt:
     links: list[float]
     late: np.ndarray  # [options] whether it follows the blocks
     late_links: list[bool]
-    waiting: int
+    passes: float  # microbatches whose activations are kept
     slowdown: float
     """The largest ratio: ticks per microbatch."""
 
@@ -182,7 +182,7 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
             links.append((float(pipeline.blocks_share) if inside else 1.0) * turns)
         sizes = [len(v.kept_bytes) for v in space.variables]
         after = np.repeat([i >= pipeline.end for i in places], sizes)
-        space.memo[key] = _Dealt(np.repeat(share, sizes), np.repeat(ratio, sizes), links, after, late_links, pipeline.waiting, pipeline.ticks / micro if micro else 1.0)
+        space.memo[key] = _Dealt(np.repeat(share, sizes), np.repeat(ratio, sizes), links, after, late_links, pipeline.kept_passes, pipeline.ticks / micro if micro else 1.0)
     found: _Dealt = space.memo[key]
     return found
 

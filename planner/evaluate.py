@@ -125,7 +125,7 @@ def kept_collectives(flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> float
     """Bytes of the results of collectives that recomputed blocks keep, of all repeats."""
     total, mesh, pipeline = 0.0, dict(flow.plan.mesh), pipeline_of(flow.graph, flow.plan)
     for run, replay in _replays(flow, runs):
-        times = run.repeats if pipeline is None else pipeline.waiting * (pipeline.per_stage if run.first == pipeline.first else run.repeats)
+        times = run.repeats if pipeline is None else pipeline.kept_passes * (pipeline.per_stage if run.first == pipeline.first else run.repeats)
         for name, way in replay.kept:
             step = way[-1]
             size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
@@ -209,7 +209,7 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, flo
         if key not in sizes:
             sizes[key] = prod(local_shape(tensor.shape, layout, mesh)) * pricer.itemsize(tensor.dtype)
         size = sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer)
-        times = float(pipeline.waiting * pipeline.share(i)) if pipeline else 1.0
+        times = pipeline.kept_passes * float(pipeline.share(i)) if pipeline else 1.0
         if i in base.tail:
             tail += size
         elif plan.recompute != "none" and i in inside:
