@@ -80,7 +80,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         times = ends if pipeline and _late(graph, name, pipeline, last) else ticks
         yield from _tree(outer, name, tree, times, times if name in varying else 1, once, size)
     for i in loose:
-        yield from _inner(flow, i, ends if pipeline and i >= pipeline.end else ticks, size)
+        yield from _inner(flow, i, pipeline.turns(i) if pipeline else micro, size)
     gathered: dict[str, list[bool]] = {}  # sharded weight -> per function that gathers it, whether the backward pass gathers it again
     for run in runs:
         dealt = pipeline is not None and run.first == pipeline.first
@@ -119,7 +119,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         def reductions(name: str) -> int:
             """How often a gradient that is scattered in every microbatch is: with the blocks, with what follows them, or with both."""
             assert pipeline is not None
-            ends = {i >= pipeline.end for i, _ in graph.consumers[name]}
+            ends = {pipeline.late(i) for i, _ in graph.consumers[name]}
             return (ticks if False in ends else 0) + (pipeline.after_times if True in ends else 0)
 
         for name, plan in flow.weights.items():
@@ -131,7 +131,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
 def _late(graph: Graph, name: str, pipeline: Pipeline, last: Iterable[str]) -> bool:
     """Whether a tensor outside the blocks belongs to what follows them."""
     made = graph.producer.get(name, -1)
-    return name in last or made >= pipeline.end or (made < 0 and all(i >= pipeline.end for i, _ in graph.consumers.get(name, ())))
+    return name in last or (pipeline.late(made) if made >= 0 else all(pipeline.late(i) for i, _ in graph.consumers.get(name, ())))
 
 
 def _handed(flow: Flow, carry: Carry, pipeline: Pipeline, size: ItemSize) -> Iterator[Use]:
@@ -246,7 +246,7 @@ def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) 
     micro = flow.plan.microbatches if flow.training else 1
     total: dict[int, Fraction] = {}
     for i in range(len(graph.nodes)):
-        twice = pipeline is not None and again and pipeline.schedule == "gpipe" and i >= pipeline.end  # head and loss are computed again
+        twice = pipeline is not None and again and pipeline.schedule == "gpipe" and pipeline.late(i)  # head and loss are computed again
         for dot in products(flow, i):
             total[i] = total.get(i, Fraction(0)) + dot.flops * (1 + twice + (dot.backward + again * dot.again if flow.training else 0)) + dot.beyond
     outer = flow

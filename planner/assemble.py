@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.emit.replay import reads
-from planner.pipeline import Pipeline, pipelined_run
+from planner.pipeline import Pipeline, pipelined_run, read_late
 from planner.problem import FORBIDDEN, Problem
 from planner.rule import Split
 from planner.space import Space, Variable
@@ -135,9 +135,12 @@ def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
     if stages < 2:
         return None
     if "run" not in space.memo:
-        space.memo["run"] = pipelined_run(space.base.graph, space.base.runs)
-    run: tuple[int, int, int] | None = space.memo["run"]
-    return Pipeline(*run, stages, techniques.microbatches, techniques.schedule) if run else None
+        graph, run = space.base.graph, pipelined_run(space.base.graph, space.base.runs)
+        space.memo["run"] = run and (*run, *read_late(graph, run))
+    if space.memo["run"] is None:
+        return None
+    first, period, repeats, ending, twice = space.memo["run"]
+    return Pipeline(first, period, repeats, stages, techniques.microbatches, techniques.schedule, ending, twice)
 
 
 def ticking(space: Space, techniques: Techniques) -> np.ndarray:
@@ -176,12 +179,12 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
         links, late_links = [], []
         for link in space.links:
             a, b = places[link.a], places[link.b]
-            inside, late = a in pipeline.nodes and b in pipeline.nodes, max(a, b) >= pipeline.end
+            inside, late = a in pipeline.nodes and b in pipeline.nodes, pipeline.late(a) or pipeline.late(b)
             turns = pipeline.turns(pipeline.end if late else -1) / micro if micro else 1 / MOST_SLOWDOWN if late else 1.0
             late_links.append(late)
             links.append((float(pipeline.blocks_share) if inside else 1.0) * turns)
         sizes = [len(v.kept_bytes) for v in space.variables]
-        after = np.repeat([i >= pipeline.end for i in places], sizes)
+        after = np.repeat([pipeline.late(i) for i in places], sizes)
         space.memo[key] = _Dealt(np.repeat(share, sizes), np.repeat(ratio, sizes), links, after, late_links, pipeline.kept_passes, pipeline.ticks / micro if micro else 1.0)
     found: _Dealt = space.memo[key]
     return found
@@ -196,7 +199,7 @@ def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
     blocks = [i for i in (made, *readers) if i in pipeline.nodes]
     if v.count > 1 and blocks:
         return blocks[0]
-    return pipeline.end if made >= pipeline.end or all(i >= pipeline.end for i in readers) else -1
+    return pipeline.end if (made >= 0 and pipeline.late(made)) or all(pipeline.late(i) for i in readers) else -1
 
 
 def replayed(space: Space, techniques: Techniques) -> list[bool]:

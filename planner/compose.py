@@ -87,7 +87,7 @@ def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]
 
 def stage_of(i: int, pipeline: Pipeline | None) -> int:
     """The pipeline stage of a node: of blocks the first that has one of theirs (blocks follow in order), of what comes after them the last."""
-    return pipeline.stages - 1 if pipeline is not None and i >= pipeline.end else 0
+    return pipeline.stages - 1 if pipeline is not None and pipeline.late(i) else 0
 
 
 def _inside(base: Base, i: int) -> bool:

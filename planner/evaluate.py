@@ -23,7 +23,7 @@ from costmodels.memory import Breakdown
 from planner import account
 from planner.base import Base
 from planner.emit.replay import Replay, repeated
-from planner.emit.runs import Run, find_run, inner_flow, outer_flow
+from planner.emit.runs import Run, dealt_run, find_run, inner_flow, outer_flow
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
 from planner.kernels import kept_beside, kernel_times, savers, working_bytes
 from planner.layout import Layout, group, local_shape
@@ -53,9 +53,12 @@ class Cost:
 
 
 def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tuple[Run, ...]]:
-    """Derive the flow of a plan and add up its price."""
+    """Derive the flow of a plan and add up its price. Raises PlanError P067 where its blocks cannot be dealt out over pipeline stages."""
     flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
-    runs = tuple(r for r in (find_run(flow, *run) for run in plan.runs) if isinstance(r, Run))
+    found = [find_run(flow, *run) for run in plan.runs]
+    runs = tuple(r for r in found if isinstance(r, Run))
+    if pipeline := pipeline_of(base.graph, plan):
+        dealt_run(flow, runs, pipeline, [r for r in found if isinstance(r, str)])
     cost = price_flow(base, flow, runs, pricer)
     return cost, flow, runs
 
@@ -71,7 +74,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
         if key not in done:
             done[key] = kernel_times(base, i, flow.split(i), pricer)
         f, b = done[key]
-        twice = f if i in replayed or (pipeline and pipeline.schedule == "gpipe" and i >= pipeline.end) else 0.0
+        twice = f if i in replayed or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i)) else 0.0
         turn = (f + b + twice) * (float(pipeline.share(i)) if pipeline else 1.0)
         compute, again = compute + micro * turn, again + micro * turn * twice / (f + b + twice or 1.0)
         bubble += (pipeline.turns(i) - micro) * turn if pipeline else 0.0

@@ -2,7 +2,8 @@
 
     before   what the blocks are given (embeddings, masks): every stage runs it for its own microbatch, so that only carried tensors travel
     blocks   the repeats of the run with the most parameters: stage i holds repeats i * per_stage up to (i + 1) * per_stage
-    after    head and loss: every stage runs it on what leaves the last one; all but the last stage's result is dropped
+    after    head and loss: every stage runs it on what leaves the last one; all but the last stage's result is dropped. What only it reads goes with it,
+             wherever the graph has it; what both it and the blocks read is made twice
 
 Stages work in lock-step ticks. Stage i runs microbatch m forward in tick m + i; with S stages, m microbatches need m + S - 1 ticks, S - 1 of them a
 bubble. Schedules:
@@ -40,6 +41,10 @@ class Pipeline:
     stages: int
     microbatches: int
     schedule: str
+    ending: frozenset[int] = frozenset()
+    """Nodes before the blocks that only what follows them reads."""
+    twice: frozenset[int] = frozenset()
+    """Nodes before the blocks that both read."""
 
     @property
     def end(self) -> int:
@@ -78,7 +83,11 @@ class Pipeline:
 
     def turns(self, i: int) -> int:
         """How often a device that holds node i runs it forward in a step."""
-        return self.after_times if i >= self.end else self.ticks
+        return self.after_times if self.late(i) else self.ticks + (self.after_times if i in self.twice else 0)
+
+    def late(self, i: int) -> bool:
+        """Whether node i runs with what follows the blocks, and only there."""
+        return i >= self.end or i in self.ending
 
     def share(self, i: int) -> Fraction:
         """What part of nodes like node i one stage holds."""
@@ -106,6 +115,25 @@ def pipeline_of(graph: Graph, plan: Plan) -> Pipeline | None:
     if plan.stages < 2:
         return None
     run = pipelined_run(graph, plan.runs)
-    if run is None:
-        return None
-    return Pipeline(*run, plan.stages, plan.microbatches, plan.schedule)
+    return Pipeline(*run, plan.stages, plan.microbatches, plan.schedule, *read_late(graph, run)) if run else None
+
+
+def read_late(graph: Graph, run: tuple[int, int, int]) -> tuple[frozenset[int], frozenset[int]]:
+    """`ending` and `twice` of a Pipeline."""
+    first, period, repeats = run
+    end = first + period * repeats
+    blocks = needed(graph, range(first), (n for i in range(first, end) for n in graph.nodes[i].inputs))
+    after = needed(graph, range(first), (*graph.outputs[:1], *(n for i in range(end, len(graph.nodes)) for n in graph.nodes[i].inputs)))
+    return frozenset(after) - frozenset(blocks), frozenset(after) & frozenset(blocks)
+
+
+def needed(graph: Graph, nodes: Iterable[int], wanted: Iterable[str], given: Iterable[str] = ()) -> list[int]:
+    """Those of the nodes that the wanted tensors are made by, given some."""
+    within, have, found, queue = set(nodes), set(given), set[int](), list(wanted)
+    while queue:
+        name = queue.pop()
+        i = graph.producer.get(name, -1)
+        if name not in have and i in within and i not in found:
+            found.add(i)
+            queue += graph.nodes[i].inputs
+    return sorted(found)

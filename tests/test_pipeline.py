@@ -80,7 +80,7 @@ def test_1f1b_needs_less_memory_than_gpipe() -> None:
     temporaries, predicted = {}, {}
     for schedule in SCHEDULES:
         strategy = plan("zoo:gpt-tiny,layers=4,seq=64", f"pp=4,dp=2,micro=16,schedule={schedule}", batch=32)
-        report = worker.verify(strategy, "zoo:gpt-tiny,layers=4,seq=64", numerics=False)
+        report = worker.verify(strategy, "zoo:gpt-tiny,layers=4,seq=64")
         temporaries[schedule] = next(f.compiled for f in report.figures if f.what == "temporaries")
         predicted[schedule] = strategy.cost.memory_breakdown_bytes["activations"]
     assert temporaries["1f1b"] < 0.75 * temporaries["gpipe"]
@@ -110,8 +110,8 @@ def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: 
         assert relaxed.least((technique.zero,)) + relaxed.waiting(technique.microbatches) <= objective * (1 + 1e-9)
         candidate = search.price(cut, mesh, technique, solved, "plan")
         assert candidate is not None
-        # What stages hand on is not in the problem; block-keep prices kept collectives a little differently.
-        assert 0.97 <= candidate.cost.step_time_s / objective <= 1.1
+        # What stages hand on is not in the problem, nor is gpipe's second pass of the head; block-keep prices kept collectives a little differently.
+        assert 0.97 <= candidate.cost.step_time_s / objective <= (1.1 if technique.schedule == "1f1b" else 1.25)
         held, working = usage_of(cut, technique, solved.choice)
         assert candidate.cost.memory.total <= 1.02 * (held + working) and least_usage(whole, technique, uncut=True) <= 1.001 * candidate.cost.memory.total
 

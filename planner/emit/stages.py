@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from planner.emit.blocks import write_block
 from planner.emit.body import Body, precise
 from planner.emit.runs import dealt_run, outer_flow
@@ -16,8 +14,8 @@ from planner.emit.source import literal
 from planner.emit.writer import Function, Writer
 from planner.errors import PlanError
 from planner.flow import Flow
-from planner.graph import Graph
 from planner.layout import Layout
+from planner.pipeline import needed
 
 FIRST = ("params", "frozen", "batch")
 
@@ -76,18 +74,6 @@ def write_stages(w: Writer) -> None:
     for name, own, other in (("IN_TRUNK", read[0], read[1]), ("IN_FINISH", read[1], read[0])):
         keys = [p.key for p in w.parameters.values() if set(p.tensors) & own and not set(p.tensors) & other and w.container(p.tensors[0]) == "params"]
         w.tables.append(f"{name} = {{{', '.join(literal(k) for k in keys)}}}  # trained parameters that nothing else reads\n" if keys else f"{name} = set()\n")
-
-
-def needed(graph: Graph, nodes: Iterable[int], wanted: Iterable[str], given: Iterable[str] = ()) -> list[int]:
-    """Those of the nodes that the wanted tensors are made by, given some."""
-    within, have, found, queue = set(nodes), set(given), set[int](), list(wanted)
-    while queue:
-        name = queue.pop()
-        i = graph.producer.get(name, -1)
-        if name not in have and i in within and i not in found:
-            found.add(i)
-            queue += graph.nodes[i].inputs
-    return sorted(found)
 
 
 def _body(w: Writer, flow: Flow) -> Body:
