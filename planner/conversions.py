@@ -6,8 +6,10 @@ primes: which axes divide a payload is read off its prime factors. `Conversions`
 
     seconds of a move = min over lines of  latency + size * (slope / product of the cutting axes)
 
-and prices a table of pairs for a tensor of a given size with a few array operations. Pairs that pad are derived for the smallest
-tensor that pads alike: dims that are cut evenly only scale what moves.
+and prices a table of pairs for a tensor of a given size with a few array operations.
+
+Where a layout pads a dim, the way depends on three facts per dim: whether both layouts pad it to the same extent, and whether each leaves it as it is. What
+moves is then a product over dims of the extent padded for one or the other layout, divided by the same axes: one derivation a pair and set of facts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.layout import Axes, Layout, convert, group
+from planner.layout import Axes, Layout, Step, convert, group, padded
 
 if TYPE_CHECKING:
     from planner.price import Pricer
@@ -93,6 +95,7 @@ class Pairs:
         self.pair: list[int] = []  # [moves] whose
         self.back: list[bool] = []  # [moves] of the backward pass
         self.term: list[int] = []  # [moves] which of `terms`
+        self.ways = Ways(self)
 
     @property
     def terms(self) -> list[tuple[str, Axes, Axes]]:
@@ -122,7 +125,59 @@ class Pairs:
         for kind, axes, cut, backward in moves or ():
             self.pair.append(k)
             self.back.append(backward)
-            self.term.append(self._terms.setdefault((kind, axes, cut), len(self._terms)))
+            self.term.append(self.number(kind, axes, cut))
+
+    def number(self, kind: str, axes: Axes, cut: Axes) -> int:
+        """Which of `terms` this is."""
+        return self._terms.setdefault((kind, axes, cut), len(self._terms))
+
+
+class Ways:
+    """Ways of pairs of layouts on tensors that one of them pads, in flat arrays that grow."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.pairs = pairs
+        self._index: dict[tuple[int, int], int] = {}
+        self.first: list[int] = [0]  # [ways + 1] first of its moves
+        self.term: list[int] = []  # [moves] which of the pairs' terms
+        self.back: list[bool] = []  # [moves] of the backward pass
+        self.target: list[int] = []  # [moves] a bit per dim: whether its extent is the one padded for the target
+
+    def find(self, pair: int, facts: int, shape: tuple[int, ...], a: int, b: int, mesh: tuple[tuple[str, int], ...]) -> int:
+        """Number of the way of a pair under these facts, which hold of `shape` on `mesh`."""
+        key = pair, facts
+        n = self._index.get(key)
+        if n is None:
+            n = self._index[key] = len(self._index)
+            layouts = self.pairs.atlas.layouts
+            for kind, axes, cut, back, target in _moves(convert(shape, layouts[a], layouts[b], mesh) or (), layouts[a]):
+                self.term.append(self.pairs.number(kind, axes, cut))
+                self.back.append(back)
+                self.target.append(target)
+            self.first.append(len(self.term))
+        return n
+
+
+def _moves(steps: Sequence[Step], source: Layout) -> list[tuple[str, Axes, Axes, bool, int]]:
+    """Collectives of a way: kind, axes, the axes that cut the payload, whether of the backward pass, and the dims (bits) padded for the target by then."""
+    held, target, found = [list(axes) for axes in source.dims], 0, []
+    for s in steps:
+        if s.kind in ("pad", "unpad"):
+            target |= 1 << s.dim
+            continue
+        before, n = tuple(a for axes in held for a in axes), len(s.axes)
+        if s.kind in ("reduce-scatter", "slice"):
+            held[s.dim] += s.axes
+        elif s.kind in ("all-gather", "all-gather-invariant", "all-to-all"):
+            del held[s.dim][len(held[s.dim]) - n :]
+            if s.kind == "all-to-all":
+                held[s.to_dim] += s.axes
+        gathered = s.kind in ("all-gather", "all-gather-invariant")
+        cut = tuple(a for axes in held for a in axes) if gathered else before
+        for kind, back in ((s.forward, False), (s.backward, True)):
+            if kind:
+                found.append((kind, s.axes, cut, back, target))
+    return found
 
 
 class Conversions:
@@ -136,10 +191,7 @@ class Conversions:
         self.pairs = atlas.pairs(self.order)
         self._priced: dict[float, tuple[int, np.ndarray, np.ndarray]] = {}
         self._lines: tuple[int, np.ndarray, np.ndarray] = 0, np.zeros((0, 1)), np.zeros((0, 1))
-        self._cuts: dict[tuple[tuple[int, ...], int], bool] = {}
-        self._uneven: dict[tuple, tuple[float, float]] = {}
-        self._groups: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._ways: dict[tuple, tuple[tuple[str, Axes, int, bool], ...] | None] = {}
+        self._extents: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
 
     def table(self, shape: tuple[int, ...], itemsize: float, rows: Sequence[int], columns: Sequence[int], grad: bool) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds [rows, columns] of converting a tensor from each row's layout to each column's; infinite where there is no way.
@@ -149,21 +201,43 @@ class Conversions:
         grid = self.pairs.grid(tuple(rows), tuple(columns))
         forward, backward = self._prices(prod(shape) * itemsize)
         found = forward[grid], backward[grid] if grad else np.zeros(grid.shape)
-        bad_rows = [k for k, a in enumerate(rows) if not self._even(shape, a)]
-        bad_columns = [k for k, b in enumerate(columns) if not self._even(shape, b)]
-        if bad_rows or bad_columns:
-            pairs = {(r, c) for r in bad_rows for c in range(len(columns))} | {(r, c) for c in bad_columns for r in range(len(rows))}
-            for r, c in sorted(pairs):
-                found[0][r, c], found[1][r, c] = self._padding(shape, itemsize, rows[r], columns[c], grad)
+        extents = [[self._extent(shape, n) for n in numbers] for numbers in (rows, columns)]
+        pads = [np.array([e != shape for e in each]) for each in extents]
+        if pads[0].any() or pads[1].any():
+            at = np.nonzero(pads[0][:, None] | pads[1][None, :])
+            self._pad(found, at, grid[at], shape, itemsize, rows, columns, extents)
+            if not grad:
+                found[1][at] = 0.0
         return found
 
-    def _even(self, shape: tuple[int, ...], a: int) -> bool:
+    def _extent(self, shape: tuple[int, ...], a: int) -> tuple[int, ...]:
+        """The tensor's extents as a layout pads them."""
         key = shape, a
-        even = self._cuts.get(key)
-        if even is None:
-            even = all(not axes or n % group(axes, self.sizes) == 0 for n, axes in zip(shape, self.atlas.layouts[a].dims, strict=True))
-            self._cuts[key] = even
-        return even
+        found = self._extents.get(key)
+        if found is None:
+            found = self._extents[key] = tuple(padded(n, axes, self.sizes) for n, axes in zip(shape, self.atlas.layouts[a].dims, strict=True))
+        return found
+
+    def _pad(self, found: tuple[np.ndarray, np.ndarray], at: tuple[np.ndarray, ...], pairs: np.ndarray, shape: tuple[int, ...], itemsize: float,
+             rows: Sequence[int], columns: Sequence[int], extents: list[list[tuple[int, ...]]]) -> None:  # fmt: skip
+        """Fill in the cells `at` of a table, pairs of which a layout pads."""
+        ways = self.pairs.ways
+        source, target = (np.array(each, np.float64)[k] for each, k in zip(extents, at, strict=True))  # [cells, dims]
+        facts = ((source == target) + 2 * (source == shape) + 4 * (target == shape)) @ 8 ** np.arange(len(shape))
+        way = np.array([ways.find(pair, code, shape, rows[r], columns[c], self.mesh)
+                        for pair, code, r, c in zip(pairs.tolist(), facts.tolist(), at[0].tolist(), at[1].tolist(), strict=True)])  # fmt: skip
+        first = np.array(ways.first)
+        times = (first[1:] - first[:-1])[way]
+        cell = np.repeat(np.arange(len(way)), times)
+        move = np.arange(len(cell)) - np.repeat(np.cumsum(times) - times, times) + np.repeat(first[way], times)
+        late = (np.array(ways.target, np.int64)[move, None] >> np.arange(len(shape))) & 1
+        size = np.where(late, target[cell], source[cell]).prod(axis=1) * itemsize
+        latency, slope = self._of_terms()
+        term, back = np.array(ways.term, np.int64)[move], np.array(ways.back, bool)[move]
+        seconds = np.where(size, (latency[term] + size[:, None] * slope[term]).min(axis=1), 0.0)
+        impossible = np.array(self.pairs.impossible, bool)[pairs]
+        found[0][at] = np.where(impossible, np.inf, np.bincount(cell, np.where(back, 0.0, seconds), len(way)))
+        found[1][at] = np.bincount(cell, np.where(back, seconds, 0.0), len(way))
 
     def _prices(self, size: float) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds of every pair for a tensor of `size` bytes. [pairs]"""
@@ -191,40 +265,3 @@ class Conversions:
             share = np.array([1 / group(cut, self.sizes) for _, _, cut in terms])
             self._lines = len(terms), table[:, :, 0], table[:, :, 1] * share[:, None]
         return self._lines[1], self._lines[2]
-
-    def _padding(self, shape: tuple[int, ...], itemsize: float, a: int, b: int, grad: bool) -> tuple[float, float]:
-        core, times = self._core(shape, a, b)
-        key = core, times * itemsize, a, b, grad
-        if key not in self._uneven:
-            moves, size, price = self._steps(core, a, b), times * itemsize, self.pricer.collective_s
-            self._uneven[key] = (np.inf, 0.0) if moves is None else (
-                sum(price(kind, axes, elements * size) for kind, axes, elements, back in moves if not back),
-                sum(price(kind, axes, elements * size) for kind, axes, elements, back in moves if back) if grad else 0.0,
-            )  # fmt: skip
-        return self._uneven[key]
-
-    def _core(self, shape: tuple[int, ...], a: int, b: int) -> tuple[tuple[int, ...], int]:
-        """The smallest tensor whose way between the layouts is that of `shape`, and how many times its payloads `shape` moves: dims that all axes of both
-        layouts cut evenly shrink to one element a piece."""
-        if (a, b) not in self._groups:
-            dims = zip(self.atlas.layouts[a].dims, self.atlas.layouts[b].dims, strict=True)
-            self._groups[a, b] = tuple(group(tuple(dict.fromkeys(x + y)), self.sizes) for x, y in dims)
-        core, times = [], 1
-        for n, devices in zip(shape, self._groups[a, b], strict=True):
-            core.append(n if n % devices else devices)
-            times *= 1 if n % devices else n // devices
-        return tuple(core), times
-
-    def _steps(self, core: tuple[int, ...], a: int, b: int) -> tuple[tuple[str, Axes, int, bool], ...] | None:
-        """Collectives of the way between two layouts: kind, axes, payload in elements, and whether it belongs to the backward pass."""
-        key = core, a, b
-        if key not in self._ways:
-            steps = convert(core, self.atlas.layouts[a], self.atlas.layouts[b], self.mesh)
-            self._ways[key] = None if steps is None else tuple(
-                (kind, s.axes, elements, back)
-                for s in steps
-                for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
-                if kind
-            )  # fmt: skip
-        return self._ways[key]
-
