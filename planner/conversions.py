@@ -96,6 +96,15 @@ class Pairs:
         self.back: list[bool] = []  # [moves] of the backward pass
         self.term: list[int] = []  # [moves] which of `terms`
         self.ways = Ways(self)
+        self._flat: tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None = None
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """`impossible`, `pair`, `back` and `term` as arrays."""
+        if self._flat is None or self._flat[0] != len(self.impossible):
+            flat = np.array(self.impossible, bool), np.array(self.pair, np.int64), np.array(self.back, bool), np.array(self.term, np.int64)
+            self._flat = len(self.impossible), *flat
+        return self._flat[1:]
 
     @property
     def terms(self) -> list[tuple[str, Axes, Axes]]:
@@ -142,6 +151,15 @@ class Ways:
         self.term: list[int] = []  # [moves] which of the pairs' terms
         self.back: list[bool] = []  # [moves] of the backward pass
         self.target: list[int] = []  # [moves] a bit per dim: whether its extent is the one padded for the target
+        self._flat: tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None = None
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """`first`, `term`, `back` and `target` as arrays."""
+        if self._flat is None or self._flat[0] != len(self.first):
+            flat = np.array(self.first), np.array(self.term, np.int64), np.array(self.back, bool), np.array(self.target, np.int64)
+            self._flat = len(self.first), *flat
+        return self._flat[1:]
 
     def find(self, pair: int, facts: int, shape: tuple[int, ...], a: int, b: int, mesh: tuple[tuple[str, int], ...]) -> int:
         """Number of the way of a pair under these facts, which hold of `shape` on `mesh`."""
@@ -226,17 +244,16 @@ class Conversions:
         facts = ((source == target) + 2 * (source == shape) + 4 * (target == shape)) @ 8 ** np.arange(len(shape))
         way = np.array([ways.find(pair, code, shape, rows[r], columns[c], self.mesh)
                         for pair, code, r, c in zip(pairs.tolist(), facts.tolist(), at[0].tolist(), at[1].tolist(), strict=True)])  # fmt: skip
-        first = np.array(ways.first)
+        first, terms, backs, targets = ways.arrays
         times = (first[1:] - first[:-1])[way]
         cell = np.repeat(np.arange(len(way)), times)
         move = np.arange(len(cell)) - np.repeat(np.cumsum(times) - times, times) + np.repeat(first[way], times)
-        late = (np.array(ways.target, np.int64)[move, None] >> np.arange(len(shape))) & 1
+        late = (targets[move, None] >> np.arange(len(shape))) & 1
         size = np.where(late, target[cell], source[cell]).prod(axis=1) * itemsize
         latency, slope = self._of_terms()
-        term, back = np.array(ways.term, np.int64)[move], np.array(ways.back, bool)[move]
+        term, back = terms[move], backs[move]
         seconds = np.where(size, (latency[term] + size[:, None] * slope[term]).min(axis=1), 0.0)
-        impossible = np.array(self.pairs.impossible, bool)[pairs]
-        found[0][at] = np.where(impossible, np.inf, np.bincount(cell, np.where(back, 0.0, seconds), len(way)))
+        found[0][at] = np.where(self.pairs.arrays[0][pairs], np.inf, np.bincount(cell, np.where(back, 0.0, seconds), len(way)))
         found[1][at] = np.bincount(cell, np.where(back, seconds, 0.0), len(way))
 
     def _prices(self, size: float) -> tuple[np.ndarray, np.ndarray]:
@@ -247,11 +264,12 @@ class Conversions:
         if known is None or known[0] != n:
             latency, slope = self._of_terms()
             each = (latency + size * slope).min(axis=1) if size and len(latency) else np.zeros(len(latency))
-            seconds, whose, back = each[pairs.term] if pairs.term else np.zeros(0), np.array(pairs.pair, np.int64), np.array(pairs.back, bool)
+            impossible, whose, back, term = pairs.arrays
+            seconds = each[term] if len(term) else np.zeros(0)
             # Without any moves bincount forgets the type of its weights.
             forward = np.bincount(whose, np.where(back, 0.0, seconds), n).astype(np.float64)
             backward = np.bincount(whose, np.where(back, seconds, 0.0), n).astype(np.float64)
-            forward[np.array(pairs.impossible, bool)] = np.inf
+            forward[impossible] = np.inf
             known = self._priced[size] = n, forward, backward
         return known[1], known[2]
 
