@@ -168,7 +168,7 @@ class Explorer:
         if not levels:
             return
         self._uncut_up_to[index] = min((float(v.pieces.min()) for v in space.variables), default=math.inf)
-        self._relaxed[index] = Relaxed(space)
+        self._relaxed[index] = Relaxed(space, self.search.scratch)
         bound = 0.0 if self.memory_first else self._relaxed[index].least(sorted(LEVEL_ORDER[k] for k in levels))
         if not self.memory_first:
             self.search.bounded(bound)

@@ -15,7 +15,7 @@ import numpy as np
 from planner.assemble import PICO, Techniques, bytes_of, least_working, link_scale, replayed, seconds_of, slowdown, ticking, usage_of
 from planner.problem import Budget
 from planner.solvers.dp import Outcome, clock_of, solve_model
-from planner.solvers.elimination import Tree, compile_tree
+from planner.solvers.elimination import Scratch, Tree, compile_tree
 from planner.solvers.minibucket import bounded, order_for
 from planner.solvers.model import Memory, Model
 from planner.space import Space
@@ -27,10 +27,10 @@ ROUNDING, STEP = 1e-11, 2.0
 
 
 class Relaxed:
-    """Bounds of a space without a memory limit, or under one. The tree of the last call is overwritten by the next."""
+    """Bounds of a space without a memory limit, or under one. The tree of the last call is overwritten by the next, of any that shares the scratch."""
 
-    def __init__(self, space: Space) -> None:
-        self.space = space
+    def __init__(self, space: Space, scratch: Scratch | None = None) -> None:
+        self.space, self.scratch = space, scratch or Scratch()
         self.offset = np.concatenate(([0], np.cumsum([len(v.kept_bytes) for v in space.variables])))
         self._trees: dict[tuple[bool, bool], tuple[Model, Tree | list[int]]] = {}
         """Per set of replayed links (with or without what follows the blocks) the tables, and their elimination or (too wide for one) the order of bounds without."""
@@ -112,7 +112,10 @@ class Relaxed:
                 pair, table = ((link.a, link.b), tables[at]) if link.a < link.b else ((link.b, link.a), tables[at].T)
                 pairs[pair] = pairs[pair] + table if pair in pairs else table
             model = Model(self.offset, np.zeros(self.offset[-1]), pairs, None)
-            self._trees[key] = model, compile_tree(model) or order_for(model)
+            tree = compile_tree(model)
+            if tree is not None:
+                tree.scratch = self.scratch
+            self._trees[key] = model, tree or order_for(model)
         return self._trees[key]
 
     def _memory(self, techniques: Techniques, limit: float) -> Memory | None:

@@ -35,6 +35,7 @@ from planner.pipeline import MOST_LEVEL, SCHEDULES, pipelined_run
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.rule import Limits, Split, candidates
+from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
 from planner.topology import Mesh, Topology, divisors, meshes, pinned_mesh, staged_meshes
 
@@ -122,6 +123,7 @@ class Search:
         self._spaces: dict[tuple, Space | None] = {}
         self._pricers: dict[Mesh, Pricer] = {}
         self._atlas = Atlas()
+        self.scratch = Scratch()
         self._details: dict[int, tuple[Candidate, Space, tuple[int, ...], Problem]] = {}  # by id; the candidate is kept, so that ids stay unique
         self._best: Candidate | None = None
         self._bound = 0.0

@@ -77,6 +77,20 @@ def order_of(sizes: list[int], adjacent: list[set[int]], limit: float) -> tuple[
     return order, scopes, total
 
 
+class Scratch:
+    """Room for the tables of one run, lent to one tree after the other: many trees are compiled for a search, and one runs at a time."""
+
+    def __init__(self) -> None:
+        self._room = np.empty(0)
+
+    def tables(self, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+        """An array of each shape."""
+        ends = np.cumsum([0, *map(math.prod, shapes)]).tolist()
+        if len(self._room) < ends[-1]:
+            self._room = np.empty(ends[-1])
+        return [self._room[a:b].reshape(shape) for a, b, shape in zip(ends, ends[1:], shapes, strict=False)]
+
+
 @dataclass
 class Tree:
     """A compiled elimination. `scope[v]` is ordered by elimination position; `shape[v]` = (own strategies, scope's strategies...)."""
@@ -91,6 +105,8 @@ class Tree:
     children: list[list[int]]
     integer: bool = False
     tables: list[np.ndarray] = field(default_factory=list, repr=False)  # of the last run; overwritten by the next
+    scratch: Scratch | None = None
+    """Where tables are lent (float costs only): they are of the last run of all trees that share it."""
 
     def run(self, unary: np.ndarray) -> tuple[float, np.ndarray, list[np.ndarray]]:
         """Minimum, a minimising choice, and every node's table, under flat unary costs [positions].
@@ -100,7 +116,9 @@ class Tree:
         The value is +inf (or >= INF_INT) when every choice is forbidden; the choice is then meaningless.
         """
         offset, n = self.model.offset.tolist(), self.model.nodes
-        if not self.tables:
+        if self.scratch is not None:
+            self.tables = self.scratch.tables(self.shape)
+        elif not self.tables:
             self.tables.extend(np.empty(s, np.int64 if self.integer else np.float64) for s in self.shape)
         tables = self.tables
         messages: list[np.ndarray | None] = [None] * n
