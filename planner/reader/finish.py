@@ -12,6 +12,7 @@ from planner.errors import PlanError
 from planner.graph import FLOATS, Graph, Role, Tensor, WeightRef
 from planner.reader.bodies import frozen
 from planner.reader.draft import FOLD_ELEMENTS, Draft, Op, ref_array
+from planner.reader.merge import merge_identical
 from planner.reader.params import Use, lost_ties, named, parameter_uses, resolve_ties
 from planner.reader.tidy import drop_copies, drop_dead
 
@@ -33,6 +34,7 @@ def finish(draft: Draft) -> Graph:
     trainable = {u.leaf for u in uses}
     _fold_rest(draft, trainable)
     drop_dead(draft)
+    merge_identical(draft, trainable)
     if not draft.ops:
         raise PlanError("P114", "every output of the model is constant: there is nothing to plan")
     draft.notes.extend(lost_ties(draft, uses))
