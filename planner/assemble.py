@@ -41,14 +41,14 @@ class Techniques:
 def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *, uncut: bool = False, unit_s: float = 1 / PICO) -> Problem:
     """The problem in integers: `unit_s` (picoseconds) and bytes; impossible conversions are FORBIDDEN.
 
-    uncut: the space is that of the whole batch although there are several microbatches. A microbatch takes at least its share of the whole batch's
-    time and of the activations kept (kernels and collectives lose efficiency as they shrink, padding grows), so this problem's optimum is a lower
-    bound of the real one's.
+    uncut: the space is that of the whole batch, or of larger microbatches (`Space.parts` of them, a divisor of their number). A microbatch takes at least its
+    share of a larger one's time and of the activations kept (kernels and collectives lose efficiency as they shrink, padding grows), so this problem's
+    optimum is a lower bound of the real one's.
     """
     ends = _flat(space).first[1:]
     cost = np.split(_whole(seconds_of(space, techniques, uncut) / unit_s), ends)
     usage = np.split(np.rint(bytes_of(space, techniques, uncut)).astype(np.int64), ends)
-    share, scale = 1 if uncut else techniques.microbatches, link_scale(space, techniques)
+    share, scale = space.parts if uncut else techniques.microbatches, link_scale(space, techniques)
     edges: list[tuple[int, int]] = []
     tables: list[np.ndarray] = []
     table_of: list[int] = []
@@ -77,13 +77,13 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
     flat = _flat(space)
     bytes_ = bytes_of(space, techniques, uncut)
     if uncut:
-        bytes_ = np.where(flat.pieces < techniques.microbatches, np.inf, bytes_)
+        bytes_ = np.where(flat.pieces * space.parts < techniques.microbatches, np.inf, bytes_)
     return least_working(space, techniques, uncut) + float(np.minimum.reduceat(bytes_, flat.first).sum())
 
 
 def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> float:
     """Bytes that no plan can use for what it keeps: what only lives for a while takes at least as much."""
-    flat, pieces = _flat(space), techniques.microbatches if uncut else 1
+    flat, pieces = _flat(space), techniques.microbatches / space.parts if uncut else 1.0
     end = flat.least_end / pieces - (flat.most_late if techniques.zero < 3 else 0.0)
     return max(flat.least_work / pieces, end)
 
@@ -94,12 +94,12 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
     each = flat.once
     if techniques.recompute != "none":
         each = each + flat.again_keep_s if techniques.recompute == "block-keep" else each + flat.again_s
-    dealt, least = _dealt(space, techniques), max(micro, 1)
-    seconds: np.ndarray = flat.count * ((1 if uncut else least) * each + least * flat.each[techniques.zero])
+    dealt, least = _dealt(space, techniques), max(micro, space.parts if uncut else 1)
+    seconds: np.ndarray = flat.count * ((space.parts if uncut else least) * each + least * flat.each[techniques.zero])
     if dealt is not None:
         seconds = seconds * dealt.ratio
     seconds = (seconds + flat.count * flat.reduce[techniques.zero]) * (dealt.share if dealt is not None else 1.0)
-    return np.where(flat.pieces < micro, np.inf, seconds) if uncut else seconds
+    return np.where(flat.pieces * space.parts < micro, np.inf, seconds) if uncut else seconds
 
 
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
@@ -111,7 +111,7 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     if dealt is not None:
         inner = flat.inner if again else 0.0
         kept, state = dealt.passes * dealt.share * (kept - inner) + inner, dealt.share * state
-    bytes_: np.ndarray = state + kept / (techniques.microbatches if uncut else 1)
+    bytes_: np.ndarray = state + (kept * space.parts / techniques.microbatches if uncut else kept)
     return bytes_
 
 
@@ -144,9 +144,9 @@ def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
 
 
 def ticking(space: Space, techniques: Techniques) -> np.ndarray:
-    """Seconds of what a pipeline stage runs in every tick, per microbatch and without recomputation. [options]"""
+    """Seconds of what a pipeline stage runs in every tick, over all microbatches and without recomputation (space: as for `uncut`). [options]"""
     flat, dealt = _flat(space), _dealt(space, techniques)
-    return flat.count * flat.once * (dealt.share * ~dealt.late if dealt is not None else 0.0)
+    return space.parts * flat.count * flat.once * (dealt.share * ~dealt.late if dealt is not None else 0.0)
 
 
 def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> list[float]:
@@ -235,7 +235,7 @@ class _Flat:
     kept: np.ndarray  # kept activations
     again: np.ndarray  # the same under recomputation
     inner: np.ndarray  # what of that one repeat keeps
-    pieces: np.ndarray  # the most microbatches
+    pieces: np.ndarray  # into how many the graph's batch may be cut on
     held: dict[int, np.ndarray]  # level -> bytes of the sums over microbatches
     tail: np.ndarray  # activations kept by nodes after the repeated blocks
     late: np.ndarray  # gradients of repeated blocks
@@ -275,7 +275,7 @@ def _flat(space: Space) -> _Flat:
 
 def usage_of(space: Space, techniques: Techniques, choice: Sequence[int] | np.ndarray, uncut: bool = False) -> tuple[float, float]:
     """(state and kept activations, what lives only for a while) of a choice, in bytes, as in `assemble` and planner.evaluate."""
-    flat, pieces = _flat(space), techniques.microbatches if uncut else 1
+    flat, pieces = _flat(space), techniques.microbatches / space.parts if uncut else 1.0
     at = flat.first + np.asarray(choice, np.int64)
     dealt = _dealt(space, techniques)
     late = float((flat.late[at] * (dealt.share[at] if dealt is not None else 1.0)).sum()) if techniques.zero < 3 else 0.0

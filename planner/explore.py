@@ -108,7 +108,7 @@ class Explorer:
         for index, mesh in enumerate(self.meshes):
             if self.search.out_of_time():
                 return self.best
-            self._first.append(self.search.space(mesh, 1, self.allowed, self.pinned))
+            self._first.append(self._large(mesh))
             self._expand(index)
         self._worth, idle = worth, 0
         while self.open and idle < (LONG_PATIENCE if self.open[0].bound < self._to_beat * (1 - WIDE_GAP) else PATIENCE):
@@ -167,7 +167,7 @@ class Explorer:
         levels = [k for k in self.levels if mesh.stages == 1 or LEVEL_ORDER[k] <= MOST_LEVEL[self.search.schedule]]
         if not levels:
             return
-        self._uncut_up_to[index] = min((float(v.pieces.min()) for v in space.variables), default=math.inf)
+        self._uncut_up_to[index] = space.parts * min((float(v.pieces.min()) for v in space.variables), default=math.inf)
         self._relaxed[index] = Relaxed(space, self.search.scratch)
         bound = 0.0 if self.memory_first else self._relaxed[index].least(sorted(LEVEL_ORDER[k] for k in levels))
         if not self.memory_first:
@@ -185,8 +185,14 @@ class Explorer:
                         leaf.bound = usage if self.memory_first else least
                         heapq.heappush(self.open, leaf)
 
+    def _large(self, mesh: Mesh) -> Space | None:
+        """The space that all leaves of a mesh are bounded in: of the largest microbatches that all of theirs divide."""
+        parts = math.gcd(*self.search.microbatches(mesh))
+        return self.search.space(mesh, parts if parts and self.search.base(parts) else 1, self.allowed, self.pinned) if parts else None
+
     def _space(self, leaf: Leaf) -> Space | None:
-        return self._first[leaf.mesh] if leaf.micro == 1 else self.search.space(self.meshes[leaf.mesh], leaf.micro, self.allowed, self.pinned)
+        first = self._first[leaf.mesh]
+        return first if first is not None and leaf.micro == first.parts else self.search.space(self.meshes[leaf.mesh], leaf.micro, self.allowed, self.pinned)
 
     def _raise(self, leaf: Leaf) -> float | None:
         """A bound of the leaf at its stage, None where it proves impossible."""

@@ -1,6 +1,6 @@
 """Lower bounds of one space, many at a time: elimination compiled once, run for each choice of techniques.
 
-The space is that of the whole batch (`planner.assemble`, uncut): its optimum is below that of every number of microbatches. Techniques change only the costs
+The space is that of the whole batch or of large microbatches (`planner.assemble`, uncut): its optimum is below that of every multiple of their number. Techniques change only the costs
 of single options, and (when collectives are replayed) the tables of links, so at most two compiled eliminations serve a space.
 
 Costs are picoseconds in float64, not rounded; what rounding in their sums can add to a bound is taken off it.
@@ -37,9 +37,9 @@ class Relaxed:
         self._tick: float | None = None
 
     def least(self, levels: Sequence[int]) -> float:
-        """No plan of the space is faster (seconds): one microbatch, nothing replayed, each weight at its cheapest optimizer level, no memory limit."""
+        """No plan of the space is faster (seconds): as few microbatches as it is of, nothing replayed, each weight at its cheapest optimizer level, no memory limit."""
         endless = [Techniques(z, microbatches=0) for z in levels]
-        found = self._run(np.minimum.reduce([seconds_of(self.space, t) for t in endless]), endless[0], None)
+        found = self._run(np.minimum.reduce([seconds_of(self.space, t, uncut=True) for t in endless]), endless[0], None)
         return np.inf if found is None else found[1]
 
     def waiting(self, microbatches: int) -> float:
@@ -108,7 +108,7 @@ class Relaxed:
                 at = (id(link.forward_s), id(link.backward_s), link.count, again, part)
                 if at not in tables:
                     seconds = link.forward_s * (2 if again else 1) + link.backward_s
-                    tables[at] = part * PICO * link.count * seconds if part else np.zeros_like(seconds)
+                    tables[at] = part * PICO * self.space.parts * link.count * seconds if part else np.zeros_like(seconds)
                 pair, table = ((link.a, link.b), tables[at]) if link.a < link.b else ((link.b, link.a), tables[at].T)
                 pairs[pair] = pairs[pair] + table if pair in pairs else table
             model = Model(self.offset, np.zeros(self.offset[-1]), pairs, None)

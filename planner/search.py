@@ -318,7 +318,7 @@ class Search:
             limits = Limits(spatial=self.model.batch < self.request.topology.devices, forbidden=pins.forbidden_factors if pinned else frozenset())
             try:
                 fixed = self._pinned(base, inner, limits) if pinned else self._alphabet(base, inner) if len(inner.axes) > 2 else None
-                self._spaces[key] = build_space(base, pricer, limits=limits, allowed=fixed, zero_axes=tuple(pricer.sizes))
+                self._spaces[key] = build_space(base, pricer, limits=limits, allowed=fixed, zero_axes=tuple(pricer.sizes), parts=micro)
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.
                 if e.code != "P025":

@@ -53,7 +53,7 @@ class Variable:
     kept_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # activations the backward pass reads, of all its nodes
     again_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the same when repeated blocks are recomputed
     inner_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # what of that is made in one repeat and alive while its backward pass runs
-    pieces: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the most microbatches that leave the split's batch long enough
+    pieces: np.ndarray = field(default_factory=lambda: np.zeros(0))  # into how many the graph's batch may be cut on and leave a row for every device of the split
     work_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # what lives only while one of its nodes runs
     held_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> sums of gradients that microbatches add up
     tail_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # activations kept by nodes after the repeated blocks
@@ -81,6 +81,8 @@ class Space:
     variables: list[Variable]
     links: list[Link]
     op_of: Mapping[int, int]  # node class -> variable
+    parts: int = 1
+    """Microbatches of the batch, one of which the base's graph is."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """What planner.assemble derives once per space."""
 
@@ -97,7 +99,8 @@ class _Kind:
 class _Builder:
     """Builds a Space. Layouts are numbers of the pricer's atlas; nodes of one kind (`Base.kinds`) are priced once."""
 
-    def __init__(self, base: Base, pricer: Pricer, limits: Limits, allowed: Mapping[int, tuple[Split, ...]], zero_axes: Axes) -> None:
+    def __init__(self, base: Base, pricer: Pricer, limits: Limits, allowed: Mapping[int, tuple[Split, ...]], zero_axes: Axes, parts: int) -> None:
+        self.parts = parts
         self.base, self.pricer, self.limits, self.allowed = base, pricer, limits, allowed
         self.graph, self.sizes = base.graph, dict(pricer.sizes)
         self.mesh = tuple(self.sizes.items())
@@ -117,7 +120,7 @@ class _Builder:
         for wire in self.base.wires:
             self._connect(wire)
         self._outputs()
-        return Space(self.base, self.pricer, self.variables, self.links, self.op_of)
+        return Space(self.base, self.pricer, self.variables, self.links, self.op_of, self.parts)
 
     def _op(self, i: int) -> None:
         base, allowed = self.base, self.allowed.get(i)
@@ -166,9 +169,9 @@ class _Builder:
         return _Kind(v, needs, results)
 
     def _pieces(self, rule: Rule, split: Split, batch: str) -> float:
-        """How many microbatches leave at least one row of the batch to each device that the split gives some."""
+        """Into how many pieces what the graph is of may be cut with at least one row of the batch for each device that the split gives some."""
         axes = rule.axes(batch, split) if batch else ()
-        return rule.sizes[batch] // group(axes, self.sizes) if axes else np.inf
+        return rule.sizes[batch] / group(axes, self.sizes) if axes else np.inf
 
     def _candidates(self, rule: Rule) -> tuple[Split, ...]:
         key = ("candidates", rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad,
@@ -335,6 +338,6 @@ def _unique(items: Sequence) -> tuple[list, np.ndarray]:
 
 
 def build_space(base: Base, pricer: Pricer, *, limits: Limits = Limits(), allowed: Mapping[int, tuple[Split, ...]] | None = None,  # noqa: B008
-                zero_axes: Axes = ()) -> Space:  # fmt: skip
-    """The space of one mesh. `allowed` restricts nodes (by class) to given splits: pins."""
-    return _Builder(base, pricer, limits, allowed or {}, zero_axes).build()
+                zero_axes: Axes = (), parts: int = 1) -> Space:  # fmt: skip
+    """The space of one mesh. `allowed` restricts nodes (by class) to given splits: pins. parts: microbatches, one of which the base's graph is."""
+    return _Builder(base, pricer, limits, allowed or {}, zero_axes, parts).build()
