@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import prod
 
 from planner.emit.merge import Merged, merged
-from planner.emit.replay import Replay, block_mode, parts, products, repeated, replay, sharded
+from planner.emit.replay import Product, Replay, block_mode, parts, products, repeated, replay, sharded
 from planner.emit.runs import Carry, Run, dealt_run, inner_flow, outer_flow
 from planner.flow import Flow, WeightPlan, cut_layout, stored_layout
 from planner.graph import Graph
@@ -245,9 +245,21 @@ def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) 
     runs, graph, pipeline = tuple(runs), flow.graph, pipeline_of(flow.graph, flow.plan)
     micro = flow.plan.microbatches if flow.training else 1
     total: dict[int, Fraction] = {}
+    alike: dict[tuple, tuple[Product, ...]] = {}
+
+    def made(i: int) -> tuple[Product, ...]:
+        """The node's products; repeats of a block share a rule."""
+        node, rule = graph.nodes[i], flow.rules[i]
+        if not rule.flops:
+            return ()
+        key = id(rule), flow.split(i), tuple(n in flow.grad for n in node.inputs), any(o in flow.grad for o in node.outputs)
+        if key not in alike:
+            alike[key] = products(flow, i)
+        return alike[key]
+
     for i in range(len(graph.nodes)):
         twice = pipeline is not None and again and pipeline.schedule == "gpipe" and pipeline.late(i)  # head and loss are computed again
-        for dot in products(flow, i):
+        for dot in made(i):
             total[i] = total.get(i, Fraction(0)) + dot.flops * (1 + twice + (dot.backward + again * dot.again if flow.training else 0)) + dot.beyond
     outer = flow
     for run in runs:
@@ -255,7 +267,7 @@ def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) 
     for run in runs:
         replayed = repeated(inner_flow(outer, run), run)
         for i, result in (replayed.nodes if replayed and again else {}).items():
-            total[i] = total.get(i, Fraction(0)) + run.repeats * sum((dot.flops for dot in products(flow, i) if result or dot.inside), Fraction(0))
+            total[i] = total.get(i, Fraction(0)) + run.repeats * sum((dot.flops for dot in made(i) if result or dot.inside), Fraction(0))
     return {i: f * (pipeline.turns(i) * pipeline.share(i) if pipeline else micro) for i, f in total.items() if f}
 
 

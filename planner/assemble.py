@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.emit.replay import reads
-from planner.pipeline import Pipeline, pipelined_run, read_late
+from planner.pipeline import Pipeline
 from planner.problem import FORBIDDEN, Problem
 from planner.rule import Split
 from planner.space import Space, Variable
@@ -134,13 +134,10 @@ def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
     stages = space.pricer.mesh.stages
     if stages < 2:
         return None
-    if "run" not in space.memo:
-        graph, run = space.base.graph, pipelined_run(space.base.graph, space.base.runs)
-        space.memo["run"] = run and (*run, *read_late(graph, run))
-    if space.memo["run"] is None:
+    if space.base.dealt is None:
         return None
-    first, period, repeats, ending, twice = space.memo["run"]
-    return Pipeline(first, period, repeats, stages, techniques.microbatches, techniques.schedule, ending, twice)
+    run, ending, twice = space.base.dealt
+    return Pipeline(*run, stages, techniques.microbatches, techniques.schedule, ending, twice)
 
 
 def ticking(space: Space, techniques: Techniques) -> np.ndarray:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from planner.blocks import classes, find_runs
-from planner.emit.replay import dots, reads
+from planner.emit.replay import Product, dots, reads
 from planner.flow import gradient_tensors, rule_of
 from planner.graph import Graph
 from planner.kernels import find_savers
@@ -70,17 +70,26 @@ class Base:
     @cached_property
     def backward(self) -> Mapping[int, float]:
         """Node with products -> work of its backward pass as a multiple of its forward pass."""
-        found = {}
-        for i, rule in enumerate(self.rules):
-            if rule.flops:
-                found[i] = float(sum(dot.flops * (dot.backward + dot.again) for dot in dots(self.graph, i, rule, self.grad)) / Fraction(rule.flops))
-        return found
+        return {i: float(sum(dot.flops * (dot.backward + dot.again) for dot in found) / Fraction(self.rules[i].flops)) for i, found in self._dots.items()}
 
     @cached_property
     def model_flops(self) -> Fraction:
         """FLOPs of one microbatch over all devices when nothing is duplicated, padded or computed again."""
-        nodes = enumerate(self.rules)
-        return sum((dot.flops * (1 + dot.backward) for i, rule in nodes for dot in dots(self.graph, i, rule, self.grad)), Fraction(0))
+        return sum((dot.flops * (1 + dot.backward) for found in self._dots.values() for dot in found), Fraction(0))
+
+    @cached_property
+    def _dots(self) -> Mapping[int, tuple[Product, ...]]:
+        """Node with products -> its products, whole; nodes of a class have a rule in common."""
+        alike: dict[tuple, tuple[Product, ...]] = {}
+        found = {}
+        for i, rule in enumerate(self.rules):
+            if rule.flops:
+                node = self.graph.nodes[i]
+                key = self.shared[i], tuple(n in self.grad for n in node.inputs), any(o in self.grad for o in node.outputs)
+                if key not in alike:
+                    alike[key] = dots(self.graph, i, rule, self.grad)
+                found[i] = alike[key]
+        return found
 
     @cached_property
     def repeated(self) -> frozenset[int]:
@@ -102,6 +111,14 @@ class Base:
                     wanted += graph.nodes[i].inputs
             found.update(i + r * period for i in again for r in range(repeats))
         return frozenset(found)
+
+    @cached_property
+    def dealt(self) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
+        """The run whose blocks pipeline stages share, with what `planner.pipeline.read_late` says of it; None where there is none."""
+        from planner.pipeline import pipelined_run, read_late
+
+        run = pipelined_run(self.graph, self.runs)
+        return (run, *read_late(self.graph, run)) if run else None
 
     @cached_property
     def tail(self) -> frozenset[int]:

@@ -31,7 +31,7 @@ from planner.flow import Plan
 from planner.model import Model
 from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space
 from planner.pins import Pins
-from planner.pipeline import MOST_LEVEL, SCHEDULES, pipelined_run
+from planner.pipeline import MOST_LEVEL, SCHEDULES
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.rule import Limits, Split, candidates
@@ -238,7 +238,7 @@ class Search:
     def _staged(self) -> tuple[Mesh, ...]:
         """Meshes with pipeline stages, unless the user says what the mesh is."""
         base, pins, topology = self.base(1), self.request.pins, self.request.topology
-        run = pipelined_run(base.graph, base.runs) if base is not None and self.training else None
+        run = base.dealt[0] if base is not None and self.training and base.dealt else None
         if run is None or pins.axes or self.request.mode == "data-parallel" or self.out_of_time():
             return ()
         return tuple(m for n in divisors(topology.devices) if 1 < n <= run[2] for m in staged_meshes(topology, n))
@@ -333,7 +333,7 @@ class Search:
         """Whether the model has blocks for every stage of the mesh; if not, why is remembered."""
         if mesh.stages == 1:
             return True
-        run, techniques = pipelined_run(base.graph, base.runs) if self.training else None, self.request.pins.techniques
+        run, techniques = base.dealt[0] if self.training and base.dealt else None, self.request.pins.techniques
         level, most = int(techniques.get("zero_stage", 0)), MOST_LEVEL[self.schedule]
         what = ""
         if run is None or run[2] < mesh.stages:
