@@ -36,6 +36,8 @@ class Use:
     """the tensor (label) or node it serves"""
     bucketed: bool = False
     """the compiler may send it together with others like it: nothing waits for it but the optimizer, or the next step"""
+    place: str = ""
+    """of collectives that kernels wait for: before | blocks | after the repeated blocks that a pipeline deals out"""
 
     @property
     def total_bytes(self) -> int:
@@ -77,10 +79,12 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     once = merged(outer, loose, trees, [n for run in runs for n in (*(c.enters for c in run.carries), *run.shared)])
     for name, tree in trees.items():
         # Forward collectives of values that no input reaches are the same in every microbatch: compilers take them out of the loop.
-        times = ends if pipeline and _late(graph, name, pipeline, last) else ticks
-        yield from _tree(outer, name, tree, times, times if name in varying else 1, once, size)
+        late = pipeline is not None and _late(graph, name, pipeline, last)
+        times = ends if late else ticks
+        yield from _tree(outer, name, tree, times, times if name in varying else 1, once, size, "after" if late else "before")
     for i in loose:
-        yield from _inner(flow, i, pipeline.turns(i) if pipeline else micro, size)
+        late = pipeline is not None and i >= pipeline.end
+        yield from _inner(flow, i, pipeline.turns(i) if pipeline else micro, size, "after" if late else "before")
     gathered: dict[str, list[bool]] = {}  # sharded weight -> per function that gathers it, whether the backward pass gathers it again
     for run in runs:
         dealt = pipeline is not None and run.first == pipeline.first
@@ -91,11 +95,12 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         local = [o for i in own for o in graph.nodes[i].outputs if o]
         trees = {n: body.trees[n] for n in (*local, *(c.enters for c in run.carries), *(names[0] for names in run.weights)) if n in body.trees}
         once = merged(body, own, trees, [c.leaves[0] for c in run.carries])
+        place = "blocks" if dealt or pipeline is None else "before"
         for name, tree in trees.items():
-            yield from _tree(body, name, tree, times, times, once, size)
+            yield from _tree(body, name, tree, times, times, once, size, place)
         for i in own:
-            yield from _inner(flow, i, times, size)
-        yield from _replayed(body, again, times, once, size)
+            yield from _inner(flow, i, times, size, place)
+        yield from _replayed(body, again, times, once, size, place)
         for names in run.weights:
             for name in names[: pipeline.per_stage] if pipeline and dealt else names:
                 gathered.setdefault(name, []).append(again is not None and names[0] in again.weights)
@@ -160,36 +165,37 @@ def differing(flow: Flow) -> frozenset[str]:
     return frozenset(found)
 
 
-def _tree(flow: Flow, name: str, tree: Tree, times: int, forward_times: int, once: Merged, size: ItemSize) -> Iterator[Use]:
+def _tree(flow: Flow, name: str, tree: Tree, times: int, forward_times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
     for path in tree.paths():
         place = (name, path)
-        yield from _step(flow, name, path[-1], 0 if place in once.backward else times, 0 if place in once.forward else forward_times, size)
+        yield from _step(flow, name, path[-1], 0 if place in once.backward else times, 0 if place in once.forward else forward_times, size, where)
 
 
-def _step(flow: Flow, name: str, step: Step, times: int, forward_times: int, size: ItemSize, forward_phase: str = "forward") -> Iterator[Use]:
+def _step(flow: Flow, name: str, step: Step, times: int, forward_times: int, size: ItemSize, where: str,
+          forward_phase: str = "forward") -> Iterator[Use]:  # fmt: skip
     tensor = flow.graph.tensors[name]
     what = flow.graph.labels.get(name, name)
     if step.forward and forward_times:
-        yield Use(step.forward, step.axes, int(step.forward_elements * size(tensor.dtype)), forward_times, forward_phase, what)
+        yield Use(step.forward, step.axes, int(step.forward_elements * size(tensor.dtype)), forward_times, forward_phase, what, place=where)
     if step.backward and times and name in flow.grad:
-        yield Use(step.backward, step.axes, int(step.backward_elements * size(tensor.dtype)), times, "backward", what)
+        yield Use(step.backward, step.axes, int(step.backward_elements * size(tensor.dtype)), times, "backward", what, place=where)
 
 
-def _replayed(flow: Flow, again: Replay | None, times: int, once: Merged, size: ItemSize) -> Iterator[Use]:
+def _replayed(flow: Flow, again: Replay | None, times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
     """Collectives of a block's forward pass that its backward pass runs again."""
     if again is None:
         return
     for name, path in again.steps:
         if (name, path) in once.forward:
             continue
-        yield from _step(flow, name, path[-1], 0, times, size, "recompute")
+        yield from _step(flow, name, path[-1], 0, times, size, where, "recompute")
     for i in again.nodes if block_mode(flow) in ("all", "keep") else ():
-        for use in _inner(flow, i, times, size, again=block_mode(flow)):
+        for use in _inner(flow, i, times, size, where, block_mode(flow)):
             if use.phase == "forward":
-                yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what)
+                yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what, place=where)
 
 
-def _inner(flow: Flow, i: int, times: int, size: ItemSize, again: str = "") -> Iterator[Use]:
+def _inner(flow: Flow, i: int, times: int, size: ItemSize, where: str, again: str = "") -> Iterator[Use]:
     rule, split, node = flow.rules[i], flow.split(i), flow.graph.nodes[i]
     local = rule.local(split, dict(flow.plan.mesh))
     differentiated = any(o in flow.grad for o in node.outputs)
@@ -198,9 +204,9 @@ def _inner(flow: Flow, i: int, times: int, size: ItemSize, again: str = "") -> I
         if axes and not (again == "keep" and inner.kept):
             devices = group(axes, dict(flow.plan.mesh))
             payload, (forward, backward) = inner.payload_bytes(local, devices, size("float32")), inner.times(devices)
-            yield Use(inner.kind, axes, payload, times * forward, "forward", node.id)
+            yield Use(inner.kind, axes, payload, times * forward, "forward", node.id, place=where)
             if differentiated and (inner.operand < 0 or node.inputs[inner.operand] in flow.grad):
-                yield Use(inner.kind, axes, payload, times * backward, "backward", node.id)
+                yield Use(inner.kind, axes, payload, times * backward, "backward", node.id, place=where)
 
 
 def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[bool], over: Axes = ()) -> Iterator[Use]:

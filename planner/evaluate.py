@@ -65,6 +65,10 @@ def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tupl
 
 def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Cost:
     """Price of a derived flow."""
+    if pricer.runtime.kernels is not None:
+        from planner.framework import price
+
+        return price(base, flow, runs, pricer)
     plan, graph, mesh = flow.plan, flow.graph, dict(flow.plan.mesh)
     micro, pipeline = plan.microbatches, pipeline_of(graph, plan)
     compute = again = bubble = 0.0

@@ -41,6 +41,10 @@ def kernel_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[floa
 
 def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pricer) -> tuple[float, float]:
     """`kernel_times` where the bytes of the node's local operands and results are known."""
+    if pricer.runtime.kernels is not None:
+        from planner.framework import times
+
+        return times(base, i, split, ins, outs, pricer)
     graph, node, rule, mesh = base.graph, base.graph.nodes[i], base.rules[i], pricer.sizes
     operator = OPERATORS.get(node.op)
     flops = rule.flops * _share(rule, split, mesh)

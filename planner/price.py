@@ -6,7 +6,7 @@ A thin reading of `costmodels` for the planner: it knows the mesh's axes, the ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -58,9 +58,19 @@ class Pricer:
         key = (kind, axes)
         lines = self._affine.get(key)
         if lines is None:
-            group = self.topology.group(self.mesh, axes)
+            group = self._links.group(self.mesh, axes)
             lines = self._affine[key] = collectives.collective_lines(kind, group)
         return lines
+
+    @cached_property
+    def _links(self) -> Topology:
+        """The machine with what the runtime reaches of its links."""
+        rates = self.runtime.rates
+        if rates.inner == rates.outer == 1.0:
+            return self.topology
+        levels = self.topology.levels
+        inside = max(1, len(levels) - 1)
+        return replace(self.topology, levels=tuple(replace(x, efficiency=x.efficiency * (rates.inner if i < inside else rates.outer)) for i, x in enumerate(levels)))
 
     @cached_property
     def conversions(self) -> Conversions:

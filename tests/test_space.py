@@ -66,7 +66,7 @@ def test_usage_is_the_memory_of_the_plan(source: str, batch: int, techniques: Te
 
 
 def test_overlap_of_the_runtime_is_in_the_objective() -> None:
-    space = space_of("zoo:gpt2-small,layers=3", 8, runtime="megatron")
+    space = space_of("zoo:gpt2-small,layers=3", 8, runtime="jax-jit")
     problem = assemble(space, Techniques(1), None)
     found = solve(problem, "dp", Budget())
     cost, _, _ = price_plan(space.base, plan_of(space, found.choice, Techniques(1)), space.pricer)

@@ -1,0 +1,229 @@
+"""Published runs as plans: the model of a row from the zoo, its configuration as the splits of Megatron (columns, then rows, of each pair of products) or
+of FSDP, on the machine it ran on, under the runtime profile of its framework.
+
+Facts that a row lacks take the convention of its source: feed-forward width 4 hidden, vocabulary 51200 (Megatron's GPT). What cannot be expressed (experts,
+context parallelism, unknown hardware, missing shapes) is left out with a reason that the report counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from costmodels.memory import capacity
+from costmodels.precision import Recipe, load_recipe
+from costmodels.runtime import KERNELS, RUNTIMES, Runtime
+from planner.base import Base
+from planner.errors import PlanError
+from planner.families import batch_only
+from planner.flow import Plan
+from planner.framework import role
+from planner.graph import Graph
+from planner.model import Model, Workload
+from planner.rule import Limits, Split, legal
+from planner.topology import Mesh, Topology, for_devices, pinned_mesh
+
+Row = Mapping[str, Any]
+HARDWARE = (("A100-40", "a100-40gb"), ("A100", "a100-80gb"), ("V100", "v100-32gb"), ("H200", "h200-sxm"), ("H100", "h100-sxm"), ("GB200", "gb200-nvl72"), ("B200", "b200"),
+            ("MI300X", "mi300x"), ("TPU v5e", "tpu-v5e"), ("TPU v5p", "tpu-v5p"), ("TPU v6e", "tpu-v6e"), ("TPU7x", "tpu-v7x"), ("TPU v4", "tpu-v4"))  # fmt: skip
+GATED = ("llama", "mistral", "maxtext", "qwen", "yi-", "gemma")
+RECOMPUTE = {"none": "none", "full": "block", "selective": "none"}
+KERNEL_WORDS = {"flash_attention2 + RMS kernel": "flash2-rms", "flash_attention2": "flash2", "flash_attention": "flash1", "flash_attentionv1.0.8": "flash1",
+                "fused": "fused", "torch": "torch"}  # fmt: skip
+
+
+class Left(Exception):
+    """A row that is left out, and why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row ready to be priced. measured_s: of one step, None for a run that ran out of memory."""
+
+    row: Row
+    spec: str
+    topology: Topology
+    mesh: Mesh
+    microbatches: int
+    graph_batch: int
+    runtime: Runtime
+    recipe: Recipe
+    measured_s: float | None
+
+    @property
+    def group(self) -> tuple[str, int, int]:
+        """Runs that a planner would choose among: one model, sequence length and number of devices."""
+        return str(self.row["model"]), int(self.row["seq"]), int(self.row["devices"])
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes that a program may allocate; the runs kept nothing free."""
+        return capacity(self.topology.device, int(self.row["devices"]), 0).usable
+
+
+def case_of(row: Row) -> Case:
+    """The case of a row. Raises Left."""
+    for key in ("layers", "hidden", "heads", "seq", "devices", "global_batch", "microbatch", "dp"):
+        if not row.get(key):
+            raise Left(f"no {key}")
+    for key, what in (("cp", "context parallelism"), ("ep", "experts")):
+        if int(row.get(key) or 1) > 1:
+            raise Left(what)
+    tp, pp, dp, micro, batch = (int(row[k] or 1) for k in ("tp", "pp", "dp", "microbatch", "global_batch"))
+    if tp * pp * dp != row["devices"]:
+        raise Left("degrees do not multiply to the devices")
+    if batch % (dp * micro):
+        raise Left("batch does not divide into microbatches")
+    if any(word in str(row["model"]).lower() for word in ("mixtral", "moe", "a3b", "a22b", "deepseek", "oss", "kimi")):
+        raise Left("experts")
+    zero = int(row.get("zero") or 0)
+    topology = machine(str(row["hardware"]), str(row.get("notes", "")), int(row["devices"]))
+    sizes = {name: n for name, n in (("stage", pp), ("data", dp), ("model", tp)) if n > 1} or {"data": 1}
+    try:
+        mesh = pinned_mesh(topology, sizes)
+    except PlanError as e:
+        raise Left("mesh does not align with the machine") from e
+    precision = str(row.get("precision") or "bf16")
+    recipe = load_recipe("fp8" if precision.startswith("fp8") else "bf16-pure" if "pure" in precision else "fp16" if precision == "fp16" else "bf16-mixed")
+    return Case(row, spec_of(row), topology, mesh, batch // (dp * micro), dp * micro, runtime_of(row, zero), recipe, measured_s(row))
+
+
+def runtime_of(row: Row, zero: int) -> Runtime:
+    """The profile of the framework, with the kernels and chunks of the run."""
+    profile = RUNTIMES["fsdp" if zero == 3 else "megatron"]
+    word = str(row.get("kernel") or "")
+    kernels = KERNELS[KERNEL_WORDS[word]] if word in KERNEL_WORDS else profile.kernels if zero == 3 else KERNELS["fused-norm"]
+    if row.get("recompute") == "selective" and kernels is not None and not kernels.flash:
+        kernels = replace(kernels, again=True)
+    return replace(profile, kernels=kernels, interleave=int(row.get("vpp") or 1), balance="Hagemann" in str(row["source"]))
+
+
+@lru_cache(maxsize=256)
+def machine(hardware: str, notes: str, devices: int) -> Topology:
+    """The machine of a row, with the network between nodes that the source names. Raises Left."""
+    name = next((device for word, device in HARDWARE if word.lower() in hardware.lower()), None)
+    if name is None:
+        raise Left(f"hardware {hardware.split(' ')[0]}")
+    try:
+        topology = for_devices(name, devices)
+    except PlanError as e:
+        raise Left("devices do not fill nodes") from e
+    per_device = re.search(r"(\d+) ?Gb/s (?:RDMA|CX-7|RoCE)?[^;,)]*per GPU", hardware) or re.search(r"RoCE (\d+)Gb/s per GPU", hardware)
+    per_node = re.search(r"(\d+) ?Gbps", hardware) or re.search(r"inter_node_bandwidth (\d+)", notes)
+    rate = float(per_device[1]) / 8 if per_device else float(per_node[1]) / 8 / topology.device.node_size if per_node else 0.0
+    if rate and len(topology.levels) > 1 and topology.device.kind == "gpu":
+        topology = replace(topology, levels=(*topology.levels[:-1], replace(topology.levels[-1], bandwidth_bytes_per_s=rate * 1e9)))
+    return topology
+
+
+def spec_of(row: Row) -> str:
+    """The zoo's name for the model of a row."""
+    layers, hidden, heads, seq = (int(row[k]) for k in ("layers", "hidden", "heads", "seq"))
+    vocab = int(row.get("vocab") or 51200)
+    ffn = int(row.get("ffn") or 4 * hidden)
+    if not any(word in str(row["model"]).lower() for word in GATED):
+        return f"zoo:gpt,layers={layers},hidden={hidden},heads={heads},seq={seq},vocab={vocab},ff={ffn}"
+    kv = int(row.get("kv_heads") or heads)
+    width = hidden // heads
+    if row.get("params"):  # heads wider than hidden / heads show in the number of parameters
+        rest = float(row["params"]) - 2.0 * vocab * hidden - 3.0 * layers * hidden * ffn
+        width = min((width, 64, 128, 256), key=lambda w: abs(rest - 2.0 * layers * hidden * w * (heads + kv)))
+    return f"zoo:llama3-8b,layers={layers},hidden={hidden},heads={heads},kv_heads={kv},seq={seq},vocab={vocab},ff={ffn},head_dim={width}"
+
+
+def measured_s(row: Row) -> float | None:
+    """Seconds of one step as measured. Raises Left for a metric of another kind."""
+    metric = row["metric"]
+    if metric == "oom":
+        return None
+    value = float(row["value"])
+    tokens = float(row["global_batch"]) * float(row["seq"])
+    if metric == "step_time_s":
+        return value
+    if metric == "tokens_per_s_per_device":
+        return tokens / (value * float(row["devices"]))
+    if metric == "tflops_per_device":
+        return model_flops(row) / (value * 1e12 * float(row["devices"]))
+    raise Left(f"metric {metric}")
+
+
+def model_flops(row: Row) -> float:
+    """FLOPs of a step as sources count them: six per parameter of products and token, attention without a mask, nothing computed again."""
+    layers, hidden, heads, seq = (int(row[k]) for k in ("layers", "hidden", "heads", "seq"))
+    kv, ffn, vocab = int(row.get("kv_heads") or heads), int(row.get("ffn") or 4 * hidden), int(row.get("vocab") or 51200)
+    spec = spec_of(row)
+    width = int(spec.rpartition("head_dim=")[2]) if "head_dim=" in spec else hidden // heads
+    products = layers * hidden * (2 * width * (heads + kv) + (3 if "head_dim=" in spec else 2) * ffn) + vocab * hidden
+    return float(row["global_batch"]) * seq * (6.0 * products + 12.0 * layers * heads * width * seq)
+
+
+@lru_cache(maxsize=64)
+def base_of(spec: str, batch: int) -> Base:
+    """What a price needs to know of a model at the batch of one microbatch."""
+    return Base.of(Model.open(spec, Workload(batch=batch)).graph(1), training=True)
+
+
+def plan_of(case: Case) -> tuple[Base, Plan]:
+    """The configuration of a row as a plan. Raises Left where a split is not possible."""
+    row, base = case.row, base_of(case.spec, case.graph_batch)
+    zero = int(row.get("zero") or 0)
+    whole = "Hagemann" in str(row["source"])  # its loss takes whole rows of logits (kernels and memory of its runs say so)
+    splits = megatron_splits(base, case.mesh, bool(row.get("sequence_parallel")), whole)
+    shape, data = case.mesh.shape, ("data",) if dict(case.mesh.shape).get("data", 1) > 1 else ()
+    return base, Plan(shape, splits, zero if data else 0, data if zero else (), RECOMPUTE.get(str(row.get("recompute") or "none"), "none"), case.microbatches, base.runs,
+                      schedule="1f1b" if case.mesh.stages > 1 else "")  # fmt: skip
+
+
+def megatron_splits(base: Base, mesh: Mesh, sequence: bool, whole_logits: bool) -> dict[str, Split]:
+    """Node -> split: the batch over "data"; over "model" the columns of a block's first products, what follows from them, and the rows of its last.
+
+    sequence: what lies between is cut along the sequence. whole_logits: the loss is not cut. Raises Left where sizes do not divide.
+    """
+    graph, sizes = base.graph, dict(mesh.shape)
+    inner = {a: n for a, n in sizes.items() if a != "stage"}
+    data = batch_only(base, tuple(inner.items()), ("data",) if inner.get("data", 1) > 1 else ())
+    if inner.get("model", 1) == 1:
+        return {node.id: data[base.shared[i]][0] for i, node in enumerate(graph.nodes)}
+    at: dict[str, int] = {}  # tensor -> the dim cut over "model"
+    out: dict[str, Split] = {}
+    for i, node in enumerate(graph.nodes):
+        rule, both = base.rules[i], dict(data[base.shared[i]][0].pairs)
+        factor = _factor(base, graph, i, at, sequence, whole_logits)
+        if factor:
+            both[factor] = (*both.get(factor, ()), "model")
+        split = Split.of(both)
+        if not legal(rule, split, inner, Limits(waste=0.5)):
+            raise Left(f"{node.op} cannot be cut into {inner['model']}")
+        out[node.id] = split
+        for k, name in enumerate(o for o in node.outputs if o):
+            where = [d for d, axes in enumerate(rule.result(k, split, tuple(inner)).dims) if "model" in axes]
+            if where and node.op != "Gather":
+                at[name] = where[0]
+    return out
+
+
+def _factor(base: Base, graph: Graph, i: int, at: Mapping[str, int], sequence: bool, whole_logits: bool) -> str:
+    """The factor of node i that is cut over "model", "" for none."""
+    node, rule, kind = graph.nodes[i], base.rules[i], role(graph, i)
+    positions = next((f for f, r in base.roles.get(base.shared[i], {}).items() if r == "sequence" and f in rule.sizes), "") if sequence else ""
+    block = i in base.repeated
+    cut = [(slot, at[n]) for slot, n in enumerate(node.inputs) if n in at]
+    if kind == "CrossEntropyLoss" and whole_logits:
+        return ""
+    if kind == "product" and not any(node.inputs[0] == n and d == len(graph.tensors[n].shape) - 1 for n, d in at.items()):
+        return "n"
+    if node.op == "Gather" and not block:
+        return "v" if any(n in graph.weights for n in node.inputs) and base.batch_factors[i] else ""
+    features = [(slot, d) for slot, d in cut if not (sequence and positions and d == _dim(rule, slot, positions))]
+    for f in rule.factors if features else ():
+        if f not in rule.whole and all(_dim(rule, slot, f) == d for slot, d in features):
+            return f
+    return positions if positions and kind in ("norm", "residual", "bias") else ""
+
+
+def _dim(rule: Any, slot: int, factor: str) -> int:
+    """The dim of an operand that a factor leads, -1 for none."""
+    return next((d for d, dims in enumerate(rule.operands[slot]) if dims and dims[0] == factor), -1)

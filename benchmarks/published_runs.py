@@ -1,0 +1,139 @@
+"""Published training runs priced as their frameworks ran them, beside what was measured.
+
+    python -m benchmarks.published_runs --runs runs.jsonl [--oom oom.jsonl] [--source WORD] [--tiers AB] [--json]
+
+Every row becomes a plan on the zoo's model and is priced by planner.evaluate.price_plan under the runtime profile of its framework. Per source and
+hardware it prints the error of the profile as it ships (marked where rows of the source were used to set it), and of fits that leave the row's group out;
+beside each the error of one constant FLOP rate, fitted on the same rows. `--no-fit` prints the first only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.published_fit import Prepared, held_out, prepare
+from benchmarks.published_rows import Case, Left, case_of, model_flops
+from benchmarks.published_scores import Outcome, choice, errors, fitting, order
+from costmodels.runtime import Rates
+
+FITTED_SOURCES = ("Hagemann", "vTrain measured (multi", "mosaicml")
+"""Sources whose rows set constants of the shipped profiles: their figures without a held-out fit are marked."""
+SPLITS = {
+    "group": lambda c: (c.group, c.row["global_batch"]),
+    "model": lambda c: c.row["model"],
+    "sequence": lambda c: c.row["seq"],
+    "devices": lambda c: c.row["devices"],
+}
+LEAST = 8
+"""Rows of a source on one device below which nothing is fitted."""
+
+
+def read(path: str, word: str, tiers: str) -> list[dict[str, Any]]:
+    """Rows of a file, of sources that contain `word`, of the given tiers (rows without one count as A)."""
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
+    return [r for r in rows if word.lower() in str(r["source"]).lower() and str(r.get("tier") or "A") in tiers]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", required=True)
+    parser.add_argument("--oom", default="")
+    parser.add_argument("--source", default="")
+    parser.add_argument("--tiers", default="AB")
+    parser.add_argument("--no-fit", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    rows = read(given.runs, given.source, given.tiers) + (read(given.oom, given.source, given.tiers) if given.oom else [])
+    prepared, left = prepare_all(rows)
+    report: list[dict[str, Any]] = []
+    for key in dict.fromkeys((str(p.case.row["source"]), p.case.topology.device.name) for p in prepared):
+        mine = [p for p in prepared if (str(p.case.row["source"]), p.case.topology.device.name) == key]
+        if any(p.case.measured_s for p in mine):
+            report.append(score(*key, mine, not given.no_fit))
+            if not given.json:
+                show(report[-1])
+    if given.json:
+        print(json.dumps({"sources": report, "left_out": dict(left)}, indent=1))
+    else:
+        print("\nleft out: " + (", ".join(f"{n} {what}" for what, n in left.most_common()) or "nothing"))
+    return 0
+
+
+def prepare_all(rows: list[dict[str, Any]]) -> tuple[list[Prepared], Counter[str]]:
+    """Rows priced, those alike in model and batch one after the other; and why the others were left out."""
+    left: Counter[str] = Counter()
+    cases: list[Case] = []
+    for row in rows:
+        try:
+            cases.append(case_of(row))
+        except Left as e:
+            left[str(e)] += 1
+    found = []
+    for case in sorted(cases, key=lambda c: (str(c.row["source"]), c.spec, c.graph_batch)):
+        try:
+            found.append(prepare(case))
+        except Left as e:
+            left[str(e)] += 1
+    return found, left
+
+
+def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str, Any]:
+    """All figures of the rows of a source on a device."""
+    measured = [p for p in rows if p.case.measured_s]
+    out: dict[str, Any] = {"source": source, "device": device, "rows": len(measured), "in_sample": any(source.startswith(s) for s in FITTED_SOURCES)}
+    rates = [(p.case.measured_s or 0.0) * p.case.row["devices"] / model_flops(p.case.row) for p in measured]
+    typical = median(rates)
+    constant = [Outcome(p.case.group, p.case.measured_s, typical * model_flops(p.case.row) / p.case.row["devices"], 0, 0) for p in measured]
+    out["constant"] = errors(constant) | {"tau": order(constant)[0]}
+    out["shipped"] = times(outcomes(rows, [p.step_s() for p in rows]))
+    out["memory"] = fitting(outcomes(rows, [p.step_s() for p in rows])) if len(rows) > len(measured) else None
+    if fit and len(measured) >= LEAST:
+        start = Rates()
+        for name, group in SPLITS.items():
+            if len({group(p.case) for p in measured}) > 1:
+                priced, folds = held_out(measured, start, group)
+                by_group = {group(p.case): folds[k] for p in measured for k, g in enumerate(dict.fromkeys(group(q.case) for q in measured)) if g == group(p.case)}
+                extra = [p for p in rows if not p.case.measured_s]
+                every = priced + [p.step_s(by_group.get(group(p.case), folds[0])) for p in extra]
+                out["leave one " + name + " out"] = times(outcomes([*measured, *extra], every)) | {"folds": len(folds)}
+    return out
+
+
+def outcomes(rows: list[Prepared], priced: list[float]) -> list[Outcome]:
+    """Rows with their prices."""
+    return [Outcome(p.case.group, p.case.measured_s, s, p.cost.memory.total, p.case.usable_bytes) for p, s in zip(rows, priced, strict=True)]
+
+
+def times(found: list[Outcome]) -> dict[str, Any]:
+    """Errors, order and regret."""
+    tau, groups = order(found)
+    return errors(found) | {"tau": tau, "tau_groups": groups} | choice(found)
+
+
+def show(table: dict[str, Any]) -> None:
+    """One source as text."""
+    print(f"\n{table['source']} on {table['device']}: {table['rows']} rows")
+    print(f"  {'':28}{'mean':>8}{'median':>8}{'p95':>8}{'tau':>7}{'groups':>7}{'regret':>8}{'with memory':>13}{'worst':>8}{'ran out':>9}")
+    for name, line in table.items():
+        if not isinstance(line, dict) or "mean" not in line:
+            continue
+        mark = " (used for fitting)" if name == "shipped" and table["in_sample"] else f" ({line['folds']} folds)" if "folds" in line else ""
+        tail = ""
+        if "regret" in line:
+            tail = f"{line['tau_groups']:>7}{line['regret_measured']:>8.1%}{line['regret']:>13.1%}{line['worst_regret']:>8.1%}{line['picks_out_of_memory']:>9}"
+        print(f"  {name + mark:<28}{line['mean']:>8.1%}{line['median']:>8.1%}{line['p95']:>8.1%}{line['tau']:>7.2f}{tail}")
+    m = table["memory"]
+    if m:
+        print(f"  does not fit: {m['out_of_memory']} of {m['rows']} rows ran out of memory; precision {m['precision']:.3f}, recall {m['recall']:.3f}; "
+              f"within 5 % of usable {m['edge_right']:.2f} of {m['edge_rows']} right")  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

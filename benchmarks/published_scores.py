@@ -1,0 +1,93 @@
+"""Scores of priced runs against measured ones: errors, order within groups, what picking our best costs, and which runs are said to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import mean, median
+from typing import Any
+
+EDGE = 0.05
+"""Runs whose predicted memory is within this fraction of what is usable are hard to tell, and are counted apart."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run: seconds measured (None: ran out of memory) and priced, bytes priced and usable, the group it competes in."""
+
+    group: Hashable
+    measured_s: float | None
+    priced_s: float
+    priced_bytes: float
+    usable_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the price says that it fits."""
+        return self.priced_bytes <= self.usable_bytes
+
+
+def errors(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Mean, median and 95th percentile of |priced / measured - 1|."""
+    off = sorted(abs(o.priced_s / o.measured_s - 1) for o in outcomes if o.measured_s)
+    return {"mean": mean(off), "median": median(off), "p95": off[min(len(off) - 1, int(0.95 * len(off)))]}
+
+
+def kendall(a: Sequence[float], b: Sequence[float]) -> float:
+    """Kendall's tau-b of two orders of the same things."""
+    score = ties_a = ties_b = pairs = 0
+    for (x, u), (y, v) in combinations(zip(a, b, strict=True), 2):
+        pairs, ties_a, ties_b = pairs + 1, ties_a + (x == y), ties_b + (u == v)
+        score += ((x > y) - (x < y)) * ((u > v) - (u < v))
+    scale = ((pairs - ties_a) * (pairs - ties_b)) ** 0.5
+    return score / scale if scale else 0.0
+
+
+def grouped(outcomes: Sequence[Outcome]) -> dict[Hashable, list[Outcome]]:
+    """Outcomes by group, in order of first appearance."""
+    found: dict[Hashable, list[Outcome]] = {}
+    for o in outcomes:
+        found.setdefault(o.group, []).append(o)
+    return found
+
+
+def order(outcomes: Sequence[Outcome], least: int = 4) -> tuple[float, int]:
+    """Mean tau over groups of at least so many measured runs, and how many groups."""
+    taus = []
+    for rows in grouped([o for o in outcomes if o.measured_s]).values():
+        if len(rows) >= least:
+            taus.append(kendall([o.measured_s or 0.0 for o in rows], [o.priced_s for o in rows]))
+    return (mean(taus), len(taus)) if taus else (0.0, 0)
+
+
+def choice(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What picking the fastest by price costs, in groups where there is a choice: among measured runs, and among all by time and memory."""
+    plain, chosen, ran_out, none = [], [], 0, 0
+    for rows in grouped(outcomes).values():
+        measured = [o for o in rows if o.measured_s]
+        if len(measured) < 2:
+            continue
+        best = min(o.measured_s or 0.0 for o in measured)
+        plain.append((min(measured, key=lambda o: o.priced_s).measured_s or 0.0) / best - 1)
+        fitting = [o for o in rows if o.fits]
+        if not fitting:
+            none += 1
+            continue
+        pick = min(fitting, key=lambda o: o.priced_s)
+        if pick.measured_s is None:
+            ran_out += 1
+        else:
+            chosen.append(pick.measured_s / best - 1)
+    out: dict[str, Any] = {"groups": len(plain), "regret_measured": mean(plain) if plain else 0.0}
+    return out | {"picks_out_of_memory": ran_out, "nothing_fits": none, "regret": mean(chosen) if chosen else 0.0, "worst_regret": max(chosen, default=0.0)}
+
+
+def fitting(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Precision and recall of "does not fit", and the share that is right near the edge."""
+    said = [o for o in outcomes if not o.fits]
+    out = [o for o in outcomes if o.measured_s is None]
+    right = sum(o.measured_s is None for o in said)
+    edge = [o for o in outcomes if abs(o.priced_bytes - o.usable_bytes) <= EDGE * o.usable_bytes]
+    return {"rows": len(outcomes), "out_of_memory": len(out), "precision": right / len(said) if said else 1.0, "recall": right / len(out) if out else 1.0,
+            "edge_rows": len(edge), "edge_right": sum(o.fits == (o.measured_s is not None) for o in edge) / len(edge) if edge else 1.0}  # fmt: skip
