@@ -83,7 +83,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         times = ends if late else ticks
         yield from _tree(outer, name, tree, times, times if name in varying else 1, once, size, "after" if late else "before")
     for i in loose:
-        late = pipeline is not None and i >= pipeline.end
+        late = pipeline is not None and pipeline.late(i)
         yield from _inner(flow, i, pipeline.turns(i) if pipeline else micro, size, "after" if late else "before")
     gathered: dict[str, list[bool]] = {}  # sharded weight -> per function that gathers it, whether the backward pass gathers it again
     for run in runs:
