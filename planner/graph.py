@@ -122,15 +122,17 @@ class WeightRef:
     kind "inline": `proto` is the onnx TensorProto (or an ndarray for values made by the reader).
     kind "external": `location` (relative path inside the model's folder, already checked), `offset`, `length` in bytes.
     kind "absent": no bytes anywhere; programs seed it normal and say so.
+    kind "joined": `parts`, weights of one shape, stacked along a new first dim.
     `transform` lists reader rewrites to apply after loading, e.g. ("reshape", (64, 1, 1)).
     """
 
-    kind: Literal["inline", "external", "absent"]
+    kind: Literal["inline", "external", "absent", "joined"]
     location: str = ""
     offset: int = 0
     length: int = 0
     proto: Any = None
     transform: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    parts: tuple[WeightRef, ...] = ()
 
 
 @dataclass(frozen=True)

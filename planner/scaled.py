@@ -155,6 +155,8 @@ def _attrs(n: Node, m: Node, growth: _Growth) -> dict[str, Any]:
 def _same_weight(a: WeightRef, b: WeightRef) -> bool:
     if (a.kind, a.location, a.offset, a.length, a.transform) != (b.kind, b.location, b.offset, b.length, b.transform):
         return False
+    if len(a.parts) != len(b.parts) or not all(map(_same_weight, a.parts, b.parts)):
+        return False
     if a.proto is b.proto:
         return True
     if isinstance(a.proto, np.ndarray) or isinstance(b.proto, np.ndarray):

@@ -46,25 +46,31 @@ def load_one(graph: Graph, name: str, folder: str | os.PathLike[str] | None, see
     """The array of one weight, by tensor name. See `load`."""
     ref, tensor = graph.weights[name], graph.tensors[name]
     where = None if folder is None else Path(folder)
-    if ref.kind == "absent":
+    if _unstored(ref, where, name, seed_missing):
         return _seeded(graph, name, seed)
+    return _stored(ref, name, tensor.dtype, where).reshape(tensor.shape)
+
+
+def _unstored(ref: WeightRef, where: Path | None, name: str, seed_missing: bool) -> bool:
+    """Whether a weight has no bytes, or (`seed_missing`) none that are there; one whose parts lack any has none."""
     if ref.kind == "external":
-        if seed_missing and external_path(ref.location, where, name) is None:
-            return _seeded(graph, name, seed)
-        array = _external(ref, name, tensor.dtype, where)
+        return seed_missing and external_path(ref.location, where, name) is None
+    return ref.kind == "absent" or any(_unstored(part, where, name, seed_missing) for part in ref.parts)
+
+
+def _stored(ref: WeightRef, name: str, dtype: str, where: Path | None) -> np.ndarray:
+    """The bytes of a weight, rewritten as the reader did."""
+    if ref.kind == "joined":
+        array = np.stack([_stored(part, name, dtype, where) for part in ref.parts])
     else:
-        array = proto_array(ref.proto)
-    return transformed(array, ref.transform, name).reshape(tensor.shape)
+        array = _external(ref, name, dtype, where) if ref.kind == "external" else proto_array(ref.proto)
+    return transformed(array, ref.transform, name)
 
 
 def missing(graph: Graph, folder: str | os.PathLike[str] | None) -> tuple[str, ...]:
     """Labels of the weights that have no bytes in the model or in `folder`. Raises PlanError for locations outside it."""
     where = None if folder is None else Path(folder)
-    return tuple(
-        graph.labels[name]
-        for name, ref in graph.weights.items()
-        if ref.kind == "absent" or (ref.kind == "external" and external_path(ref.location, where, name) is None)
-    )
+    return tuple(graph.labels[name] for name, ref in graph.weights.items() if _unstored(ref, where, name, True))
 
 
 def _external(ref: WeightRef, name: str, dtype: str, folder: Path | None) -> np.ndarray:

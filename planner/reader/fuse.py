@@ -7,6 +7,7 @@ from planner.reader.finder import Finder
 from planner.reader.flatten import unflatten
 from planner.reader.fuse_attention import attentions, repeated_heads
 from planner.reader.fuse_moe import experts, stored_parts
+from planner.reader.fuse_moe_each import experts_each
 from planner.reader.fuse_norm import group_norms, norms
 from planner.reader.fuse_point import gelus, rotaries, silus
 from planner.reader.tidy import drop_dead, fold_transposes, shorten_views, sink_expands
@@ -14,7 +15,7 @@ from planner.reader.tidy import drop_dead, fold_transposes, shorten_views, sink_
 
 def fuse(draft: Draft) -> None:
     """Activations, norms, rotary embeddings, attention, routed experts; then the views they leave behind."""
-    for patterns in ((silus, gelus), (norms, group_norms), (rotaries,), (attentions,), (repeated_heads,), (experts,)):
+    for patterns in ((silus, gelus), (norms, group_norms), (rotaries,), (attentions,), (repeated_heads,), (experts, experts_each)):
         finder = Finder(draft)
         for pattern in patterns:
             pattern(finder)

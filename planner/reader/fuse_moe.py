@@ -29,7 +29,7 @@ _ACTIVATIONS = {"Silu": "silu", "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "t
 
 
 @dataclass(frozen=True)
-class _Product:
+class Product:
     """Rows times an expert's weight: the stack, whether it is stored [E, out, in], the operand, the stack of biases; which part (start, step) of the result."""
 
     stack: str
@@ -39,7 +39,7 @@ class _Product:
     part: tuple[int, int] | None = None
 
 
-class _Form:
+class Form:
     """One form being matched at one root. K = 0: dense. inside: what goes away."""
 
     def __init__(self, find: Finder, tokens: int, choices: int) -> None:
@@ -61,7 +61,7 @@ class _Form:
             self.inside.append(op)
         return op
 
-    def product(self, name: str) -> _Product | None:
+    def product(self, name: str) -> Product | None:
         """Rows times weights chosen by the router, or times all of them, and a bias of each expert."""
         op, bias = self.take(name, "MatMul", "Add"), ""
         if op is not None and op.op == "Add":
@@ -80,8 +80,8 @@ class _Form:
         op = self.find.maker(name, "Gather")
         if op is None or op.attrs["axis"] != 0:
             return ""
-        index = _source(self.draft, op.inputs[1])
-        if not self.index and prod(self.draft.shape(index)) == self.tokens * self.choices and _routed(self.find, index):
+        index = source(self.draft, op.inputs[1])
+        if not self.index and prod(self.draft.shape(index)) == self.tokens * self.choices and routed(self.find, index):
             self.index = index
         return op.inputs[0] if index == self.index else ""
 
@@ -89,15 +89,15 @@ class _Form:
         """The stack [E, width] of the biases added here, '' where it is none."""
         out = self.draft.shape(add.outputs[0])
         if self.choices:
-            stack = self.chosen(_source(self.draft, name))
+            stack = self.chosen(source(self.draft, name))
             return stack if stack and len(self.draft.shape(stack)) == 2 and prod(self.draft.shape(name)) == prod(out) else ""
         shape = self.draft.shape(name)
-        leaf = _source(self.draft, name)
+        leaf = source(self.draft, name)
         each = self.draft.shape(leaf)
         own = len(shape) >= 3 and len(out) >= 3 and shape[-3:] == (out[-3], 1, out[-1]) and prod(shape) == out[-3] * out[-1]
         return leaf if own and self.draft.is_leaf(leaf) and each in (shape, (out[-3], out[-1])) else ""
 
-    def gathered(self, op: Op) -> _Product | None:
+    def gathered(self, op: Op) -> Product | None:
         """One row a product: [.., 1, H] x chosen [.., H, F], or chosen [.., F, H] x [.., H, 1]."""
         shape = self.draft.shape
         for k in (1, 0):
@@ -109,17 +109,17 @@ class _Form:
             rest = (1,) * (len(batch) - len(rest)) + rest
             if shape(other)[-1 if swapped == bool(k) else -2] != 1 or rest not in (batch, (*batch[:-1], 1)) or (rest != batch and batch[-1] != self.choices):
                 return None  # tokens are repeated for their choices, in the last dim, or not at all
-            return _Product(stack, own == bool(k), other)
+            return Product(stack, own == bool(k), other)
         return None
 
-    def every(self, op: Op) -> _Product | None:
+    def every(self, op: Op) -> Product | None:
         """All experts: [.., 1, T, H] x stack [E, H, F]."""
         stack, out = op.inputs[1], self.draft.shape(op.outputs[0])
         if op.attrs.get("trans_a") or len(self.draft.shape(stack)) != 3 or len(out) < 3 or out[-3] != self.draft.shape(stack)[0]:
             return None
-        return _Product(stack, bool(op.attrs.get("trans_b")), op.inputs[0])
+        return Product(stack, bool(op.attrs.get("trans_b")), op.inputs[0])
 
-    def first(self, name: str) -> _Product | None:
+    def first(self, name: str) -> Product | None:
         """A product of the first layer, or a part of one."""
         name = self.strip(name)
         op = self.find.maker(name, "Split", "Slice")
@@ -141,7 +141,7 @@ class _Form:
         found = self.product(op.inputs[0])
         return None if found is None else replace(found, part=part)
 
-    def hidden(self, name: str) -> tuple[_Product | None, _Product, str] | None:
+    def hidden(self, name: str) -> tuple[Product | None, Product, str] | None:
         """(gate, up, activation) of the hidden activations."""
         op = self.take(name, "Mul", *_ACTIVATIONS, "Gelu")
         if op is None:
@@ -150,7 +150,7 @@ class _Form:
             up = self.first(op.inputs[0])
             return None if up is None else (None, up, _activation(op))
         for k in (0, 1):
-            act = self.find.maker(_source(self.draft, op.inputs[k]), *_ACTIVATIONS, "Gelu")
+            act = self.find.maker(source(self.draft, op.inputs[k]), *_ACTIVATIONS, "Gelu")
             if act is None:
                 continue
             self.strip(op.inputs[k])
@@ -193,7 +193,7 @@ def _unknown(find: Finder) -> None:
     draft = find.draft
     dead = {id(op) for op in draft.ops if not any(find.uses(o) for o in op.outputs if o)} | find.gone
     left = [op for op in draft.ops if op.op == "Gather" and id(op) not in dead and len(draft.shape(op.inputs[0])) == 3 and draft.is_leaf(op.inputs[0])
-            and _routed(find, _source(draft, op.inputs[1]))]  # fmt: skip
+            and routed(find, source(draft, op.inputs[1]))]  # fmt: skip
     if left:
         draft.notes.append(f"{len(left)} stacks of experts ({left[0].inputs[0]!r}) are gathered by a router, but what is done with them is not a known form of experts: "
                            "they are planned as gathered weights, one copy per chosen expert and token")  # fmt: skip
@@ -203,7 +203,7 @@ def _gathered(find: Finder, root: Op) -> bool:
     """Root: the sum over choices of share * result."""
     draft, axis = find.draft, int(root.attrs["axes"][0])
     shape = draft.shape(root.inputs[0])
-    form = _Form(find, prod(shape[:axis]), shape[axis])
+    form = Form(find, prod(shape[:axis]), shape[axis])
     width = prod(shape[axis + 1 :])
     weigh = form.take(root.inputs[0], "Mul")
     if weigh is None or form.tokens == 0 or width == 1:
@@ -214,7 +214,7 @@ def _gathered(find: Finder, root: Op) -> bool:
         if prod(draft.shape(share)) != rows or prod(draft.shape(result)) != rows * width or not _per_row(draft, share, result, width):
             continue
         down = form.product(result)
-        return down is not None and _build(find, root, form, _source(draft, share), down)
+        return down is not None and _build(find, root, form, source(draft, share), down)
     return False
 
 
@@ -234,7 +234,7 @@ def _dense(find: Finder, root: Op) -> bool:
     shape = draft.shape(root.inputs[0])
     if len(shape) < 3 or axis != len(shape) - 3:
         return False
-    form = _Form(find, prod(shape) // max(1, shape[axis] * shape[-1]), 0)
+    form = Form(find, prod(shape) // max(1, shape[axis] * shape[-1]), 0)
     weigh = find.maker(root.inputs[0], "Mul")
     if weigh is None or form.tokens == 0:
         return False
@@ -252,7 +252,7 @@ def _dense(find: Finder, root: Op) -> bool:
     return False
 
 
-def _spread(find: Finder, form: _Form, name: str, shape: tuple[int, ...]) -> tuple[str, str] | None:
+def _spread(find: Finder, form: Form, name: str, shape: tuple[int, ...]) -> tuple[str, str] | None:
     """(index, share) behind a tensor [.., E, tokens] that holds share where the router chose and 0 elsewhere."""
     draft, experts_, tokens = find.draft, shape[-2], shape[-1]
     name = form.strip(name)
@@ -266,19 +266,24 @@ def _spread(find: Finder, form: _Form, name: str, shape: tuple[int, ...]) -> tup
             return None
         form.inside.append(turn)
         name = turn.inputs[0]
-    name = form.strip(name)
+    return spread_share(find, form, name, experts_)
+
+
+def spread_share(find: Finder, form: Form, name: str, experts_: int) -> tuple[str, str] | None:
+    """(index, share) behind a tensor [tokens, E] that holds share where the router chose and 0 elsewhere."""
+    draft, name = find.draft, form.strip(name)
     if draft.shape(name)[-1] != experts_:
         return None
     scatter = find.maker(name, "ScatterElements")
     if scatter is not None:
         data, index, share = scatter.inputs
-        if scatter.attrs["axis"] != len(draft.shape(name)) - 1 or scatter.attrs.get("reduction", "none") not in ("none", "add") or not _zeros(draft, data):
+        if scatter.attrs["axis"] != len(draft.shape(name)) - 1 or scatter.attrs.get("reduction", "none") not in ("none", "add") or not zeros(draft, data):
             return None
         if prod(draft.shape(index)[:-1]) != form.tokens:
             return None
         form.inside.append(scatter)
-        index = _source(draft, index)
-        return (index, _source(draft, share)) if _routed(find, index) else None
+        index = source(draft, index)
+        return (index, source(draft, share)) if routed(find, index) else None
     total = find.maker(name, "ReduceSum")
     rank = len(draft.shape(name))
     if total is None or total.attrs["axes"] != (rank - 1,) or total.attrs["keepdims"]:
@@ -298,18 +303,23 @@ def _spread(find: Finder, form: _Form, name: str, shape: tuple[int, ...]) -> tup
         if draft.shape(share) != (*draft.shape(hot.outputs[0])[:-1], 1):
             return None
         form.inside.append(hot)
-        index = _source(draft, hot.inputs[0])
-        return (index, _source(draft, share)) if _routed(find, index) else None
+        index = source(draft, hot.inputs[0])
+        return (index, source(draft, share)) if routed(find, index) else None
     return None
 
 
-def _build(find: Finder, root: Op, form: _Form, share: str, down: _Product) -> bool:
+def _build(find: Finder, root: Op, form: Form, share: str, down: Product) -> bool:
     """Replaces a group by RoutedExperts, once its first layer is found too and nothing outside reads what it makes inside."""
-    draft = find.draft
     hidden = form.hidden(down.rows)
-    if hidden is None or down.part is not None or not form.index:
+    if hidden is None or down.part is not None or not form.index or not find.closed(root, form.inside):
         return False
     gate, up, activation = hidden
+    return fused(find, root, form, share, gate, up, down, activation)
+
+
+def fused(find: Finder, root: Op, form: Form, share: str, gate: Product | None, up: Product, down: Product, activation: str) -> bool:
+    """Whether the parts of a mixture fit together; root becomes RoutedExperts then, and what is inside goes (which nothing else may read)."""
+    draft = find.draft
     x = form.token_rows(up.rows)
     choices = prod(draft.shape(form.index)) // form.tokens
     if (gate and (form.token_rows(gate.rows) != x or gate.turned != up.turned or (gate.part is None) != (up.part is None))) or (up.part and not gate):
@@ -318,7 +328,7 @@ def _build(find: Finder, root: Op, form: _Form, share: str, down: _Product) -> b
         return False
     width, out = prod(draft.shape(x)) // form.tokens, prod(draft.shape(root.outputs[0])) // form.tokens
     lead = _lead_of(draft.shape(x), form.tokens)
-    if prod(draft.shape(x)) != form.tokens * width or lead is None or width != out or not find.closed(root, form.inside):
+    if prod(draft.shape(x)) != form.tokens * width or lead is None or width != out:
         return False
     if not _sizes_fit(draft, gate, up, down, width) or prod(draft.shape(share)) != form.tokens * choices:
         return False
@@ -337,11 +347,11 @@ def _build(find: Finder, root: Op, form: _Form, share: str, down: _Product) -> b
     return True
 
 
-def _half(draft: Draft, product: _Product) -> int:
+def _half(draft: Draft, product: Product) -> int:
     return draft.shape(product.stack)[1 if product.turned else 2] // 2
 
 
-def _sizes_fit(draft: Draft, gate: _Product | None, up: _Product, down: _Product, width: int) -> bool:
+def _sizes_fit(draft: Draft, gate: Product | None, up: Product, down: Product, width: int) -> bool:
     """Whether all stacks have the same experts and the widths that follow from the tokens'."""
     experts_ = draft.shape(up.stack)[0]
     hidden = _half(draft, up) if up.part else draft.shape(up.stack)[1 if up.turned else 2]
@@ -350,7 +360,7 @@ def _sizes_fit(draft: Draft, gate: _Product | None, up: _Product, down: _Product
     return all(sides) and draft.shape(down.stack) == ((experts_, width, hidden) if down.turned else (experts_, hidden, width))
 
 
-def _part(find: Finder, root: Op, product: _Product | None, what: str) -> str:
+def _part(find: Finder, root: Op, product: Product | None, what: str) -> str:
     """A stack as the operator wants it: whole, or the half of a fused one."""
     draft = find.draft
     whole = "" if product is None else product.stack if what == "stack" else product.bias
@@ -394,14 +404,14 @@ def _view(find: Finder, root: Op, name: str, shape: tuple[int, ...]) -> str:
     return name if find.draft.shape(name) == shape else find.insert(root, "Reshape", [name], shape=shape)
 
 
-def _source(draft: Draft, name: str) -> str:
+def source(draft: Draft, name: str) -> str:
     """The tensor behind Reshapes and casts of whole numbers."""
     while (op := draft.maker.get(name)) is not None and (op.op == "Reshape" or (op.op == "Cast" and not draft.is_float(name))):
         name = op.inputs[0]
     return name
 
 
-def _routed(find: Finder, index: str) -> bool:
+def routed(find: Finder, index: str) -> bool:
     """Whether indices are those of a TopK along its last dim."""
     op = find.maker(index, "TopK")
     return op is not None and len(op.outputs) > 1 and op.outputs[1] == index and op.attrs["axis"] == len(find.draft.shape(index)) - 1
@@ -411,10 +421,10 @@ def _activation(op: Op) -> str:
     return _ACTIVATIONS.get(op.op) or ("gelu_tanh" if op.attrs.get("approximate") == "tanh" else "gelu")
 
 
-def _zeros(draft: Draft, name: str) -> bool:
+def zeros(draft: Draft, name: str) -> bool:
     """Whether a tensor is zero everywhere."""
     op = draft.maker.get(name)
-    return draft.splat(name) == 0 or (op is not None and ((op.op == "ConstantOfShape" and op.attrs["value"] == 0) or (op.op == "Expand" and _zeros(draft, op.inputs[0]))))
+    return draft.splat(name) == 0 or (op is not None and ((op.op == "ConstantOfShape" and op.attrs["value"] == 0) or (op.op == "Expand" and zeros(draft, op.inputs[0]))))
 
 
 def _real(shape: tuple[int, ...]) -> tuple[int, ...]:
