@@ -10,7 +10,7 @@ import pytest
 
 import planner.reader
 from planner.api import make_request
-from planner.graph import Graph, Node, Tensor
+from planner.graph import Graph, Node, Tensor, WeightRef
 from planner.model import Model, Workload
 from planner.scaled import Scaled, same
 from planner.search import Search
@@ -97,3 +97,15 @@ def test_what_was_derived_wrongly_is_searched_again(monkeypatch: pytest.MonkeyPa
         again = search.run()
     assert again.best is not None and right.best is not None and again.best.cost == right.best.cost
     assert again.base.graph.labels
+
+
+def test_weights_that_repeat_a_value_are_compared_by_it() -> None:
+    # 512 GiB if it were made whole.
+    def filled(value: float) -> Graph:
+        shape = (8, 1 << 36)
+        tensors = {t.name: t for t in (Tensor("x", (4, 8), "float32", "input"), Tensor("w", shape, "float32", "weight"), Tensor("y", (4, 1 << 36), "float32"))}
+        weight = WeightRef("inline", proto=np.broadcast_to(np.float32(value), shape))
+        return Graph("g", (Node("n", "MatMul", ("x", "w"), ("y",)),), tensors, ("x",), ("y",), weights={"w": weight}, labels={"w": "w"})
+
+    assert same(filled(0.5), filled(0.5))
+    assert not same(filled(0.5), filled(0.25))
