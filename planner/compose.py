@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     return Strategy(
         {"name": model.name, "sha256": model.sha256(), "nodes": len(graph.nodes), "parameters": graph.parameters}, request.topology.to_json(), workload,
         tuple({"name": a.name, "size": a.size, "levels": [request.topology.levels[level].name for level, _ in a.parts]} for a in best.mesh.axes),
-        node_table(base, flow, found), tuple({"first": f, "period": p, "repeats": r, "body": [n.id for n in graph.nodes[f : f + p]]} for f, p, r in base.runs),
+        node_table(base, flow, found), block_table(graph, flow, base),
         tensor_table(graph, flow, base), techniques, cost_table(pricer_cost, request, base, model), solver,
         {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions, provenance, graph,
     )  # fmt: skip
@@ -64,6 +65,7 @@ def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]
 
     rows = {}
     pipeline = pipeline_of(base.graph, flow.plan)
+    held = held_times(base, pipeline)
     space, problem = found.space, found.problem
     pricer = space.pricer if space is not None else None
     others = runner_ups(space, problem, found.choice) if space is not None and problem is not None else {}
@@ -78,11 +80,26 @@ def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]
             row["unsupported"] = base.reasons[i]
         if isinstance(pricer, Pricer):
             forward, backward = kernel_times(base, i, flow.split(i), pricer)
-            row["time_s"] = (forward + backward) * base.times[i]
+            row["time_s"] = (forward + backward) * held[i]
         if i in others:
             row["runner_up"] = others[i]
         rows[node.id] = row
     return rows
+
+
+def held_times(base: Base, pipeline: Pipeline | None) -> dict[int, float]:
+    """First node of a class -> how many of the class a device runs in a microbatch: of blocks on pipeline stages, those of one stage."""
+    found: dict[int, Fraction] = {}
+    for i, first in enumerate(base.shared):
+        found[first] = found.get(first, Fraction(0)) + (pipeline.share(i) if pipeline else 1)
+    return {i: float(n) for i, n in found.items()}
+
+
+def block_table(graph: Graph, flow: Flow, base: Base) -> tuple[dict[str, Any], ...]:
+    """A row per run of repeats; of one that is dealt out over pipeline stages, how many repeats a stage holds."""
+    pipeline = pipeline_of(graph, flow.plan)
+    return tuple({"first": f, "period": p, "repeats": r, "body": [n.id for n in graph.nodes[f : f + p]]}
+                 | ({"per_stage": pipeline.per_stage} if pipeline is not None and pipeline.first == f else {}) for f, p, r in base.runs)  # fmt: skip
 
 
 def stage_of(i: int, pipeline: Pipeline | None) -> int:
@@ -117,7 +134,7 @@ def runner_ups(space: Space, problem: Problem, choice: tuple[int, ...]) -> dict[
 
 def tensor_table(graph: Graph, flow: Flow, base: Base) -> dict[str, dict[str, Any]]:
     """Producer's layout per tensor; of repeated blocks only the first repeat's, except parameters, which are all listed."""
-    rows = {}
+    rows, pipeline = {}, pipeline_of(graph, flow.plan)
     for name, layout in flow.source.items():
         made = graph.producer.get(name)
         if name in graph.constants or (made is not None and base.shared[made] != made):
@@ -128,6 +145,9 @@ def tensor_table(graph: Graph, flow: Flow, base: Base) -> dict[str, dict[str, An
         if name in flow.weights:
             row["label"] = graph.labels.get(name, name)
             w = flow.weights[name]
+            stages = {pipeline.holder(i) for i, _ in graph.consumers[name]} if pipeline else set[int]()
+            if len(stages) == 1 and -1 not in stages:
+                row["stage"] = stages.pop()
             if w.zero and w.dim >= 0:
                 row["zero"] = {"level": w.zero, "dim": w.dim, "axes": list(w.axes)}
         rows[name] = row

@@ -75,7 +75,7 @@ def compare(a: Strategy, b: Strategy) -> Diff:
 def figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Figure]:
     """The figures of two cost tables side by side."""
     rows = [("step", "s", "step_time_s"), ("compute", "s", "compute_time_s"), ("exposed communication", "s", "exposed_communication_time_s"),
-            ("optimizer", "s", "optimizer_time_s"), ("memory", "B", "memory_per_device_bytes"), ("FLOPs per device", "FLOP", "flops_per_device"),
+            ("bubble", "s", "bubble_time_s"), ("optimizer", "s", "optimizer_time_s"), ("memory", "B", "memory_per_device_bytes"), ("FLOPs per device", "FLOP", "flops_per_device"),
             ("MFU", "share", "model_flops_utilization"), ("distinct work", "share", "distinct_work")]  # fmt: skip
     return [*(Figure(what, unit, float(a[key]), float(b[key])) for what, unit, key in rows), Figure("payload", "B", payload(a), payload(b))]
 
@@ -162,6 +162,5 @@ def _layouts(a: Strategy, b: Strategy) -> list[Change]:
     """Parameters that are kept otherwise: those have to be moved when a checkpoint changes plans. Layer numbers are starred."""
     from planner.report.notation import spell_weight, weight_groups
 
-    before = {(g.label, g.shape): spell_weight(g, {}) for g in weight_groups(a)}
-    after = {(g.label, g.shape): spell_weight(g, {}) for g in weight_groups(b)}
+    before, after = ({(g.label, g.shape): spell_weight(g, {}) + (f" on one of {g.stages} stages" if g.stages > 1 else "") for g in weight_groups(s)} for s in (a, b))
     return [Change("layouts", label, text, after[label, shape]) for (label, shape), text in before.items() if after.get((label, shape), text) != text]

@@ -93,6 +93,10 @@ class Pipeline:
         """What part of nodes like node i one stage holds."""
         return self.blocks_share if self.first <= i < self.end else Fraction(1)
 
+    def holder(self, i: int) -> int:
+        """The stage that alone has node i, -1 where every stage has it."""
+        return (i - self.first) // self.period // self.per_stage if self.first <= i < self.end else -1
+
     @property
     def nodes(self) -> range:
         """Nodes of all repeats."""

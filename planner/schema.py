@@ -87,7 +87,7 @@ class RunnerUp(TypedDict):
 
 
 class NodeTable(TypedDict):
-    """One operator; `times`: how often a step runs it and the nodes like it."""
+    """One operator; `times`: how many nodes are like it, itself included; `time_s`: kernels of those a device runs, in one microbatch."""
 
     op: str
     split: Split
@@ -101,12 +101,13 @@ class NodeTable(TypedDict):
 
 
 class BlockTable(TypedDict):
-    """A run of nodes that recurs: the first repeat's body stands for all."""
+    """A run of nodes that recurs: the first repeat's body stands for all; `per_stage`: repeats a pipeline stage holds."""
 
     body: list[str]
     first: int
     period: int
     repeats: int
+    per_stage: NotRequired[int]
 
 
 class ZeroTable(TypedDict):
@@ -118,7 +119,7 @@ class ZeroTable(TypedDict):
 
 
 class TensorTable(TypedDict):
-    """The producer's layout: mesh axes per dim."""
+    """The producer's layout: mesh axes per dim; `stage`: of a weight that one pipeline stage alone holds."""
 
     shape: list[int]
     layout: list[list[str]]
@@ -126,6 +127,7 @@ class TensorTable(TypedDict):
     padded: bool
     memory: Literal["device", "host"]
     label: NotRequired[str]
+    stage: NotRequired[int]
     zero: NotRequired[ZeroTable]
 
 
@@ -191,6 +193,7 @@ class BaselineTable(CostTable):
     zero_stage: int
     recompute: str
     microbatches: int
+    schedule: NotRequired[str]
 
 
 # `from` is a keyword of the language.

@@ -24,6 +24,7 @@ BROWSER = next((p for n in ("chromium", "chromium-browser", "google-chrome", "ch
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not BROWSER or not DRIVER, reason="the browser tests of the report need the programs chromium and chromedriver")
 DESKTOP, PHONE = 1280, 390
+STAGED, DEEP = "pp=4,dp=2,micro=8", "zoo:gpt-tiny,hidden=256,layers=8"
 
 # Text that is drawn, its size, its contrast against the nearest painted background, and whether it sticks out of the window.
 LEGIBLE = """
@@ -123,12 +124,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def pages() -> dict[str, str]:
     a, b = view("tp=2,micro=2", "A"), view("dp=8,zero=3,recompute=block", "B")
     return {"one": page([view("tp=2,micro=2")]), "two": page([a, b]), "bare": page([View("", "s.json", a.strategy, None, "no model")]), "hostile": page([hostile_view()]),
-            "hostile-two": page([hostile_view("A"), hostile_view("B")])}  # fmt: skip
+            "hostile-two": page([hostile_view("A"), hostile_view("B")]), "staged": page([view(STAGED, "", DEEP)]),
+            "staged-two": page([view(STAGED, "A", DEEP), view("tp=2,micro=2", "B", DEEP)])}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "width", "scheme"), [
-    *((n, w, s) for n in ("one", "two") for w in (DESKTOP, PHONE) for s in ("light", "dark")),
-    *((n, w, s) for n in ("bare", "hostile", "hostile-two") for w, s in ((PHONE, "light"), (DESKTOP, "dark"))),
+    *((n, w, s) for n in ("one", "two", "staged") for w in (DESKTOP, PHONE) for s in ("light", "dark")),
+    *((n, w, s) for n in ("bare", "hostile", "hostile-two", "staged-two") for w, s in ((PHONE, "light"), (DESKTOP, "dark"))),
 ])  # fmt: skip
 def test_opens_in_silence_and_is_legible(name: str, width: int, scheme: str, browser: Browser, pages: dict[str, str]) -> None:
     browser.console()
@@ -180,6 +182,23 @@ def test_bars_answer_to_arrows_and_pointer(browser: Browser, pages: dict[str, st
     assert browser.js(say) == hint
     ActionChains(browser.driver).move_to_element(browser.driver.find_element(By.CSS_SELECTOR, "#timeline .bar .part")).perform()
     assert "microbatches" in browser.js(say)
+
+
+def test_bars_of_stages_say_which_microbatch(browser: Browser, pages: dict[str, str]) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(pages["staged"], "staged")
+    assert browser.js("return document.querySelectorAll('.stagerow .bar').length") == 4
+    widths = browser.js("return [...document.querySelectorAll('.stagerow .bar')].map(b => b.getBoundingClientRect().width)")
+    assert max(widths) - min(widths) < 0.5
+    browser.js("document.querySelectorAll('.stagerow .bar')[1].querySelector('.part').focus()")
+    say = "return document.querySelector('#timeline .readout').textContent"
+    assert browser.js(say).startswith("bubble")
+    browser.keys(Keys.ARROW_RIGHT)
+    assert browser.js(say).startswith("forward (forward of microbatches 0 to 1)")
+    browser.js("document.querySelector('.slider input').focus()")
+    browser.keys(Keys.ARROW_RIGHT)  # another stage holds other blocks
+    assert browser.js("return document.querySelector('.slider output').textContent") == "1"
 
 
 def test_a_block_opens_its_own_bar(browser: Browser) -> None:
@@ -263,7 +282,7 @@ def test_large_models_open_in_two_seconds(browser: Browser) -> None:
     from planner.report.html.derive import work_out
 
     made = {}
-    for name, spec, devices, batch in (("gpt3-175b", "zoo:gpt3-175b", 1024, 1024), ("llama3-405b", "zoo:llama3-405b", 512, 256), ("resnet50", "zoo:resnet50", 8, 256)):
+    for name, spec, devices, batch in (("gpt3-175b", "zoo:gpt3-175b", 1024, 1536), ("llama3-405b", "zoo:llama3-405b", 512, 256), ("resnet50", "zoo:resnet50", 8, 256)):
         s = planner.plan(spec, devices=devices, batch=batch)
         made[name] = View("", f"{name}.json", s, work_out(priced(s, spec)))
         for width, scheme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")):

@@ -35,6 +35,12 @@ def gpt() -> Strategy:
 
 
 @pytest.fixture(scope="module")
+def staged() -> Strategy:
+    """With pipeline stages: zoo:gpt2-medium,layers=8 on 16 devices, pp=4,dp=4,micro=16."""
+    return Strategy.load(GOLDEN / "staged.plan.json")
+
+
+@pytest.fixture(scope="module")
 def odd(gpt: Strategy) -> Strategy:
     """A plan with everything that deserves a finding, and every technique on."""
     nodes = {n: dict(row) for n, row in gpt.nodes.items()}
@@ -58,22 +64,26 @@ def golden(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("colour", [False, True], ids=["plain", "colour"])
 @pytest.mark.parametrize("width", [80, 120])
-def test_golden_summary(gpt: Strategy, odd: Strategy, width: int, colour: bool) -> None:
+def test_golden_summary(gpt: Strategy, odd: Strategy, staged: Strategy, width: int, colour: bool) -> None:
     tail = f"{width}_{'colour' if colour else 'plain'}"
     golden(f"summary_{tail}", summary(gpt, width, colour))
     golden(f"summary_odd_{tail}", summary(odd, width, colour))
+    golden(f"summary_staged_{tail}", summary(staged, width, colour))
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_golden_explain_and_diff(gpt: Strategy, odd: Strategy, width: int) -> None:
+def test_golden_explain_and_diff(gpt: Strategy, odd: Strategy, staged: Strategy, width: int) -> None:
     golden(f"explain_{width}", explain(gpt, width))
     golden(f"explain_node_{width}", explain_node(gpt, find_nodes(gpt, "mlp.c_fc")[0], width))
     golden(f"diff_{width}", diff_report.render(compare(gpt, odd), width))
+    golden(f"explain_staged_{width}", explain(staged, width))
+    golden(f"explain_node_staged_{width}", explain_node(staged, find_nodes(staged, "mlp.c_fc")[0], width))
+    golden(f"diff_staged_{width}", diff_report.render(compare(gpt, staged), width))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_lines_keep_to_the_width(gpt: Strategy, odd: Strategy, width: int) -> None:
-    for s in (gpt, odd):
+def test_lines_keep_to_the_width(gpt: Strategy, odd: Strategy, staged: Strategy, width: int) -> None:
+    for s in (gpt, odd, staged):
         for text in (summary(s, width, True), explain(s, width, True)):
             tables = 75  # columns of figures are never cut
             assert max(visible(line) for line in text.splitlines()) <= max(width, tables)

@@ -43,7 +43,7 @@ def explain(args: argparse.Namespace) -> int:
         if args.model or e.code != "P058":
             raise
         console.say(f"note: {e.what}; --model FILE adds operands, kernels and collectives")
-    console.data(report.explain_node(strategy, names[0], columns, colour, detail))
+    console.data(report.explain_node(strategy, names[0], columns, colour, detail, args.node))
     if len(names) > 1:
         console.say(f"{args.node!r} also means {', '.join(names[1:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
     return 0

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError, did_you_mean
+from planner.report.explain_stages import asked_repeat, on_stages, why_stages
 from planner.report.notation import cells, spell_dim, spell_rule, spell_split
+from planner.report.stages import stages
 from planner.report.summary import RECOMPUTE, baseline_name, breakdown, findings, machine, solver_words, techniques, ties, title, tuned_words
 from planner.report.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
 
@@ -25,8 +27,9 @@ NEAR_FULL = 0.9
 def explain(strategy: Strategy, width: int = 100, colour: bool = False) -> str:
     """The reasoning behind a plan: its mesh, what was tried, what binds, where the time goes, the closest calls, and each baseline's difference."""
     style = Style(colour)
-    parts = [_choice(strategy, width, style), _binds(strategy, width, style), _costly(strategy, width, style), _calls(strategy, width, style),
-             _others(strategy, width, style), [line for text in findings(strategy) for line in hang("finding: ", text, width)]]  # fmt: skip
+    parts = [_choice(strategy, width, style), _binds(strategy, width, style), labelled("stages", why_stages(strategy), width, style),
+             _costly(strategy, width, style), _calls(strategy, width, style), _others(strategy, width, style),
+             [line for text in findings(strategy) for line in hang("finding: ", text, width)]]  # fmt: skip
     return "\n".join(line for part in parts if part for line in ("", *part)).lstrip("\n")
 
 
@@ -56,7 +59,7 @@ def binds(s: Strategy) -> list[str]:
         levels = dict.fromkeys(level for a in s.mesh if a["name"] in axes.split("+") for level in a["levels"])
         out.append(f"the largest collective, {kind} over {axes} ({' + '.join(levels)}), {percent(exposed[0][1] / step)}")
     full = c["memory_per_device_bytes"] / c["memory_limit_bytes"] if c["memory_limit_bytes"] else 0.0
-    paid = []
+    paid = [f"{stages(s)} pipeline stages"] if stages(s) > 1 else []
     if s.techniques["zero_stage"]:
         paid.append(f"optimizer level {s.techniques['zero_stage']}")
     if c["recompute_time_s"]:
@@ -167,12 +170,17 @@ def find_nodes(s: Strategy, text: str) -> list[str]:
     raise PlanError("P052", f"no node or tensor named {text!r}", help=[h for h in (near, "a part of a name is enough: plan explain s.json mlp") if h])
 
 
-def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False, priced: Priced | None = None) -> str:
-    """One node: its split, what the file knows, and with `priced` its rule, operands, kernels, collectives and what binds."""
+def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False, priced: Priced | None = None, asked: str = "") -> str:
+    """One node: its split, what the file knows, and with `priced` its rule, operands, kernels, collectives and what binds.
+
+    asked: the name that was looked for, which may be of a later repeat.
+    """
     style = Style(colour)
     row = s.nodes[name]
     times = row.get("times", 1)
     lines = [style.bold(f"{name} ({row['op']})") + (f", decided once for {times} equal nodes" if times > 1 else "")]
+    if stages(s) > 1:
+        lines += labelled("stage", [on_stages(s, name), *([where] if priced is not None and (where := asked_repeat(priced, name, asked)) else [])], width, style)
     if row.get("members"):
         lines += hang("  fused from ", ", ".join(row["members"]), width)
     lines += labelled("split", [spell_split(row["split"])], width, style)
@@ -199,7 +207,9 @@ def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False,
 
 
 def _node_priced(p: Priced, name: str, width: int, style: Style) -> list[str]:
+    from planner.evaluate import made_again
     from planner.kernels import kernel_times
+    from planner.pipeline import pipeline_of
 
     graph, order = p.base.graph, p.plan.order
     i = next(k for k, n in enumerate(graph.nodes) if n.id == name)
@@ -213,12 +223,15 @@ def _node_priced(p: Priced, name: str, width: int, style: Style) -> list[str]:
     for k, tensor in enumerate(o for o in node.outputs if o):
         lines += labelled("result" if k == 0 else "", [f"{short(tensor, width // 2)} {_layout(rule.results[k], rule.result(k, split, order))}"], width, style)
     forward, backward = kernel_times(p.base, i, split, p.pricer)
-    times, micro = p.base.times[p.base.shared[i]], p.plan.microbatches
-    again = p.plan.recompute != "none" and any(a <= i < a + n * r for a, n, r in p.plan.runs)
-    total = (forward * (2 if again else 1) + backward) * times * micro
+    pipeline, held = pipeline_of(p.base.graph, p.plan), [k for k, shared in enumerate(p.base.shared) if shared == p.base.shared[i]]
+    times = p.plan.microbatches * (int(sum(pipeline.share(k) for k in held)) if pipeline else len(held))
+    again = i in made_again(p.flow, p.runs) or (pipeline is not None and pipeline.schedule == "gpipe" and pipeline.late(i))
+    one = forward * (2 if again else 1) + backward
     items = [f"forward {show_time(forward)}"] + ([f"again {show_time(forward)}"] if again else [])
     items += [f"backward {show_time(backward)}"] if p.base.training else []
-    items += [f"x {times * micro} = {show_time(total)} a step", f"bound by {bound_by(p, i)}"]
+    extra = sum((pipeline.turns(k) - p.plan.microbatches) * pipeline.share(k) for k in held) if pipeline else 0
+    bubble = [f"and {show_time(one * float(extra))} in bubbles"] if extra else []
+    items += [f"x {times} = {show_time(one * times)} a step", *bubble, f"bound by {bound_by(p, i)}"]
     lines += labelled("kernels", items, width, style)
     for k, (_, text) in enumerate(node_collectives(p, i) or [(0.0, "no collective")]):
         lines += labelled("" if k else "moves", [text], width, style)

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from planner.layout import STAGE
 from planner.report.notation import extent_names, residual, short_labels, spell_weight, weight_groups
+from planner.report.stages import stages, stages_words, ticks
 from planner.report.words import Style, bar, count, flops, hang, labelled, pack, percent, short, show_bytes, show_time, table, visible
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ LONGEST = 30
 DISTINCT = 0.995
 BAR = 40
 RECOMPUTE = {"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}
+AXES = {"model": "tensor", STAGE: "pipeline"}
+"""What people who know Megatron call an axis."""
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 
 
@@ -84,7 +88,7 @@ def _plan(strategy: Strategy, width: int, style: Style) -> list[str]:
 def techniques(strategy: Strategy) -> list[str]:
     """The techniques in words, those that are on."""
     t = strategy.techniques
-    out = []
+    out = [words] if (words := stages_words(strategy)) else []
     if t["zero_stage"]:
         what = {1: "optimizer state", 2: "optimizer state and gradients", 3: "parameters, gradients and optimizer state"}[t["zero_stage"]]
         # A gradient that is not summed over the group leaves nothing to cut; nor does a weight without a dim that the group can cut.
@@ -126,7 +130,8 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
     if c["optimizer_time_s"]:
         step.append(f"optimizer {show_time(c['optimizer_time_s'])}")
     if c["bubble_time_s"]:
-        step.append(f"bubble {show_time(c['bubble_time_s'])}")
+        among = f" ({stages(strategy) - 1} of {ticks(strategy)} ticks)" if stages(strategy) > 1 else ""
+        step.append(f"bubble {show_time(c['bubble_time_s'])}{among}")
     lines = labelled("step", step, width, style)
     total = c["flops_per_device"] * c["distinct_work"] * devices
     lines += labelled("speed", [f"{c['tokens_per_s_per_device']:,.0f} {unit_of_work(strategy)}/s/device", f"MFU {percent(c['model_flops_utilization'])}",
@@ -196,7 +201,8 @@ def findings(strategy: Strategy) -> list[str]:
     """What a reader should not miss, a sentence each."""
     c, out = strategy.costs, []
     if c["distinct_work"] < DISTINCT:
-        out.append(f"devices doing distinct work: {percent(c['distinct_work'])}: the rest of the arithmetic is done twice or on padding")
+        beside = ", on padding or on no microbatch (bubbles)" if stages(strategy) > 1 else " or on padding"
+        out.append(f"devices doing distinct work: {percent(c['distinct_work'])}: the rest of the arithmetic is done twice{beside}")
     if c["fit"] == "tight":
         out.append("memory is tight: the upper end of its range is above what is usable (--memory-reserve keeps more free)")
     if c["fit"] == "no":
@@ -224,7 +230,7 @@ def baseline_name(key: str, row: Mapping[str, Any]) -> str:
     mesh = row["mesh"]
     name = {"data_parallel": "data parallel", "zero3": "ZeRO-3", "replicated": "replicated"}.get(key, key)
     if key == "megatron":
-        name = " x ".join(f"{'tensor' if a == 'model' else a} {n}" for a, n in reversed(list(mesh.items())))
+        name = " x ".join(f"{AXES.get(a, a)} {n}" for a, n in reversed(list(mesh.items())))
     return name + (f" + ZeRO-{row['zero_stage']}" if row["zero_stage"] and key != "zero3" else "")
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from planner.report.notation import spell_rule
+from planner.report.stages import SCHEDULES
 from planner.report.summary import baseline_name, machine, ties, title, tuned_words, unit_of_work
 from planner.report.words import Style, count, flops, hang, percent, show_bytes, show_time, table, visible
+from planner.strategy import schedule_of
 
 if TYPE_CHECKING:
     from planner.space import Base
@@ -55,6 +57,7 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
 
 def _techniques(t: Mapping[str, Any]) -> str:
     parts = ([f"ZeRO-{t['zero_stage']}"] if t["zero_stage"] else []) + ([f"{t['microbatches']} microbatches"] if t["microbatches"] > 1 else [])
+    parts += [SCHEDULES[schedule]] if (schedule := schedule_of(t)) else []
     parts += [f"recompute {t['recompute']}"] if t["recompute"] != "none" else []
     return "".join(f", {p}" for p in parts)
 

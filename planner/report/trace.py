@@ -1,13 +1,17 @@
-"""One optimizer step of one device as a Chrome trace (JSON): kernels on one track, collectives on another, in the order the program runs them.
+"""One optimizer step as a Chrome trace (JSON): kernels on one track, collectives on another, in the order the program runs them.
 
 The price has no overlap inside a step but the hidden share of gradient collectives, so the trace has none either: forward, backward, gradient
 reduction, optimizer. Its end is the step time of the strategy; what the runtime profile hides is left out.
 Equal microbatches are drawn once, with their count in the name.
+
+With pipeline stages every stage is a process: per tick its passes by microbatch, bubbles by that name (where there are very many ticks, equal
+neighbours as one). What a full tick consists of, operator by operator, is a process of its own beside them.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from planner import account
@@ -15,28 +19,44 @@ from planner.evaluate import made_again
 from planner.kernels import kernel_times
 
 if TYPE_CHECKING:
+    from planner.report.html.bars import Part
+    from planner.report.html.derive import Detail
     from planner.reprice import Priced
 
 KERNELS, LINKS = 0, 1
 MICRO = 1e6  # trace times are microseconds
+MOST_TICKS = 20_000
+"""Ticks of all stages up to which each is drawn by itself."""
 
 
 class _Track:
-    """Events of one step; `now` is where the next one starts, in seconds."""
+    """Events of one process; `now` is where the next one starts, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: int = 0, name: str = "", order: int = 0) -> None:
         self.events: list[dict[str, Any]] = []
-        self.now = 0.0
+        self.now, self.process = 0.0, process
+        if name:
+            self.events += [{"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}},
+                            {"name": "process_sort_index", "ph": "M", "pid": process, "tid": 0, "args": {"sort_index": order}}]  # fmt: skip
+        self.events += [{"name": "thread_name", "ph": "M", "pid": process, "tid": t, "args": {"name": n}} for t, n in ((KERNELS, "kernels"), (LINKS, "collectives"))]
 
     def add(self, track: int, name: str, seconds: float, what: dict[str, Any]) -> None:
         if seconds > 0:
             span = {"ts": round(self.now * MICRO, 3), "dur": round(seconds * MICRO, 3)}
-            self.events.append({"name": name, "ph": "X", "pid": 0, "tid": track, **span, "args": what})
+            self.events.append({"name": name, "ph": "X", "pid": self.process, "tid": track, **span, "args": what})
             self.now += seconds
 
 
 def trace(p: Priced) -> str:
-    """The trace's JSON text; the sum of what is not hidden equals the step time."""
+    """The trace's JSON text; the sum of what is not hidden equals the step time, of every stage where there are several."""
+    from planner.report.html.derive import work_out
+
+    tracks = [_operators(p)] if p.plan.stages < 2 else [*_stages(work_out(p))]
+    return json.dumps({"traceEvents": [e for t in tracks for e in t.events], "displayTimeUnit": "ms"}, indent=0) + "\n"
+
+
+def _operators(p: Priced) -> _Track:
+    """The step of a plan without a pipeline, operator by operator."""
     graph, micro = p.base.graph, p.plan.microbatches
     uses = account.collectives(p.flow, p.runs, p.pricer.itemsize)
     made: dict[str, int] = {}
@@ -74,5 +94,43 @@ def trace(p: Priced) -> str:
     line.add(KERNELS, "optimizer", p.cost.optimizer_time_s, {"phase": "optimizer"})
     for i in range(len(graph.nodes)):
         collectives("optimizer", i)
-    names = [{"name": "thread_name", "ph": "M", "pid": 0, "tid": t, "args": {"name": n}} for t, n in ((KERNELS, "kernels"), (LINKS, "collectives"))]
-    return json.dumps({"traceEvents": [*names, *line.events], "displayTimeUnit": "ms"}, indent=0) + "\n"
+    return line
+
+
+def _stages(d: Detail) -> Iterator[_Track]:
+    """A process per pipeline stage, then one with a full tick of any of them, operator by operator."""
+    from planner.report.html.bars import ends_of, passes_of, total
+    from planner.report.ticks import BUBBLE, PASSES, Stretch, stretches, ticks
+
+    p = d.pipeline
+    assert p is not None
+    passes = passes_of(d)
+    sums = {name: total(parts) for name, parts in passes.items()}
+    names = {"forward": "forward", "late": "head and loss", "late_back": "head and loss backward", "backward": "backward"}
+    single = p.stages * 2 * p.ticks <= MOST_TICKS
+    for stage in range(p.stages):
+        line = _Track(stage, f"stage {stage}", stage)
+        for s in [Stretch(t, t, 1) for t in ticks(p, stage)] if single else stretches(p, stage):
+            for (name, m), (_, last) in zip(s.first.passes, s.last.passes, strict=True):
+                which = "" if m == BUBBLE else f" {m}" if m == last else f" {m} to {last}"
+                words = "bubble" if m == BUBBLE else names[name] + which
+                work = s.count * sum(seconds for kind, seconds in sums[name].items() if kind != "comm")
+                line.add(KERNELS, words, work, {"pass": names[name], "microbatch": which.strip() or "none", "ticks": s.count})
+                line.add(LINKS, f"collectives of {names[name]}", s.count * sums[name].get("comm", 0.0), {"pass": names[name], "ticks": s.count})
+        for part in ends_of(d):
+            line.add(LINKS if "comm" in part.shares else KERNELS, part.label, part.time_s, {})
+        yield line
+    line = _Track(p.stages, "inside a full tick, on any stage", p.stages)
+    for name in PASSES:
+        for part in passes[name]:
+            _inside(line, d, part, name)
+    yield line
+
+
+def _inside(line: _Track, d: Detail, part: Part, name: str) -> None:
+    """Parts of a pass; those of a block are its operators, all repeats together."""
+    from planner.report.html.bars import opened
+
+    for piece in opened(d, part, name in ("late_back", "backward")):
+        for kind, seconds in piece.shares.items():
+            line.add(LINKS if kind == "comm" else KERNELS, f"{piece.label}{f' x {part.repeats}' if part.repeats > 1 else ''}", seconds, {"what": piece.note, "kind": kind})

@@ -6,6 +6,9 @@ kind that share of the part's height, so that area is time at every level.
     step         m x (forward + backward), gradient reduction, optimizer
     microbatch   forward in program order, backward in reverse; what is replayed comes before the backward pass of its block
     block        one repeat: its forward pass, and its backward pass
+
+With pipeline stages the step is one bar a stage, made of lock-step ticks (planner.report.ticks), and what is opened is a tick with both passes instead
+of a microbatch. Collectives run in bubbles as well: their arithmetic alone is drawn as a bubble.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from planner.pipeline import Pipeline
 from planner.report.html.derive import Detail, Move, Row, short_name
+from planner.report.ticks import BUBBLE, PASSES, stretches
 
 KINDS = ("forward", "backward", "again", "comm", "optimizer", "bubble")
 SMALLEST = 0.002
@@ -38,7 +43,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Block:
-    """One repeat of a block: its operators forward and backward, and seconds of a step that all repeats take."""
+    """One repeat of a block: its operators forward and backward, and seconds of a step that all repeats take, bubbles included.
+    dealt: its repeats are those of one pipeline stage."""
 
     run: int
     name: str
@@ -46,16 +52,21 @@ class Block:
     forward: tuple[Part, ...]
     backward: tuple[Part, ...]
     total_s: float
+    dealt: bool = False
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Bars of one stage. hidden_s: communication behind the backward pass, which takes no time of its own."""
+    """Bars of one device. hidden_s: communication behind the backward pass, which takes no time of its own. stages: the step of each pipeline
+    stage, () without a pipeline; all are as long and have as much of every kind as `step`, the first one's. ends_s: seconds after
+    the last microbatch."""
 
     step: tuple[Part, ...]
     micro: tuple[Part, ...]
     blocks: tuple[Block, ...]
     hidden_s: float
+    stages: tuple[tuple[Part, ...], ...] = ()
+    ends_s: float = 0.0
 
 
 def add(into: dict[str, float], kind: str, seconds: float) -> None:
@@ -80,27 +91,77 @@ def block_name(d: Detail, run: int) -> str:
 
 def timeline(d: Detail) -> Timeline:
     """The bars of a plan that was worked out."""
-    groups = _groups(d)
-    forward = [_fold(d, rows, run, False) for run, rows in groups]
-    backward = [_fold(d, rows, run, True) for run, rows in reversed(groups)] if d.training else []
-    sync = [m for m in d.moves if m.when == "sync"]
-    if sync:
-        backward.append(Part("gradient reduction", _exposed(sync, 1 / d.micro), "each microbatch"))
+    passes = passes_of(d)
+    forward, backward = [*passes["forward"], *passes["late"]], [*passes["late_back"], *passes["backward"]]
     whole = sum(p.time_s for p in (*forward, *backward))
     micro = (*small_together(forward, whole), *small_together(backward, whole))
-    if d.micro > 1:
+    stages: list[list[Part]] = []
+    if d.pipeline is not None:
+        stages = [_stage(d.pipeline, passes, stage) for stage in range(d.pipeline.stages)]
+        steps = stages[0]
+    elif d.micro > 1:
         steps = [Part("microbatches", {k: s * d.micro for k, s in total((*forward, *backward)).items()}, "forward and backward pass", d.micro)]
     else:
         steps = [Part(name, total(parts)) for name, parts in (("forward pass", forward), ("backward pass", backward)) if parts]
-    ends = {"gradient": "gradient reduction", "optimizer": "parameter gathering"}
-    for phase in ("gradient", "optimizer"):
+    ends = ends_of(d)
+    blocks = [_block(d, run, [r for r in d.rows if r.run == run]) for run in range(len(d.runs))]
+    hidden = sum(m.hidden_s for m in d.moves)
+    return Timeline((*steps, *ends), micro, tuple(sorted(blocks, key=lambda b: (-b.total_s, b.run))), hidden, tuple((*s, *ends) for s in stages), sum(p.time_s for p in ends))
+
+
+def passes_of(d: Detail) -> dict[str, list[Part]]:
+    """Parts of the passes of one microbatch, in the order of planner.report.ticks.PASSES. late: in a pipeline, of what follows the blocks."""
+    found: dict[str, list[Part]] = {name: [] for name in PASSES}
+    groups = _groups(d)
+    for run, rows in groups:
+        found["late" if rows[0].late else "forward"].append(_fold(d, rows, run, False))
+    for row in d.rows:
+        if row.twice and d.pipeline is not None:  # priced as bubbles: the blocks have run it already
+            again = row.bubble_s / (d.pipeline.turns(row.index) - d.micro)
+            found["late"].append(Part(short_name(row.id, row.op), {"bubble": again}, "made again for what follows the blocks"))
+    for run, rows in reversed(groups) if d.training else ():
+        found["late_back" if rows[0].late else "backward"].append(_fold(d, rows, run, True))
+    for name, phase in (("forward", "forward"), ("backward", "backward")):
+        handed = [m for m in d.moves if m.when == "handed" and m.phase == phase]
+        if d.pipeline is not None and any(m.exposed_s for m in handed):
+            found[name].append(Part(f"to the {'next' if name == 'forward' else 'previous'} stage", _exposed(handed, 1 / d.pipeline.ticks), "collective-permute over stage"))
+    sync = [m for m in d.moves if m.when == "sync"]
+    inside = [m for m in sync if d.pipeline is None or m.count >= d.pipeline.ticks]
+    ending = [m for m in sync if d.pipeline is not None and m.count != d.pipeline.ticks]
+    for name, moves in (("backward", inside), ("late_back", ending)):
+        if moves:
+            each = [m.exposed_s / (m.count if d.pipeline is not None else d.micro) for m in moves]
+            found[name].append(Part("gradient reduction", {"comm": sum(each)} if any(each) else {}, "each microbatch"))
+    return found
+
+
+def _stage(p: Pipeline, passes: Mapping[str, list[Part]], stage: int) -> list[Part]:
+    """A stage's ticks, equal neighbours together."""
+    sums = {name: total(parts) for name, parts in passes.items()}
+    out = []
+    for s in stretches(p, stage):
+        shares: dict[str, float] = {}
+        words = []
+        for (name, m), (_, end) in zip(s.first.passes, s.last.passes, strict=True):
+            for kind, seconds in sums[name].items():
+                add(shares, "bubble" if m == BUBBLE and kind != "comm" else kind, seconds * s.count)
+            if name in ("forward", "backward") and m != BUBBLE:
+                words.append(f"{name} of microbatch{f'es {m} to {end}' if m != end else f' {m}'}")
+        both = [name for name in ("forward", "backward") if any(w.startswith(name) for w in words)]
+        out.append(Part(" and ".join(both) or ("head and loss" if any(m != BUBBLE for _, m in s.first.passes) else "bubble"), shares, ", ".join(words) or "no microbatch", s.count))
+    return out
+
+
+def ends_of(d: Detail) -> list[Part]:
+    """What comes once a step, after the backward pass."""
+    out, labels = [], {"forward": "sum of the loss", "gradient": "gradient reduction", "optimizer": "parameter gathering"}
+    for phase, label in labels.items():
         if phase == "optimizer" and d.optimizer_s:
-            steps.append(Part("optimizer", {"optimizer": d.optimizer_s}))
+            out.append(Part("optimizer", {"optimizer": d.optimizer_s}))
         found = [m for m in d.moves if m.when == "end" and m.phase == phase]
         if sum(m.exposed_s for m in found):
-            steps.append(Part(ends[phase], _exposed(found, 1.0)))
-    blocks = [_block(d, run, [r for r in d.rows if r.run == run]) for run in range(len(d.runs))]
-    return Timeline(tuple(steps), micro, tuple(sorted(blocks, key=lambda b: (-b.total_s, b.run))), sum(m.hidden_s for m in d.moves))
+            out.append(Part(label, _exposed(found, 1.0)))
+    return out
 
 
 def _groups(d: Detail) -> list[tuple[int, list[Row]]]:
@@ -114,31 +175,44 @@ def _groups(d: Detail) -> list[tuple[int, list[Row]]]:
     return out
 
 
+def opened(d: Detail, part: Part, back: bool) -> list[Part]:
+    """What a part of a pass folds: of a block its operators and their collectives, all repeats together; of anything else itself."""
+    if part.run < 0:
+        return [part]
+    rows = [r for r in d.rows if r.run == part.run]
+    if not back:
+        return [p for row in rows for p in _forward(d, row)]
+    return [p for row in rows for p in _replayed(d, row)] + [p for row in reversed(rows) for p in _backward(d, row)]
+
+
 def _fold(d: Detail, rows: list[Row], run: int, back: bool) -> Part:
     """All repeats of a group in one microbatch, forward or backward."""
-    parts = [p for row in rows for p in (*_replayed(d, row, 1 / d.micro), *_backward(d, row, 1 / d.micro)) if back]
-    parts += [p for row in rows for p in _forward(d, row, 1 / d.micro) if not back]
+    parts = [p for row in rows for p in (*_replayed(d, row), *_backward(d, row)) if back]
+    parts += [p for row in rows for p in _forward(d, row) if not back]
     if run < 0:
         return Part(short_name(rows[0].id, rows[0].op), total(parts), rows[0].op)
     return Part(block_name(d, run), total(parts), f"{len(rows)} operators", rows[0].repeats, run)
 
 
-def _forward(d: Detail, row: Row, scale: float) -> list[Part]:
-    """Kernel and collectives of a row's forward pass: what is gathered for it, the kernel, conversions of its result."""
+def _forward(d: Detail, row: Row, each: int = 1) -> list[Part]:
+    """Kernel and collectives of a row's forward pass: what is gathered for it, the kernel, conversions of its result. each: of how many repeats one."""
+    scale = 1 / (d.turns(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "forward"]
-    return [*_collectives(moves, True, scale), *_kernel(row, "forward", row.forward_s * scale), *_collectives(moves, False, scale)]
+    return [*_collectives(moves, True, scale), *_kernel(row, "forward", row.forward_s / (d.micro * each)), *_collectives(moves, False, scale)]
 
 
-def _replayed(d: Detail, row: Row, scale: float) -> list[Part]:
+def _replayed(d: Detail, row: Row, each: int = 1) -> list[Part]:
     """What runs again before the backward pass of a recomputed block."""
+    scale = 1 / (d.turns(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "again"]
-    return [*_collectives(moves, True, scale), *_kernel(row, "again", row.again_s * scale), *_collectives(moves, False, scale)]
+    return [*_collectives(moves, True, scale), *_kernel(row, "again", row.again_s / (d.micro * each)), *_collectives(moves, False, scale)]
 
 
-def _backward(d: Detail, row: Row, scale: float) -> list[Part]:
+def _backward(d: Detail, row: Row, each: int = 1) -> list[Part]:
     """The backward pass of a row: its result's gradient arrives, the kernel, gradients of what was gathered for it leave."""
+    scale = 1 / (d.turns(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "backward"]
-    return [*_collectives(moves, False, scale), *_kernel(row, "backward", row.backward_s * scale), *_collectives(moves, True, scale)]
+    return [*_collectives(moves, False, scale), *_kernel(row, "backward", row.backward_s / (d.micro * each)), *_collectives(moves, True, scale)]
 
 
 def _kernel(row: Row, kind: str, seconds: float) -> list[Part]:
@@ -161,11 +235,12 @@ def _exposed(moves: Iterable[Move], scale: float) -> dict[str, float]:
 
 def _block(d: Detail, run: int, rows: list[Row]) -> Block:
     """One repeat. Its backward pass first runs again, in program order, what is recomputed."""
-    one = 1 / (d.micro * rows[0].repeats)
-    forward = [p for row in rows for p in _forward(d, row, one)]
-    backward = [p for row in rows for p in _replayed(d, row, one)] + [p for row in reversed(rows) for p in _backward(d, row, one)] if d.training else []
+    each = rows[0].repeats
+    forward = [p for row in rows for p in _forward(d, row, each)]
+    backward = [p for row in rows for p in _replayed(d, row, each)] + [p for row in reversed(rows) for p in _backward(d, row, each)] if d.training else []
     whole = sum(p.time_s for p in (*forward, *backward))
-    return Block(run, block_name(d, run), rows[0].repeats, small_together(forward, whole), small_together(backward, whole), whole / one)
+    dealt = d.pipeline is not None and d.runs[run][0] == d.pipeline.first
+    return Block(run, block_name(d, run), each, small_together(forward, whole), small_together(backward, whole), whole * each * d.turns(rows[0]), dealt)
 
 
 def small_together(parts: Iterable[Part], whole: float) -> tuple[Part, ...]:

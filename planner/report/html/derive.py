@@ -1,7 +1,8 @@
 """What the strategy file does not hold, worked out on the model: per operator its kernels, collectives and kept bytes, folded by repeated block.
 
 A `Row` stands for an operator and its equals in further repeats of its block; times and bytes are of all of them, over one optimizer step (training)
-or one forward pass, on one device. They are the terms that planner.evaluate adds up, by the same functions, so that the rows' sum is its price.
+or one forward pass, on one device; of blocks that are dealt out over pipeline stages, of those one stage has.
+They are the terms that planner.evaluate adds up, by the same functions, so that the rows' sum is its price.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, inner_flow, outer_flow
 from planner.evaluate import Moments, moments
 from planner.flow import Flow
-from planner.kernels import kernel_times, savers
-from planner.layout import group, local_shape
+from planner.kernels import kept_beside, kernel_times, savers
+from planner.layout import STAGE, group, local_shape
+from planner.pipeline import Pipeline, pipeline_of
 from planner.report.explain import bound_by
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ _FILLER = frozenset({"model", "transformer", "module", "encoder", "decoder", "la
 
 @dataclass(frozen=True)
 class Move:
-    """A collective. row: the folded operator it is shown at. when: forward | again | backward | sync (each microbatch) | end (once a step).
+    """A collective. row: the folded operator it is shown at. when: forward | again | backward | sync (each microbatch) | end (once a step) |
+    handed (from a pipeline stage to the next; phase says which way).
 
     stored: it serves a weight or an input, not the result of an operator. exposed_s, hidden_s: seconds a step; bytes are payload.
     """
@@ -61,7 +64,8 @@ class Move:
 class Row:
     """An operator, folded. decided: its row in the strategy's nodes. run: which repeated block it is in, -1 for none. kept_bytes: what it adds to
     the kept activations. product: its arithmetic is a matrix product, a convolution or the like.
-    tail: it comes after the repeated blocks."""
+    tail: it comes after the repeated blocks. late: in a pipeline, it runs with what follows the blocks; twice: with that as well.
+    bubble_s: seconds of the runs that no microbatch needs, beside the others."""
 
     index: int
     id: str
@@ -76,10 +80,13 @@ class Row:
     bound: str
     product: bool
     tail: bool
+    late: bool = False
+    twice: bool = False
+    bubble_s: float = 0.0
 
     @property
     def kernels_s(self) -> float:
-        """Seconds of kernels a step."""
+        """Seconds of kernels a step, without bubbles."""
         return self.forward_s + self.backward_s + self.again_s
 
 
@@ -108,6 +115,12 @@ class Detail:
     step_s: float
     held: Moments
     memory_bytes: int
+    pipeline: Pipeline | None = None
+
+    def turns(self, row: Row) -> int:
+        """How often what surrounds a row's kernels runs in a step."""
+        p = self.pipeline
+        return self.micro if p is None else p.after_times if row.late else p.ticks
 
     @cached_property
     def at(self) -> Mapping[int, tuple[Move, ...]]:
@@ -120,7 +133,7 @@ class Detail:
     @property
     def sum_s(self) -> float:
         """Seconds of everything that is drawn: the step, unless the price has a term that is not."""
-        return sum(r.kernels_s for r in self.rows) + sum(m.exposed_s for m in self.moves) + self.optimizer_s
+        return sum(r.kernels_s + r.bubble_s for r in self.rows) + sum(m.exposed_s for m in self.moves) + self.optimizer_s
 
 
 def short_name(node_id: str, op: str) -> str:
@@ -148,12 +161,12 @@ def work_out(p: Priced) -> Detail:
     bodies = [(run, inner_flow(outer, run)) for run in p.runs]
     rows, moves = _rows(p, home, where, bodies), _moves(p, home)
     return Detail(rows, moves, _edges(p, home, moves, outer, bodies), runs, p.plan.microbatches if p.base.training else 1, p.base.training, p.cost.optimizer_time_s,
-                  p.cost.step_time_s, moments(p.base, p.flow, p.pricer, p.runs), p.cost.memory.total)  # fmt: skip
+                  p.cost.step_time_s, moments(p.base, p.flow, p.pricer, p.runs), p.cost.memory.total, pipeline_of(p.base.graph, p.plan))  # fmt: skip
 
 
 def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple[Row, ...]:
     nodes, micro = p.base.graph.nodes, p.plan.microbatches if p.base.training else 1
-    kept = kept_bytes(p)
+    kept, pipeline = kept_bytes(p), pipeline_of(p.base.graph, p.plan)
     twice: set[int] = set()
     for run, flow in bodies if p.plan.recompute != "none" else ():
         replay = repeated(flow, run)
@@ -168,28 +181,34 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         if key not in known:
             known[key] = kernel_times(p.base, i, p.flow.split(i), p.pricer)
         forward, backward = known[key]
-        again = forward if home[i] in twice else 0.0
-        cell = sums.setdefault(home[i], [0.0, 0.0, 0.0, 0.0, 0])
-        for slot, value in enumerate((forward * micro, backward * micro, again * micro, kept.get(i, 0.0), 1)):
-            cell[slot] += value
-    return tuple(Row(i, nodes[i].id, nodes[p.base.shared[i]].id, nodes[i].op, where[i], int(n), f, b, again, k, bound_by(p, i), p.base.rules[i].flops > 0, i in p.base.tail)
-                 for i, (f, b, again, k, n) in sorted(sums.items()))
+        again = forward if home[i] in twice or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i)) else 0.0
+        cell = sums.setdefault(home[i], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+        share = float(pipeline.share(i)) if pipeline else 1.0
+        bubble = (pipeline.turns(i) - micro) * (forward + backward + again) if pipeline else 0.0
+        for slot, value in enumerate((forward * micro, backward * micro, again * micro, bubble, 1.0)):
+            cell[slot] += value * share
+        cell[5] += kept.get(i, 0.0)
+    return tuple(Row(i, nodes[i].id, nodes[p.base.shared[i]].id, nodes[i].op, where[i], round(n), f, b, again, k, bound_by(p, i), p.base.rules[i].flops > 0, i in p.base.tail,
+                     pipeline is not None and pipeline.late(i), pipeline is not None and i in pipeline.twice, bubble)
+                 for i, (f, b, again, bubble, n, k) in sorted(sums.items()))
 
 
 def _kept_results(p: Priced, run: Run, flow: Flow, replay: Replay) -> Iterator[tuple[int, float]]:
     """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as planner.evaluate.kept_collectives adds them up."""
-    slack, mesh = 1 + p.pricer.runtime.memory_slack, dict(p.plan.mesh)
+    slack, mesh, pipeline = 1 + p.pricer.runtime.memory_slack, dict(p.plan.mesh), pipeline_of(p.base.graph, p.plan)
+    times = run.repeats if pipeline is None else pipeline.kept_passes * (pipeline.per_stage if run.first == pipeline.first else run.repeats)
     for name, way in replay.kept:
         step = way[-1]
         size = step.forward_elements * p.pricer.itemsize(flow.graph.tensors[name].dtype) / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
         made = flow.graph.producer.get(name, -1)
-        yield made if made >= run.first else run.first, run.repeats * size * slack
+        yield made if made >= run.first else run.first, times * size * slack
 
 
 def kept_bytes(p: Priced) -> dict[int, float]:
     """node -> bytes of activations it adds to those kept for the backward pass; under recompute only what enters a repeat is kept there."""
     graph, plan, mesh = p.base.graph, p.plan, dict(p.plan.mesh)
     inside = {i: (first, period) for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
+    pipeline = pipeline_of(graph, plan)
     slack, out = 1 + p.pricer.runtime.memory_slack, dict[int, float]()
     for (i, slot), name in savers(p.base).items():
         layout, tensor = p.flow.need[i, slot] if slot >= 0 else p.flow.source[name], graph.tensors[name]
@@ -198,12 +217,16 @@ def kept_bytes(p: Priced) -> dict[int, float]:
             made = graph.producer.get(name, -1)
             if made >= first and (i - first) // period == (made - first) // period:
                 continue
-        out[i] = out.get(i, 0.0) + prod(local_shape(tensor.shape, layout, mesh)) * p.pricer.itemsize(tensor.dtype) * slack
+        times = pipeline.kept_passes * float(pipeline.share(i)) if pipeline and i not in p.base.tail else 1.0
+        size = prod(local_shape(tensor.shape, layout, mesh)) * p.pricer.itemsize(tensor.dtype) + kept_beside(p.base, i, slot, p.flow.split(i), p.pricer)
+        out[i] = out.get(i, 0.0) + size * times * slack
     return out
 
 
 def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
     graph, micro = p.base.graph, p.plan.microbatches if p.base.training else 1
+    pipeline = pipeline_of(graph, p.plan)
+    leaves = {c.enters: c.leaves[0] for run in p.runs if pipeline and run.first == pipeline.first for c in run.carries}
     seen: dict[str, int] = {}
     made: set[str] = set()
     for i, node in enumerate(graph.nodes):
@@ -220,7 +243,11 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
             when = "backward" if use.what in gathered and use.kind == "reduce-scatter" else "sync" if use.count >= micro > 1 else "end"
         else:
             when = {"recompute": "again", "optimizer": "end"}.get(use.phase, use.phase)
-        out.append(Move(use.kind, use.axes, use.phase, use.what, home[seen.get(use.what, 0)], when, use.what not in made, use.payload_bytes, use.count,
+        what = use.what
+        if pipeline and use.axes == (STAGE,) and use.phase in ("forward", "backward"):
+            # What a stage hands on is what its last block makes; the loss is summed over the stages once.
+            when, what = ("handed", leaves[what]) if what in leaves else ("end", what)
+        out.append(Move(use.kind, use.axes, use.phase, what, home[seen.get(what, 0)], when, what not in made, use.payload_bytes, use.count,
                         seconds - hidden, hidden))  # fmt: skip
     return tuple(out)
 

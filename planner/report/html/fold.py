@@ -24,7 +24,7 @@ class Line:
     rows: list[Row]
     moves: list[Move]
     own_bytes: float = 0.0
-    """What collectives on its weights, inputs and inside its kernels move in a step."""
+    """What collectives on its weights, inputs and inside its kernels, and what it hands to the next pipeline stage, move in a step."""
 
     @property
     def run(self) -> int:
@@ -87,7 +87,7 @@ def fold(d: Detail) -> Rails:
         line.rows.append(r)
         line.moves += d.at.get(r.index, ())
     for line in lines:
-        line.own_bytes = float(sum(m.total_bytes for m in line.moves if m.stored or m.what in {r.id for r in line.rows}))
+        line.own_bytes = float(sum(m.total_bytes for m in line.moves if m.stored or m.when == "handed" or m.what in {r.id for r in line.rows}))
     to: list[dict[int, float]] = [{} for _ in lines]
     for e in d.edges:
         a, b = at[group[e.source]], at[group[e.target]]

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.pipeline import Pipeline
 from planner.report.html import figures as f
-from planner.report.html.bars import KINDS, Block, Part, timeline, total
+from planner.report.html.bars import KINDS, Block, Part, Timeline, timeline, total
 from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import KIND_NAMES, View, legend, note
+from planner.report.stages import dealt, stages, ticks
 
 LETTERS = 150
 """Letters under a bar as wide as the page: a part has its name written where it has room for it."""
 SEPARATE = 0.006
 TICKS = 64
+STAGES = 16
+"""Pipeline stages that are drawn."""
+TICK = {"1f1b": "a full tick: one microbatch forward, another one backward", "gpipe": "a tick forward and a tick backward"}
 
 
 def lens(v: View, scale_s: float) -> list[Markup]:
@@ -28,11 +33,15 @@ def lens(v: View, scale_s: float) -> list[Markup]:
         return [key_of(parts), stage(v), _bar("the step", c["step_time_s"], parts, scale_s, room), readout(),
                 note("By kind only: microbatches, blocks and operators need the model.")]  # fmt: skip
     t = timeline(v.detail)
-    out = [key_of(t.step), stage(v), _bar("the step", sum(p.time_s for p in t.step), t.step, scale_s, room)]
+    out = [key_of(t.step), stage(v)]
+    out += _stages(v.detail.pipeline, t, scale_s) if v.detail.pipeline is not None else [_bar("the step", sum(p.time_s for p in t.step), t.step, scale_s, room)]
     if t.hidden_s:
         out.append(el("p", el("i", class_="swatch k-hidden"), f" {f.time(t.hidden_s)} of gradient reduction is hidden behind the backward pass", class_="small"))
     span = 1.0
-    if v.detail.micro > 1:
+    if v.detail.pipeline is not None:
+        out.append(_bar(TICK[v.detail.pipeline.schedule], sum(p.time_s for p in t.micro), t.micro, room=room))
+        span = 0.0
+    elif v.detail.micro > 1:
         share = t.step[0].time_s / sum(p.time_s for p in t.step)
         out += [fan(0.0, share / v.detail.micro, scale_s, sum(p.time_s for p in t.step)), _bar("one microbatch", sum(p.time_s for p in t.micro), t.micro, room=room)]
         span = 0.0
@@ -47,7 +56,30 @@ def lens(v: View, scale_s: float) -> list[Markup]:
 
 def stage(v: View) -> Markup:
     """Which devices the bars are of."""
-    return el("p", f"Stage 1 of 1: all {v.strategy.topology['devices']:,} devices keep the same time", class_="small")
+    if stages(v.strategy) > 1:
+        n, (each, whole) = stages(v.strategy), dealt(v.strategy)
+        held = f", each with {'' if each * n == whole else 'up to '}{each} of {whole} blocks" if each else ""
+        per, on = v.strategy.topology["devices"] // n, ticks(v.strategy)
+        return el("p", f"{n} stages of {f.plural(per, 'device')} keep lock-step{held}. {v.micro} microbatches take {on} ticks forward and {on} backward, of which "
+                       f"{n - 1} each way are a bubble: a stage waits for the first microbatch, or has had the last. What follows the blocks runs on every stage; only the last "
+                       "one’s result counts.", class_="small")  # fmt: skip
+    return el("p", f"No pipeline: all {v.strategy.topology['devices']:,} devices keep the same time", class_="small")
+
+
+def _stages(p: Pipeline, t: Timeline, scale_s: float) -> list[Markup]:
+    """A thin bar per stage, the first and the last ones where there are many."""
+    whole = sum(part.time_s for part in t.step)
+    shown = [*range(p.stages)] if p.stages <= STAGES else [*range(STAGES // 2), *range(p.stages - STAGES // 2, p.stages)]
+    sized = None if whole > 0.9995 * scale_s else f"width:{100 * whole / scale_s:.2f}%"
+    out: list[Markup] = []
+    for at, k in enumerate(shown):
+        if at and k > shown[at - 1] + 1:
+            out.append(el("p", f"stages {shown[at - 1] + 1} to {k - 1} likewise", class_="small"))
+        bar = el("div", _parts(t.stages[k], whole), class_="bar thin", style=sized, role="group", aria_label=f"stage {k}, {f.time(whole)}")
+        last = min((k + 1) * p.per_stage, p.repeats) - 1
+        held = "no block" if last < k * p.per_stage else f"blocks {k * p.per_stage}–{last}" if p.per_stage > 1 else f"block {last}"
+        out.append(el("div", el("span", el("b", f"stage {k}"), " ", el("small", held)), el("div", bar), class_="stagerow"))
+    return [el("p", el("span", "the step, a bar per stage"), el("b", f.time(whole)), class_="cap"), el("div", out, class_="stages level")]
 
 
 def key_of(parts: Sequence[Part]) -> Markup:
@@ -126,5 +158,6 @@ def _opened(micro: Sequence[Part], b: Block, hidden: bool, room: float) -> Marku
         if parts:
             seconds = sum(p.time_s for p in parts)
             rows.append(el("div", _bar(label, seconds, parts, room=room * seconds / both), class_="pass", style=f"flex-grow:{1000 * seconds / both:.2f}"))
-    head = el("p", el("span", f"{title}: {b.repeats:,} of them take {f.time(b.total_s)} a step"), class_="cap")
+    many = f"the {b.repeats:,} of a stage" if b.dealt else f"{b.repeats:,} of them"
+    head = el("p", el("span", f"{title}: {many} take {f.time(b.total_s)} a step{', bubbles included' if b.dealt else ''}"), class_="cap")
     return el("div", fan(a / whole, e / whole), head, el("div", rows, class_="passes"), class_="opened", data_block=str(b.run), hidden=hidden)

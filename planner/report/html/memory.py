@@ -2,7 +2,8 @@
 
 Parameters, optimizer state and the working set of the largest operator are priced as held all the time; kept activations grow through the forward
 pass and are released in reverse by the backward pass; gradients of the repeated blocks are there from their backward pass on. What follows the
-blocks (the tail: head and loss) has a working set of its own. So the peak lies in the tail or where the backward pass enters the blocks,
+blocks (the tail: head and loss) has a working set of its own. With pipeline stages what the microbatches on their way keep is held through all
+ticks under 1F1B, and grows by one a tick under GPipe; a tick passes the tail as a microbatch does. So the peak lies in the tail or where the backward pass enters the blocks,
 and it is the figure of the verdict.
 """
 
@@ -11,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.pipeline import Pipeline
 from planner.report.html import figures as f
-from planner.report.html.bars import timeline
+from planner.report.html.bars import passes_of, timeline
 from planner.report.html.derive import Detail, Row, short_name
 from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import PART_NAMES, View, legend, note
@@ -61,14 +63,18 @@ def series(d: Detail) -> Series:
             groups[-1].append(row)
         else:
             groups.append([row])
-    h, walk = d.held, _Walk(d)
-    for rows in groups:
-        walk.step(rows, _spans(d, rows)[0], 1)
-    turn = walk.times[-1]
-    for rows in reversed(groups):
-        walk.step(rows, _spans(d, rows)[1], -1)
-    end = walk.times[-1] + sum(m.exposed_s for m in d.moves if m.when == "sync") / d.micro
-    walk.point(end + max(sum(p.time_s for p in timeline(d).step) - end * d.micro, 0.0))
+    h = d.held
+    if d.pipeline is not None:
+        walk, turn = _staged(d, d.pipeline)
+    else:
+        walk = _Walk(d)
+        for rows in groups:
+            walk.step(rows, _spans(d, rows)[0], 1)
+        turn = walk.times[-1]
+        for rows in reversed(groups):
+            walk.step(rows, _spans(d, rows)[1], -1)
+        end = walk.times[-1] + sum(m.exposed_s for m in d.moves if m.when == "sync") / d.micro
+        walk.point(end + max(sum(p.time_s for p in timeline(d).step) - end * d.micro, 0.0))
     n = len(walk.times)
     replay = max(h.activations - sum(r.kept_bytes for r in d.rows if not r.tail), 0.0)
     shown = {"parameters": (h.parameters,) * n, "optimizer": (h.state,) * n, "gradients": tuple(walk.gradients),
@@ -77,16 +83,40 @@ def series(d: Detail) -> Series:
     return Series(tuple(walk.times), tuple((k, shown[k]) for k in ORDER if any(shown[k])), turn, tuple(largest))
 
 
+def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
+    """The curve with pipeline stages, and the end of its forward pass. 1F1B: the last full tick and what follows; GPipe: the step."""
+    spans = {name: sum(part.time_s for part in parts) for name, parts in passes_of(d).items()}
+    ring = sum(r.kept_bytes for r in d.rows if not r.tail)
+    tail = [r for r in d.rows if r.tail]
+    one = p.schedule == "1f1b"
+    walk = _Walk(d, ring if one else 0.0)
+    walk.now = ring
+    walk.point(spans["forward"] if one else p.ticks * (spans["forward"] + spans["late"]) - spans["late"])
+    if tail:
+        walk.step(tail, spans["late"], 1)
+    turn = walk.times[-1]
+    if tail:
+        walk.step(tail, spans["late_back"], -1)
+    walk.turned()
+    if not one:
+        walk.now = 0.0
+    walk.point(walk.times[-1] + spans["backward"] * (p.stages if one else p.ticks) + (0.0 if one else (p.ticks - 1) * spans["late_back"]))
+    walk.now = 0.0
+    walk.point(walk.times[-1])
+    walk.point(walk.times[-1] + timeline(d).ends_s)
+    return walk, turn
+
+
 class _Walk:
     """Points of the curve in order. The tail is entered and left in no time: what differs there jumps."""
 
-    def __init__(self, d: Detail) -> None:
+    def __init__(self, d: Detail, now: float = 0.0) -> None:
         self.held, self.inside, self.late = d.held, False, False
         self.times: list[float] = []
         self.kept: list[float] = []
         self.gradients: list[float] = []
         self.work: list[float] = []
-        self.now = 0.0
+        self.now = now
         self.point(0.0)
 
     def point(self, time_s: float) -> None:
@@ -96,6 +126,11 @@ class _Walk:
         self.kept.append(self.now)
         self.gradients.append(h.gradients if self.late else h.gradients - h.late)
         self.work.append(h.end if self.inside else h.work)
+
+    def turned(self) -> None:
+        """The backward pass enters the blocks."""
+        self.late, self.inside = True, False
+        self.point(self.times[-1])
 
     def step(self, rows: list[Row], seconds: float, sign: int) -> None:
         """Pass a group: forward (1) keeps what it keeps, backward (-1) releases it."""
@@ -138,7 +173,7 @@ def memory(v: View, scale_bytes: float, curve: float) -> list[Markup]:
     if not d.training:
         return [*out, note("Nothing is kept from one operator to the next but what is still to be read: a forward pass has no curve.")]
     s = series(d)
-    return [*out, _curve(v, s, curve), _kept(s)]
+    return [*out, _curve(v, s, curve, span_words(d)), _kept(s, d.pipeline)]
 
 
 def _stack(v: View, parts: Sequence[tuple[str, int]], scale: float) -> Markup:
@@ -151,7 +186,14 @@ def _stack(v: View, parts: Sequence[tuple[str, int]], scale: float) -> Markup:
               class_="stackbar", role="img", aria_label=f"memory of a device: {words}")  # fmt: skip
 
 
-def _curve(v: View, s: Series, scale: float) -> Markup:
+def span_words(d: Detail) -> str:
+    """What the curve is drawn over."""
+    if d.pipeline is not None and d.pipeline.schedule == "1f1b":
+        return "the last full tick and the end of the step"
+    return "the last microbatch and the end of the step" if d.pipeline is None and d.micro > 1 else "the step"
+
+
+def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
     """Bands over time. The drawing stretches; its texts are set beside it in HTML."""
     ticks_at = _ticks(scale)
     whole, scale = s.times_s[-1] or 1.0, ROOM * scale
@@ -175,12 +217,12 @@ def _curve(v: View, s: Series, scale: float) -> Markup:
     side = f"{' left' if at > 50 else ''}{' above' if y(most) > 30 else ''}"
     peak = el("b", f"peak {f.size(most)}", el("small", s.peak_words), class_=f"peak{side}", style=f"--at:{at:.2f}%;top:{y(most):.2f}%")
     marks = el("b", f"{f.size(limit)} usable" + (", far above" if off else ""), class_="limitname off" if off else "limitname", style=f"top:{0 if off else y(limit):.2f}%")
-    step = v.micro > 1
-    names = el("div", el("span", "forward", style=f"width:{turn:.2f}%"), el("span", "backward, then the optimizer" if WIDTH - turn > 20 else ""), class_="axis-x")
+    ahead = el("span", "forward" if turn > 18 else "", style=f"width:{turn:.2f}%")
+    names = el("div", ahead, el("span", "backward, then the optimizer" if WIDTH - turn > 20 else ""), class_="axis-x")
     data = ";".join(f"{t:.6g},{b:.0f}" for t, b in zip(s.times_s, floor, strict=True))
     plot = el("div", svg, marks, peak, el("i", class_="cursor", hidden=True), class_="plot", tabindex="0", role="img", data_points=data,
-              aria_label=f"memory over the {'last microbatch' if step else 'step'}: peak {f.size(most)}, {s.peak_words}")  # fmt: skip
-    head = el("p", el("span", "the last microbatch and the end of the step" if step else "the step"), el("b", f.time(whole)), class_="cap")
+              aria_label=f"memory over {span}: peak {f.size(most)}, {s.peak_words}")  # fmt: skip
+    head = el("p", el("span", span), el("b", f.time(whole)), class_="cap")
     return el("figure", head, el("div", el("div", ticks, class_="axis-y", aria_hidden="true"), plot, class_="chart"), names,
               el("p", "Point at the curve, or focus it and use the arrow keys.", class_="readout", aria_live="polite"), class_="curve")  # fmt: skip
 
@@ -193,7 +235,7 @@ def _ticks(scale: float) -> list[float]:
     return [k * step * unit for k in range(1, 20) if k * step <= most]
 
 
-def _kept(s: Series) -> Markup:
+def _kept(s: Series, p: Pipeline | None) -> Markup:
     whole = sum(r.kept_bytes for r in s.largest)
     rows = [[name(short_name(r.id, r.op)), r.op, f"× {r.repeats:,}" if r.repeats > 1 else "", f.size(r.kept_bytes)] for r in s.largest[:6]]
     if len(s.largest) > 6:
@@ -201,6 +243,10 @@ def _kept(s: Series) -> Markup:
         rows.append([rest, "", "", f.size(sum(r.kept_bytes for r in s.largest[6:]))])
     replay = dict(s.bands).get("replay")
     again = f", and one repeat that is run again takes {f.size(replay[0])} (the paler band)" if replay else ""
-    what = el("p", f"Activations kept for the backward pass come to {f.size(whole)}{again}:", class_="small")
+    staged = ""
+    if p is not None:
+        beside = f" and {p.kept_passes - p.waiting:g} beside it" if p.kept_passes > p.waiting else ""
+        staged = f", those of {p.waiting:,} microbatches that may wait at a stage{beside} together"
+    what = el("p", f"Activations kept for the backward pass come to {f.size(whole)}{staged}{again}:", class_="small")
     items = [el("li", el("span", n, " ", el("small", op), " ", el("small", times)), el("b", size)) for n, op, times, size in rows]
     return join(what, el("ul", items, class_="kept"))

@@ -114,12 +114,12 @@
       const device = mesh.reduce((k, [axis, n]) => k * n + at.get(axis), 0);
       box.querySelector(".device").textContent = device.toLocaleString("en");
       const cut = new Set();
-      for (const [rect, [down, across]] of pieces) {
+      for (const [rect, [down, across, beside]] of pieces) {
         const [[i, m], [j, n]] = [piece(down[0], at), piece(across[0], at)];
         // A marked piece is never drawn thinner than the eye sees: the last one stays inside.
         rect.setAttribute("y", 0.5 + Math.min((down[1] * i) / m, down[1] - Number(rect.getAttribute("height"))));
         rect.setAttribute("x", 0.5 + Math.min((across[1] * j) / n, across[1] - Number(rect.getAttribute("width"))));
-        if (rect.classList.contains("mine")) for (const a of [...down[0], ...across[0]]) cut.add(a);
+        if (rect.classList.contains("mine")) for (const a of [...down[0], ...across[0], ...beside[0]]) cut.add(a);
       }
       for (const c of cells) {
         const k = Number(c.dataset.device);

@@ -20,7 +20,8 @@ HOW = {
     "memory": "What a device holds as it is priced: the whisker is the range, the dashed line what is usable.",
     "graph": "Rails are what flows between operators, as wide as the bytes that move between devices in a step. Open a line for its numbers.",
     "shards": "How tensors are cut. Choose a device to see the pieces it holds.",
-    "operators": "Kernels of all repeats and microbatches together. A runner-up is the best other split with everything else kept; its price is what it would add to the step.",
+    "operators": "Kernels of all repeats and microbatches of a device together, without bubbles. A runner-up is the best other split with everything else kept; "
+    "its price is what it would add to the step.",
     "reshards": "Collectives by what they serve. Payload is per device.",
 }
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
 from planner.report.html.bars import KINDS, Part, timeline
-from planner.report.html.memory import series
+from planner.report.html.lens import STAGES, TICK
+from planner.report.html.memory import series, span_words
 from planner.report.html.tags import clean
 from planner.report.html.view import KIND_NAMES, PART_NAMES
 from planner.report.summary import machine, title
@@ -31,14 +33,21 @@ def png(s: Strategy, d: Detail, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as e:
         raise PlanError("P067", "--png draws with matplotlib, which is not installed", help=['pip install "meshwright[plot]"', "--html needs nothing"]) from e
-    figure = Figure(figsize=(10, 6.2), dpi=150, layout="constrained")
+    t = timeline(d)
+    stages = min(len(t.stages), STAGES)
+    tall = max(1.0, 0.3 * stages)
+    figure = Figure(figsize=(10, 5.2 + tall), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    rows: Any = figure.subplots(3, 1, height_ratios=[1, 1, 4])
+    rows: Any = figure.subplots(3, 1, height_ratios=[tall, 1, 4])
     head = clean(f"{title(s)} on {machine(s)}: {show_time(d.step_s)} a step").replace("$", r"\$")
     figure.suptitle(head, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    t = timeline(d)
-    _bar(rows[0], t.step, "the step")
-    _bar(rows[1], t.micro, "one microbatch" if d.micro > 1 else "its passes")
+    if d.pipeline is not None:
+        of = f"first {stages} of {len(t.stages)} stages" if stages < len(t.stages) else "by stage"
+        _bars(rows[0], t.stages[:stages], f"the step, {of}")
+        rows[0].set_yticks([k + 0.5 for k in range(stages)], [f"stage {k}" for k in range(stages)], fontsize=8)
+    else:
+        _bars(rows[0], [t.step], "the step")
+    _bars(rows[1], [t.micro], TICK[d.pipeline.schedule] if d.pipeline is not None else "one microbatch" if d.micro > 1 else "its passes")
     present = [k for k in KINDS if any(p.shares.get(k) for p in t.step)]
     handles = [rows[0].bar(0, 0, color=COLOURS[k])[0] for k in present]
     rows[0].legend(handles, [KIND_NAMES[k] for k in present], ncols=len(present), loc="lower right", bbox_to_anchor=(1, 1.0), frameon=False, fontsize=8)
@@ -54,18 +63,20 @@ def png(s: Strategy, d: Detail, path: Path) -> None:
     Path(name).replace(path)
 
 
-def _bar(ax: Any, parts: tuple[Part, ...], label: str) -> None:
-    """Parts side by side; kinds share a part's height by their time."""
-    at = 0.0
-    for part in parts:
-        floor = 0.0
-        for kind in KINDS:
-            share = part.shares.get(kind, 0.0) / (part.time_s or 1.0)
-            if share:
-                ax.bar(at, share, part.time_s, bottom=floor, align="edge", color=COLOURS[kind], linewidth=0)
-            floor += share
-        at += part.time_s
-    ax.set(xlim=(0, at or 1.0), ylim=(0, 1), yticks=[])
+def _bars(ax: Any, lines: Sequence[tuple[Part, ...]], label: str) -> None:
+    """A line or several, the first on top, of parts side by side; kinds share a part's height by their time."""
+    high = 1.0 if len(lines) == 1 else 0.86
+    for line, parts in enumerate(lines):
+        at = 0.0
+        for part in parts:
+            floor = float(line)
+            for kind in KINDS:
+                share = high * part.shares.get(kind, 0.0) / (part.time_s or 1.0)
+                if share:
+                    ax.bar(at, share, part.time_s, bottom=floor, align="edge", color=COLOURS[kind], linewidth=0)
+                floor += share
+            at += part.time_s
+    ax.set(xlim=(0, at or 1.0), ylim=(len(lines), 0) if len(lines) > 1 else (0, 1), yticks=[])
     ax.set_title(f"{label}, {show_time(at)}", loc="left", fontsize=9)
     _time_axis(ax, at)
 
@@ -94,6 +105,6 @@ def _memory(ax: Any, s: Strategy, d: Detail) -> None:
     ax.annotate(text, (turn, peak / GIB), xytext=(6 if turn < times[-1] / 2 else -6, 5), textcoords="offset points", ha="left" if turn < times[-1] / 2 else "right", fontsize=8)
     ax.plot([turn], [peak / GIB], "o", color="#1b2026", markersize=4)
     ax.set(xlim=(0, times[-1] or 1.0), ylim=(0, 1.12 * max(limit, peak / GIB)), ylabel="GiB a device")
-    ax.set_title("memory over the last microbatch and the end of the step" if d.micro > 1 else "memory over the step", loc="left", fontsize=9)
+    ax.set_title(f"memory over {span_words(d)}", loc="left", fontsize=9)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(c.bands), frameon=False, fontsize=8)
     _time_axis(ax, times[-1])

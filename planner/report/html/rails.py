@@ -40,10 +40,10 @@ def graph(v: View, rails: Rails | None, widest: float) -> list[Markup]:
             end += 1
         out.append(_stretch(v, rails, k, end, widest, scale))
         k = end
-    return [_legend(widest), el("div", out, class_="rails", style=f"--lanes:{rails.lanes}")]
+    return [_legend(widest, v.detail is not None and v.detail.pipeline is not None), el("div", out, class_="rails", style=f"--lanes:{rails.lanes}")]
 
 
-def _legend(widest: float) -> Markup:
+def _legend(widest: float, staged: bool) -> Markup:
     def sample(moved: float, words: str) -> Markup:
         line = el("line", x1=0.0, x2=34.0, y1=8.0, y2=8.0, stroke_width=width(moved, widest), class_="moved" if moved else "stays")
         return el("li", el("svg", line, width="34", height="16", aria_hidden="true"), el("span", words))
@@ -53,7 +53,7 @@ def _legend(widest: float) -> Markup:
         return el("ul", sample(0.0, "nothing moves between devices"), kinds, class_="legend")
     return el("ul", sample(widest, f"{f.size(widest)} a step and device"), sample(widest / 4, f.size(widest / 4)), sample(0.0, "stays where it is"),
               el("li", el("svg", el("line", x1=17.0, x2=34.0, y1=8.0, y2=8.0, stroke_width=6.0, class_="stub"), width="34", height="16", aria_hidden="true"),
-                 el("span", "weights, inputs")), kinds, class_="legend")  # fmt: skip
+                 el("span", "weights, inputs" + ", next stage" * staged)), kinds, class_="legend")  # fmt: skip
 
 
 def _stretch(v: View, rails: Rails, start: int, end: int, widest: float, scale: float) -> Markup:
@@ -65,7 +65,8 @@ def _stretch(v: View, rails: Rails, start: int, end: int, widest: float, scale: 
     seconds = sum(line.kernels_s + line.comm_s for line in lines)
     if run >= 0:
         repeats = lines[0].rows[0].repeats
-        title = join(el("b", f"block {run + 1}" if len(d.runs) > 1 else "block"), el("span", f"× {repeats:,}", class_="times"))
+        title = join(el("b", f"block {run + 1}" if len(d.runs) > 1 else "block"), el("span", f"× {repeats:,}", class_="times"),
+                     f" of {p.repeats:,}, on each of {p.stages} stages" if (p := d.pipeline) is not None and d.runs[run][0] == p.first else None)
     else:
         blocks = "block" if len(d.runs) == 1 else "blocks"
         place = ("between" if start else "before") if end < len(rails.lines) else "after" if start else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from planner.layout import STAGE
 from planner.report.html import figures as f
 from planner.report.html.tags import Markup, el, name
 from planner.report.html.view import View
@@ -29,7 +30,8 @@ CELLS = 1024
 
 @dataclass(frozen=True)
 class Card:
-    """A tensor to draw: axes per dim as stored, and as the optimizer's state is cut (empty: the same)."""
+    """A tensor to draw: axes per dim as stored, and as the optimizer's state is cut (empty: the same). stages: pipeline stages that it and its equals
+    are dealt out over."""
 
     title: str
     notation: str
@@ -37,6 +39,7 @@ class Card:
     dims: tuple[tuple[str, ...], ...]
     state: tuple[tuple[str, ...], ...]
     count: int
+    stages: int = 1
 
 
 def cards(s: Strategy) -> list[Card]:
@@ -52,7 +55,7 @@ def cards(s: Strategy) -> list[Card]:
         zero = by_key.get((g.shape, g.dims))
         state = tuple((*a, *zero["axes"]) if zero and zero["level"] < 3 and i == zero["dim"] else a for i, a in enumerate(g.dims))
         label = re.sub(r"[./]weight$", "", labels[g.label])
-        out.append(Card(label, "W" + cells([names.get(n, f"{n:,}") for n in g.shape], g.dims), g.shape, g.dims, () if state == g.dims else state, g.count))
+        out.append(Card(label, "W" + cells([names.get(n, f"{n:,}") for n in g.shape], g.dims), g.shape, g.dims, () if state == g.dims else state, g.count, g.stages))
     x = residual(s, names)
     for block in s.blocks[:1]:
         last: Mapping[str, Any] = s.nodes.get(block["body"][-1], {}) if block["body"] else {}
@@ -106,10 +109,14 @@ def _card(c: Card, sizes: Mapping[str, int]) -> Markup:
     devices = prod(sizes.values())
     local = [-(-n // _pieces(n, a, sizes)) for n, a in zip(c.shape, c.dims, strict=True)]
     pieces = prod(_pieces(n, a, sizes) for n, a in zip(c.shape, c.dims, strict=True))
+    devices //= c.stages
     copies = devices // max(pieces, 1)
     text = f"{' × '.join(f'{n:,}' for n in c.shape)}, of which a device holds {' × '.join(f'{n:,}' for n in local)}"
-    held = "whole on every device" if pieces == 1 and devices > 1 else f.plural(pieces, "piece") + (f", each on {copies:,} devices" if copies > 1 else ", each on one device")
+    whole = "whole on every device" + " of its stage" * (c.stages > 1)
+    held = whole if pieces == 1 and devices > 1 else f.plural(pieces, "piece") + (f", each on {copies:,} devices" if copies > 1 else ", each on one device")
     lines: list[Markup | None] = [el("p", held, class_="small")]
+    if c.stages > 1:
+        lines.append(el("p", f"each on one of {c.stages} pipeline stages", class_="small"))
     if c.state:
         n = prod(_pieces(n, a, sizes) for n, a in zip(c.shape, c.state, strict=True))
         lines.append(el("p", el("i", class_="swatch m-optimizer"), f" optimizer state in {f.plural(n, 'piece')}", class_="small"))
@@ -132,7 +139,7 @@ def _drawing(c: Card, sizes: Mapping[str, int]) -> Markup:
     for kind, dims in marks:
         m, n = (_pieces(0, dims[d], sizes) if d >= 0 else 1 for d in (down, across))
         # Each dim's axes, outermost first, and its length: the script moves the piece to the chosen device with them.
-        data = json.dumps([[list(dims[d]) if d >= 0 else [], side] for d, side in ((down, h), (across, w))])
+        data = json.dumps([[list(dims[d]) if d >= 0 else [], side] for d, side in ((down, h), (across, w))] + [[[STAGE] if c.stages > 1 else [], 0]])
         shapes.append(el("rect", x=0.5, y=0.5, width=max(w / n, LEAST[kind]), height=max(h / m, LEAST[kind]), class_=kind, data_piece=data))
     label = f"{c.title}: {counts[0]} by {counts[1]} pieces"
     hidden = [n for i, n in enumerate(c.shape) if i not in (down, across) and n > 1]

@@ -49,7 +49,7 @@ def reshards(v: View) -> Markup:
     rows_of = {r.index: r for r in v.detail.rows}
     found: dict[tuple, list[Move]] = {}
     for m in v.detail.moves:
-        key = m.kind, m.axes, m.row, m.phase in ("gradient", "optimizer"), m.stored
+        key = m.kind, m.axes, m.row, m.when == "handed", m.phase in ("gradient", "optimizer"), m.stored
         found.setdefault(key, []).append(m)
     ranked = sorted(found.values(), key=lambda ms: (-sum(m.exposed_s for m in ms), -sum(m.total_bytes for m in ms), ms[0].what))
     if not ranked:
@@ -59,7 +59,7 @@ def reshards(v: View) -> Markup:
     for ms in ranked[:SHOWN]:
         r = rows_of[ms[0].row]
         seconds, size = sum(m.exposed_s for m in ms), sum(m.total_bytes for m in ms)
-        what = {True: "weights of ", False: "result of "}[ms[0].stored]
+        what = "to the next stage, result of " if ms[0].when == "handed" else {True: "weights of ", False: "result of "}[ms[0].stored]
         rows.append([el("span", join(what, name(short_name(r.id, r.op))), el("small", ", ".join(_phases(ms))), class_="what"),
                      join(ms[0].kind, " over ", name("+".join(ms[0].axes))), join(meter(seconds, most, "k-comm"), f.time(seconds)),
                      f.share(seconds / step), f.size(size), f"{sum(m.count for m in ms):,}",

@@ -105,6 +105,8 @@ def double(views: Sequence[View]) -> Markup:
     row("step", a["step_time_s"], b["step_time_s"], f.time)
     row("kernels", a["compute_time_s"], b["compute_time_s"], f.time)
     row("exposed communication", a["exposed_communication_time_s"], b["exposed_communication_time_s"], f.time)
+    if a["bubble_time_s"] or b["bubble_time_s"]:
+        row("pipeline bubbles", a["bubble_time_s"], b["bubble_time_s"], f.time)
     row("memory of a device", a["memory_per_device_bytes"], b["memory_per_device_bytes"], f.size)
     units = [unit_of_work(v.strategy) for v in views]
     if units[0] == units[1]:

@@ -1,0 +1,64 @@
+"""Why a plan has pipeline stages, and which of them run a node: from the file, and with the model which stage holds a repeat that was asked for."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import TYPE_CHECKING
+
+from planner.layout import STAGE
+from planner.pipeline import pipeline_of
+from planner.report.stages import dealt, stages, ticks
+from planner.report.summary import baseline_name
+from planner.report.words import count, percent, show_bytes, show_time
+
+if TYPE_CHECKING:
+    from planner.reprice import Priced
+    from planner.strategy import Strategy
+
+
+def why_stages(s: Strategy) -> list[str]:
+    """What a pipeline costs and what it is good for, a phrase each; nothing without one."""
+    n, c = stages(s), s.costs
+    if n < 2:
+        return []
+    step = c["step_time_s"] or 1.0
+    weights = [(prod(row["shape"]), row.get("stage")) for row in s.tensors.values() if "label" in row]
+    held, whole = sum(size for size, stage in weights if not stage), sum(size for size, _ in weights)
+    sent = c["communication_bytes_per_device"].get("collective-permute", {}).get(STAGE, {"payload": 0})["payload"]
+    seconds = c["exposed_s_by_collective"].get(f"collective-permute {STAGE}", 0.0)
+    share = percent(c["bubble_time_s"] / step)
+    out = [f"each holds {count(held)} of {count(whole)} parameters",
+           f"{s.techniques['microbatches']} microbatches in {ticks(s)} ticks: {n - 1} are a bubble, {show_time(c['bubble_time_s'])} ({share} of the step)",
+           f"{show_bytes(sent)} go from stage to stage, {show_time(seconds)} exposed"]  # fmt: skip
+    others = [(row["step_time_s"], key, row) for key, row in s.baselines.items() if row.get("schedule", "none") == "none"]
+    fitting = sorted((x for x in others if x[2]["fit"] != "no"), key=lambda x: x[:2])
+    if fitting:
+        seconds, key, row = fitting[0]
+        out.append(f"the fastest baseline without stages that fits, {baseline_name(key, row)}, takes {show_time(seconds)} ({100 * (seconds / step - 1):+.1f} %)")
+    elif others:
+        least = min(row["memory_per_device_bytes"] for *_, row in others)
+        out.append(f"no baseline without stages fits: the smallest takes {show_bytes(least)} of {show_bytes(c['memory_limit_bytes'])}")
+    return out
+
+
+def on_stages(s: Strategy, name: str) -> str:
+    """Which pipeline stages run a node: its repeats are dealt out, or every stage has it."""
+    n, (each, whole) = stages(s), dealt(s)
+    if each and any("per_stage" in b and name in b["body"] for b in s.blocks):
+        first = ", ".join(f"stage {k}: repeats {k * each} to {min((k + 1) * each, whole) - 1}" for k in range(min(n, 2)) if k * each < whole)
+        return f"{each} of its {whole} repeats on each of {n} stages ({first}{', ...' if n > 2 else ''})"
+    after = s.nodes[name]["stage"] == n - 1
+    return f"every one of {n} stages runs it" + (": what follows the blocks counts on the last only" if after else ", for its own microbatch")
+
+
+def asked_repeat(p: Priced, name: str, text: str) -> str:
+    """`repeat 13 of the block is on stage 2` where a name stands for one repeat of a block that is dealt out; "" else. name: its node in the file."""
+    pipeline = pipeline_of(p.base.graph, p.plan)
+    if pipeline is None:
+        return ""
+    wanted = re.sub(r"[./]+", "/", text.removesuffix(".weight").removesuffix(".bias")).strip("/")
+    first = next(i for i, n in enumerate(p.base.graph.nodes) if n.id == name)
+    same = range(first, pipeline.end, pipeline.period) if pipeline.first <= first < pipeline.end else range(0)
+    found = [i for i in same if wanted in re.sub(r"[./]+", "/", p.base.graph.nodes[i].id).strip("/")]
+    return f"repeat {(found[0] - pipeline.first) // pipeline.period} is on stage {pipeline.holder(found[0])}" if len(found) == 1 else ""

@@ -1,0 +1,37 @@
+"""Pipeline stages of a strategy, read from its file: how many, how many blocks and ticks each, and in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planner.layout import STAGE
+from planner.strategy import schedule_of
+
+if TYPE_CHECKING:
+    from planner.strategy import Strategy
+
+SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
+
+
+def stages(strategy: Strategy) -> int:
+    """Pipeline stages; 1 without a pipeline."""
+    return dict(strategy.mesh_shape).get(STAGE, 1) if schedule_of(strategy.techniques) else 1
+
+
+def ticks(strategy: Strategy) -> int:
+    """Lock-step ticks in which pipeline stages run forward: one a microbatch, and the bubble."""
+    return int(strategy.techniques["microbatches"]) + stages(strategy) - 1
+
+
+def dealt(strategy: Strategy) -> tuple[int, int]:
+    """(blocks a pipeline stage holds, blocks in all) of the run that is dealt out; (0, 0) where the file names none."""
+    return next(((int(b["per_stage"]), int(b["repeats"])) for b in strategy.blocks if "per_stage" in b), (0, 0))
+
+
+def stages_words(strategy: Strategy) -> str:
+    """`16 pipeline stages (1F1B, 6 blocks each)`; "" without a pipeline."""
+    n, (each, whole) = stages(strategy), dealt(strategy)
+    if n < 2:
+        return ""
+    held = f", {'' if each * n == whole else 'up to '}{each} block{'s' if each > 1 else ''} each" if each else ""
+    return f"{n} pipeline stages ({SCHEDULES[schedule_of(strategy.techniques)]}{held})"
