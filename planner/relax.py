@@ -1,7 +1,7 @@
 """Lower bounds of one space, many at a time: elimination compiled once, run for each choice of techniques.
 
-The space is that of the whole batch or of large microbatches (`planner.assemble`, uncut): its optimum is below that of every multiple of their number. Techniques change only the costs
-of single options, and (when collectives are replayed) the tables of links, so at most two compiled eliminations serve a space.
+The space is that of the whole batch or of large microbatches (`planner.assemble`, uncut): its optimum is below that of every multiple of their
+number. Techniques change only the costs of single options, and (when collectives are replayed) the tables of links, so at most two compiled eliminations serve a space.
 
 Costs are picoseconds in float64, not rounded; what rounding in their sums can add to a bound is taken off it.
 """
