@@ -220,6 +220,14 @@ def test_shape_errors_name_node_and_shapes() -> None:
     assert caught.value.code == "P115"
 
 
+def test_every_operand_of_a_recurrence_is_checked() -> None:
+    text = "(float[4,2,3] x) => (float[4,1,2,5] y) { y = LSTM <hidden_size = 5> (x, w, r, , , , , peepholes) }"
+    arrays = {"w": rand(1, 20, 3), "r": rand(1, 20, 5)}
+    same(model(text, 14, **arrays, peepholes=rand(1, 15)), {"x": rand(4, 2, 3)})
+    with pytest.raises(PlanError, match=r"operand 7 is \[1, 20, 3\]; \[1, 15\] expected"):
+        read_model(model(text, 14, **arrays, peepholes=rand(1, 20, 3)))
+
+
 @pytest.mark.slow
 def test_onnx_node_suite() -> None:
     """The node tests that ship with onnx: what is lowered to canonical operators gives their outputs."""

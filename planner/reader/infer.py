@@ -345,10 +345,10 @@ def _recurrent(gates: int) -> Callable[..., list[Type]]:
         if len(x) != 3 or w[1] != gates * hidden or w[2] != x[2]:
             raise ShapeError(f"input {list(x)} and weights {list(w)} do not fit {gates} gates of {hidden}")
         state: Type = ((dirs, x[1], hidden), dtype)
-        wanted = {2: (dirs, gates * hidden, hidden), 3: (dirs, 2 * gates * hidden), 4: (x[1],), 5: state[0], 6: state[0]}
+        wanted = {2: (dirs, gates * hidden, hidden), 3: (dirs, 2 * gates * hidden), 4: (x[1],), 5: state[0], 6: state[0], 7: (dirs, 3 * hidden)}
         for slot, expected in wanted.items():
             t = types[slot] if slot < len(types) else None
-            single = (dirs, 1, hidden) if slot > 4 else expected  # a state of one sample may still be repeated
+            single = (dirs, 1, hidden) if slot in (5, 6) else expected  # a state of one sample may still be repeated
             if t is not None and t[0] not in (expected, single):
                 raise ShapeError(f"operand {slot} is {list(t[0])}; {list(expected)} expected")
         return [((x[0], dirs, x[1], hidden), dtype), state] + ([state] if gates == 4 else [])
