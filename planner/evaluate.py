@@ -53,7 +53,7 @@ class Cost:
 
 
 def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tuple[Run, ...]]:
-    """Derive the flow of a plan and add up its price. Raises PlanError P067 where its blocks cannot be dealt out over pipeline stages."""
+    """Derive the flow of a plan and add up its price. Raises PlanError P068 where its blocks cannot be dealt out over pipeline stages."""
     flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
     found = [find_run(flow, *run) for run in plan.runs]
     runs = tuple(r for r in found if isinstance(r, Run))

@@ -343,7 +343,7 @@ class Search:
         elif int(techniques.get("microbatches", 2)) < 2:
             what = "they need at least two microbatches, pinned is one"
         if what:
-            self._refused = PlanError("P067", f"{mesh.stages} pipeline stages are not possible: {what}", help=["pin less, or other stages"] if run else [])
+            self._refused = PlanError("P068", f"{mesh.stages} pipeline stages are not possible: {what}", help=["pin less, or other stages"] if run else [])
         return not what
 
     # --- solving and pricing ------------------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ class Search:
         try:
             cost, _, _ = price_plan(space.base, plan, space.pricer)
         except PlanError as e:
-            if e.code != "P067":
+            if e.code != "P068":
                 raise
             self._refused = e
             return None

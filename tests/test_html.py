@@ -93,7 +93,7 @@ def test_inference_and_hidden_communication() -> None:
     assert not any(b.backward for b in t.blocks) and total(t.step).keys() <= {"forward", "comm"}
     text = page([View("", "s.json", plan("", SPEC, "infer"), d)])
     assert "backward" not in Page.of(text.split("id=\"timeline\"")[1].split("id=\"graph\"")[0]).text
-    hidden = detail("dp=8,zero=1", SPEC, "train", "fsdp")
+    hidden = detail("dp=8,zero=1", SPEC, "train", "jax-jit")
     assert timeline(hidden).hidden_s > 0 and hidden.sum_s == pytest.approx(hidden.step_s, rel=1e-9)
 
 
@@ -282,6 +282,15 @@ def test_several_files_at_once(saved: Path, capsys: pytest.CaptureFixture[str]) 
     events = json.loads(Path("t.json").read_text())["traceEvents"]
     assert all(e["dur"] > 0 and e["ts"] >= 0 and e["name"] and isinstance(e["pid"], int) for e in events if e["ph"] == "X")
     assert sum(e["dur"] for e in events if e["ph"] == "X") == pytest.approx(1e6 * plan("tp=2,micro=2").costs["step_time_s"], rel=1e-3)
+
+
+@pytest.mark.parametrize("runtime", ["fsdp", "megatron"])
+def test_a_price_that_is_not_made_of_operators_is_not_drawn_as_if(runtime: str, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan("dp=8", SPEC, "train", runtime).save("f.json")
+    assert main(["show", "f.json", "--html", "r.html", "--model", SPEC]) == 0
+    assert f"priced as {runtime} runs them" in capsys.readouterr().err and "Drawn from the file alone" in sound(Path("r.html").read_text("utf-8")).text
+    assert main(["show", "f.json", "--trace", "t.json"]) == 2
+    assert "error[P069]" in capsys.readouterr().err and not Path("t.json").exists()
 
 
 def test_without_the_model_the_file_is_enough(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

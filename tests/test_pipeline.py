@@ -155,7 +155,7 @@ def test_the_search_takes_stages_where_links_are_slow_and_the_model_large() -> N
 def test_what_cannot_be_is_said(source: str, pins: str, said: str) -> None:
     with pytest.raises(PlanError) as e:
         plan(source, pins)
-    assert e.value.code == "P067" and said in str(e.value)
+    assert e.value.code == "P068" and said in str(e.value)
 
 
 def test_files_say_which_schedule(tmp_path: Path) -> None:

@@ -91,9 +91,10 @@ def _view(letter: str, path: str, strategy: Strategy, model: str | None) -> View
     try:
         detail = work_out(priced(strategy, files.model_of(strategy, path, model)))
     except PlanError as e:
-        if model:
+        framework = e.code == "P069"
+        if model and not framework:
             raise
         why = f"{e.what}. Drawn from the file alone: operators on the timeline, the memory curve, the graph’s edges and what each reshard serves are left out."
-        console.say(f"note: {e.what}; --model FILE adds the graph's edges, the timeline of operators and the memory curve")
+        console.say(f"note: {e.what}" + ("" if framework else "; --model FILE adds the graph's edges, the timeline of operators and the memory curve"))
         return View(letter, Path(path).name, strategy, None, why)
     return View(letter, Path(path).name, strategy, detail)

@@ -93,14 +93,14 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
 
 
 def dealt_run(flow: Flow, runs: Iterable[Run], pipeline: Pipeline, reasons: Iterable[str] = ()) -> Run:
-    """The run whose blocks are dealt out over stages. Raises PlanError P067 where they cannot be."""
+    """The run whose blocks are dealt out over stages. Raises PlanError P068 where they cannot be."""
     run = next((r for r in runs if r.first == pipeline.first), None)
     why = "; ".join(reasons) or "its repeated blocks are not split alike"
     if run is not None:
         loose = [c.enters for c in run.carries if c.enters not in flow.grad]
         why = f"{loose[0]} is handed from block to block without a gradient" if loose else "" if run.carries else "its blocks hand on nothing"
     if run is None or why:
-        raise PlanError("P067", f"this plan has no pipeline: {why}", help=["plan without stages"])
+        raise PlanError("P068", f"this plan has no pipeline: {why}", help=["plan without stages"])
     return run
 
 

@@ -26,7 +26,7 @@ def write_stages(w: Writer) -> None:
     assert pipeline is not None
     run = dealt_run(w.flow, w.runs, pipeline, w.reasons)
     if w.backend != "shard_map":
-        raise PlanError("P067", "pipeline stages are written for shard_map only", help=["--backend shard_map"])
+        raise PlanError("P068", "pipeline stages are written for shard_map only", help=["--backend shard_map"])
     flow = w.flow
     for r in w.runs:
         flow = outer_flow(flow, r)

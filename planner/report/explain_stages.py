@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from planner.layout import STAGE
 from planner.pipeline import pipeline_of
-from planner.report.stages import dealt, stages, ticks
+from planner.report.stages import dealt, lockstep, stages, ticks
 from planner.report.summary import baseline_name
 from planner.report.words import count, percent, show_bytes, show_time
 
@@ -29,7 +29,7 @@ def why_stages(s: Strategy) -> list[str]:
     seconds = c["exposed_s_by_collective"].get(f"collective-permute {STAGE}", 0.0)
     share = percent(c["bubble_time_s"] / step)
     out = [f"each holds {count(held)} of {count(whole)} parameters",
-           f"{s.techniques['microbatches']} microbatches in {ticks(s)} ticks: {n - 1} are a bubble, {show_time(c['bubble_time_s'])} ({share} of the step)",
+           f"{s.techniques['microbatches']} microbatches{f' in {ticks(s)} ticks: {n - 1} are a bubble' if lockstep(s) else ': bubbles'}, {show_time(c['bubble_time_s'])} ({share} of the step)",
            f"{show_bytes(sent)} go from stage to stage, {show_time(seconds)} exposed"]  # fmt: skip
     others = [(row["step_time_s"], key, row) for key, row in s.baselines.items() if row.get("schedule", "none") == "none"]
     fitting = sorted((x for x in others if x[2]["fit"] != "no"), key=lambda x: x[:2])

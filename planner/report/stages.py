@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from costmodels.runtime import RUNTIMES
 from planner.layout import STAGE
 from planner.strategy import schedule_of
 
@@ -21,6 +22,12 @@ def stages(strategy: Strategy) -> int:
 def ticks(strategy: Strategy) -> int:
     """Lock-step ticks in which pipeline stages run forward: one a microbatch, and the bubble."""
     return int(strategy.techniques["microbatches"]) + stages(strategy) - 1
+
+
+def lockstep(strategy: Strategy) -> bool:
+    """Whether the stages are priced tick by tick, as emitted programs run; frameworks let each run as soon as it can."""
+    runtime = RUNTIMES.get(str(strategy.workload.get("runtime")))
+    return stages(strategy) > 1 and (runtime is None or runtime.kernels is None)
 
 
 def dealt(strategy: Strategy) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.layout import STAGE
 from planner.report.notation import extent_names, residual, short_labels, spell_weight, weight_groups
-from planner.report.stages import stages, stages_words, ticks
+from planner.report.stages import lockstep, stages, stages_words, ticks
 from planner.report.words import Style, bar, count, flops, hang, labelled, pack, percent, short, show_bytes, show_time, table, visible
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
     if c["optimizer_time_s"]:
         step.append(f"optimizer {show_time(c['optimizer_time_s'])}")
     if c["bubble_time_s"]:
-        among = f" ({stages(strategy) - 1} of {ticks(strategy)} ticks)" if stages(strategy) > 1 else ""
+        among = f" ({stages(strategy) - 1} of {ticks(strategy)} ticks)" if lockstep(strategy) else ""
         step.append(f"bubble {show_time(c['bubble_time_s'])}{among}")
     lines = labelled("step", step, width, style)
     total = c["flops_per_device"] * c["distinct_work"] * devices
@@ -201,7 +201,7 @@ def findings(strategy: Strategy) -> list[str]:
     """What a reader should not miss, a sentence each."""
     c, out = strategy.costs, []
     if c["distinct_work"] < DISTINCT:
-        beside = ", on padding or on no microbatch (bubbles)" if stages(strategy) > 1 else " or on padding"
+        beside = ", on padding or on no microbatch (bubbles)" if lockstep(strategy) else " or on padding"
         out.append(f"devices doing distinct work: {percent(c['distinct_work'])}: the rest of the arithmetic is done twice{beside}")
     if c["fit"] == "tight":
         out.append("memory is tight: the upper end of its range is above what is usable (--memory-reserve keeps more free)")

@@ -48,10 +48,14 @@ class _Track:
 
 
 def trace(p: Priced) -> str:
-    """The trace's JSON text; the sum of what is not hidden equals the step time, of every stage where there are several."""
+    """The trace's JSON text; the sum of what is not hidden equals the step time, of every stage where there are several.
+
+    Raises PlanError P069 where the price is not made of single operators.
+    """
     from planner.report.html.derive import work_out
 
-    tracks = [_operators(p)] if p.plan.stages < 2 else [*_stages(work_out(p))]
+    detail = work_out(p)
+    tracks = [_operators(p)] if detail.pipeline is None else [*_stages(detail)]
     return json.dumps({"traceEvents": [e for t in tracks for e in t.events], "displayTimeUnit": "ms"}, indent=0) + "\n"
 
 

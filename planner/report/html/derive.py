@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from planner import account
 from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, inner_flow, outer_flow
+from planner.errors import PlanError
 from planner.evaluate import Moments, moments
 from planner.flow import Flow
 from planner.kernels import kept_beside, kernel_times, savers
@@ -148,7 +149,9 @@ def short_name(node_id: str, op: str) -> str:
 
 
 def work_out(p: Priced) -> Detail:
-    """The detail of a priced plan."""
+    """The detail of a priced plan. Raises PlanError P069 under a runtime whose price is not the sum of single operators (planner.framework)."""
+    if p.pricer.runtime.kernels is not None:
+        raise PlanError("P069", f"plans priced as {p.pricer.runtime.name} runs them have no timeline of operators", help=["plan show FILE --html draws what the file holds"])
     runs = p.plan.runs
     home = list(range(len(p.base.graph.nodes)))
     where = [-1] * len(home)

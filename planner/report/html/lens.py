@@ -12,7 +12,7 @@ from planner.report.html import figures as f
 from planner.report.html.bars import KINDS, Block, Part, Timeline, timeline, total
 from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import KIND_NAMES, View, legend, note
-from planner.report.stages import dealt, stages, ticks
+from planner.report.stages import dealt, lockstep, stages, ticks
 
 LETTERS = 150
 """Letters under a bar as wide as the page: a part has its name written where it has room for it."""
@@ -60,6 +60,8 @@ def stage(v: View) -> Markup:
         n, (each, whole) = stages(v.strategy), dealt(v.strategy)
         held = f", each with {'' if each * n == whole else 'up to '}{each} of {whole} blocks" if each else ""
         per, on = v.strategy.topology["devices"] // n, ticks(v.strategy)
+        if not lockstep(v.strategy):
+            return el("p", f"{n} stages of {f.plural(per, 'device')}{held}; bars are of the one that takes longest.", class_="small")
         return el("p", f"{n} stages of {f.plural(per, 'device')} keep lock-step{held}. {v.micro} microbatches take {on} ticks forward and {on} backward, of which "
                        f"{n - 1} each way are a bubble: a stage waits for the first microbatch, or has had the last. What follows the blocks runs on every stage; only the last "
                        "one’s result counts.", class_="small")  # fmt: skip
