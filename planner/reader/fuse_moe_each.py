@@ -18,6 +18,8 @@ from planner.reader.draft import Draft, Op
 from planner.reader.finder import Finder
 from planner.reader.fuse_moe import Form, Product, fused, routed, source, spread_share, zeros
 
+_OTHERS = 16
+"""Other terms of a sum, at most, among which a part of it is looked for."""
 _BEHIND = 12
 """Operations between a router's choice and a column, at most, where a form is not recognised."""
 
@@ -44,9 +46,10 @@ def experts_each(find: Finder) -> None:
     """Fuses every sum over experts that are written one by one; says so where one is not recognised."""
     if not any(op.op == "TopK" for op in find.draft.ops):
         return
+    done: set[int] = set()  # Adds below a sum whose parts cannot do better than it
     for root in reversed(find.draft.ops):
-        if root.op == "Add" and id(root) not in find.gone:
-            _sum(find, root)
+        if root.op == "Add" and id(root) not in find.gone and id(root) not in done:
+            done.update(_sum(find, root))
     _unknown(find)
 
 
@@ -66,12 +69,11 @@ def _terms(find: Finder, root: Op) -> tuple[list[str], list[Op]]:
     return terms, inside
 
 
-def _sum(find: Finder, root: Op) -> bool:
-    """Whether the root is a sum over all experts of one router, and at most one other tensor."""
+def _sum(find: Finder, root: Op) -> set[int]:
+    """Fuses a root that is a sum over all experts of one router, and at most one other tensor. Returns the Adds below that need no look of their own."""
     draft = find.draft
     terms, inside = _terms(find, root)
-    if len(terms) < 2:
-        return False
+    below = {id(op) for op in inside}
     out = draft.shape(root.outputs[0])
     form = Form(find, prod(out[:-1]), 0)
     form.inside += inside
@@ -84,21 +86,23 @@ def _sum(find: Finder, root: Op) -> bool:
             rest.append(term)
             continue
         expert, count, share, result = at
-        if expert in found or (form.index and one.index != form.index) or (count and count != _router(find, one.index)):
-            return False
+        count = count or _router(find, one.index)
+        if expert in found or (form.index and one.index != form.index) or count != _router(find, one.index):
+            return below if len(terms) > 2 * count + _OTHERS else set()
         form.index = one.index
         found[expert] = one, share, result
+    if sorted(found) != list(range(_router(find, form.index))) or len({share for _, share, _ in found.values()}) != 1:
+        return below
     rest = [name for name in rest if not zeros(draft, name)]
-    if not form.index or sorted(found) != list(range(_router(find, form.index))) or len(rest) > 1 or len({share for _, share, _ in found.values()}) != 1:
-        return False
-    if rest and draft.shape(rest[0]) != out:
-        return False
-    return _join(find, root, form, [found[e] for e in sorted(found)], rest)
+    if len(rest) > 1 or (rest and draft.shape(rest[0]) != out):
+        return below if len(rest) > _OTHERS else set()
+    _join(find, root, form, [found[e] for e in sorted(found)], rest)
+    return below
 
 
 def _router(find: Finder, index: str) -> int:
     """How many experts a router chooses from."""
-    op = find.maker(index, "TopK")
+    op = find.maker(index, "TopK") if index else None
     return find.draft.shape(op.inputs[0])[-1] if op is not None else 0
 
 
@@ -277,10 +281,12 @@ def _unknown(find: Finder) -> None:
                 if choice:
                     found.setdefault(choice, []).append(rows.inputs[1])
                     break
-    for choice, weights in found.items():
-        if len(weights) > 1:
-            draft.notes.append(f"{len(weights)} experts behind {choice!r} (the first ends in {weights[0]!r}) are written one by one in a form that is not known: each is planned "
-                               "as a network that works on every token, not only on those the router sends; export them stacked (docs/exporting.md)")  # fmt: skip
+    several = {choice: weights for choice, weights in found.items() if len(weights) > 1}
+    if several:
+        choice, weights = next(iter(several.items()))
+        each = f"{sum(map(len, several.values()))} experts" + (f" behind {len(several)} routers" if len(several) > 1 else "")
+        draft.notes.append(f"{each} (the first, behind {choice!r}, ends in {weights[0]!r}) are written one by one in a form that is not known: each is planned as a network that "
+                           "works on every token, not only on those the router sends; export them stacked (docs/exporting.md)")  # fmt: skip
 
 
 def _chosen_by(find: Finder, name: str) -> str:
