@@ -425,8 +425,9 @@ class Search:
         ]
         if self.training:
             families.append(("zero3", one, lambda b, m: batch_only(b, m.shape), (3,)))
-        if n > 1 and inner:
-            families.append(("megatron", inner, megatron_only, levels))
+        staged = tuple(m for m in self._staged() if dict(m.shape).get("model", 1) <= node)
+        if n > 1 and (inner or staged):
+            families.append(("megatron", inner + staged, megatron_only, levels))
         for label, on, allowed, at in families:
             explorer = Explorer(self, label, on, allowed, at, pinned=False)
             try:
