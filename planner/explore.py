@@ -41,7 +41,8 @@ SAME = 1e-7
 LONG_S = 5.0
 """Steps longer than this are bounded in nanoseconds."""
 PATIENCE = 32
-"""Leaves solved in a row without a better plan before the search is content; the bounds of those left stay part of the answer."""
+"""Leaves solved in a row without a better plan, of those with pipeline stages and of those without, before the search is content with that kind; the bounds
+of those left stay part of the answer."""
 WIDE_GAP, LONG_PATIENCE = 0.1, 128
 """The same while the plan is further than this from the bound: large models whose memory binds meet many leaves that cannot be made to fit first."""
 ROUNDS = 3
@@ -110,10 +111,13 @@ class Explorer:
                 return self.best
             self._first.append(self._large(mesh))
             self._expand(index)
-        self._worth, idle = worth, 0
-        while self.open and idle < (LONG_PATIENCE if self.open[0].bound < self._to_beat * (1 - WIDE_GAP) else PATIENCE):
+        self._worth, idle = worth, {True: 0, False: 0}
+        while self.open:
             leaf = heapq.heappop(self.open)
-            self._cut = leaf.bound
+            self._cut, kind = leaf.bound, self._staged(leaf)
+            if idle[kind] >= (LONG_PATIENCE if leaf.bound < self._to_beat * (1 - WIDE_GAP) else PATIENCE):
+                self.closed.append(leaf.bound)  # given up: still a part of the bound
+                continue
             if leaf.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
                 heapq.heappush(self.open, leaf)
                 break
@@ -125,7 +129,7 @@ class Explorer:
                 if leaf.stage == 3:
                     reached = self._to_beat
                     self._price(leaf)
-                    idle = 0 if self._to_beat < reached else idle + 1
+                    idle[kind] = 0 if self._to_beat < reached else idle[kind] + 1
                     continue
             if raised is not None:
                 heapq.heappush(self.open, leaf)

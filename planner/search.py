@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,11 +37,12 @@ from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.rule import Limits, Split, candidates
 from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
-from planner.topology import Mesh, Topology, divisors, meshes, pinned_mesh, staged_meshes
+from planner.topology import Mesh, Topology, divisors, finer_meshes, meshes, pinned_mesh, staged_meshes
 
 TIE = 1e-3
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
 """Work units of one solve: about a third of a second where the memory limit binds hard; the bound is kept either way."""
+BEHIND = 1.1
 FINER = 2
 """Three-axis meshes tried around the best plan: most of what more axes gain is in the most even ones."""
 MOST_MICROBATCHES = 1024
@@ -145,7 +146,7 @@ class Search:
             if self._refused is not None and (main.empty or (main.best is None and not main.priced and "stage" in request.pins.mesh)):
                 raise self._refused
             leader = min((c for c in (main.best, *self._eligible(baselines)) if c is not None), key=self.value, default=None)
-            finer.meshes = self._finer(leader)
+            finer.meshes = self._finer(*self._leaders((*main.priced, *self._eligible(baselines))))
             finer.run(self.value(leader))
         except KeyboardInterrupt:
             self.stopped = "interrupt"
@@ -164,6 +165,12 @@ class Search:
         bound = min(main.bound(), finer.bound())
         bound = bound if request.objective == "step" and np.isfinite(bound) else 0.0
         return Found(best, baselines, base, space, choice, problem, bound, len(self._details), self.stopped, smallest)
+
+    def _leaders(self, priced: Sequence[Candidate]) -> list[Candidate]:
+        """The best plan that fits, and the best without stages (or with some, where the first has none) unless it is far behind."""
+        fitting = sorted((c for c in priced if c.cost.memory.total <= self.request.limit_bytes), key=self.value)
+        kinds = {c.mesh.stages > 1: c for c in reversed(fitting)}
+        return [c for c in kinds.values() if self.value(c) <= BEHIND * self.value(fitting[0])]
 
     def _smallest(self, main: Explorer, baselines: Mapping[str, Candidate]) -> Candidate | None:
         """The smallest plan, on a mesh of three axes around the smallest of two priced where that is smaller yet."""
@@ -217,13 +224,11 @@ class Search:
         # One axis of all devices is the same by either name.
         return (*(m for m in every if len(m.axes) == 2 or m.shape[0] == ("data", request.topology.devices)), *self._staged())
 
-    def _finer(self, best: Candidate | None) -> tuple[Mesh, ...]:
-        """The best plan's mesh with its model axis split in two, the most even ways first: heads over one part and rows over the other, say."""
-        if best is None or not self._free or self.out_of_time() or best.mesh.stages > 1:
+    def _finer(self, *best: Candidate | None) -> tuple[Mesh, ...]:
+        """The meshes of good plans with the model axis split in two, the most even ways first: heads over one part and rows over the other, say."""
+        if not self._free or self.out_of_time():
             return ()
-        data = best.mesh.axes[0].size if len(best.mesh.axes) == 2 else 0
-        found = [m for m in meshes(self.request.topology) if len(m.axes) == 3 and m.axes[0].size == data]
-        return tuple(sorted(found, key=lambda m: (abs(np.log(m.axes[1].size / m.axes[2].size)), m.axes[1].size))[:FINER])
+        return tuple(dict.fromkeys(m for c in best if c is not None for m in finer_meshes(self.request.topology, c.mesh)[:FINER]))
 
     def _alphabet(self, base: Base, mesh: Mesh) -> Allowed:
         """Per class of nodes the splits over more axes that cut only what some plan priced so far cuts."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import log, prod
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from planner.slices import part_of_host, slice_shapes, wraps
 
 MIN_NODE_SHARE = 4
 """A job of several nodes that leaves less than this many devices of a node in use is called irregular."""
+MOST_FINER = 64
+"""Devices that two inner axes of a mesh of three may have together."""
 DEFAULT_EFFICIENCY = 0.8
 """Sustained share of a level's bandwidth when a topology file does not say."""
 
@@ -313,7 +315,7 @@ def meshes(topology: Topology) -> tuple[Mesh, ...]:
                 found.append(two_axes(topology, model) if model < n else Mesh((MeshAxis("model", inner),)))
     for second in divisors(n):
         for first in divisors(n // second):
-            if second > 1 and first > 1 and first * second < n and second * first <= 64:
+            if second > 1 and first > 1 and first * second < n and second * first <= MOST_FINER:
                 outer = n // (first * second)
                 parts = _take(topology, second, 1), _take(topology, first, second), _take(topology, outer, first * second)
                 if all(parts):
@@ -334,6 +336,18 @@ def staged_meshes(topology: Topology, stages: int) -> tuple[Mesh, ...]:
         if all(a.parts for a in axes):
             found.append(Mesh((MeshAxis(STAGE, outer), *axes)))
     return tuple(found)
+
+
+def finer_meshes(topology: Topology, mesh: Mesh) -> tuple[Mesh, ...]:
+    """A mesh of two axes (for each of its stages) with the inner one split in two, the most even ways first."""
+    if len(mesh.inner) != 2 or mesh.inner[1].size > MOST_FINER:
+        return ()
+    model, found = mesh.inner[1].size, []
+    for second in divisors(model)[1:-1]:
+        parts = _take(topology, second, 1), _take(topology, model // second, second)
+        if all(parts):
+            found.append(Mesh((*mesh.axes[:-1], MeshAxis("model", parts[1]), MeshAxis("model2", parts[0]))))
+    return tuple(sorted(found, key=lambda m: (abs(log(m.axes[-2].size / m.axes[-1].size)), m.axes[-2].size)))
 
 
 def two_axes(topology: Topology, model: int) -> Mesh:
