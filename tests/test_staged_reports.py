@@ -200,3 +200,22 @@ def test_unstaged_plans_say_nothing_of_stages() -> None:
     d: Detail = work_out(priced(s, "zoo:gpt-tiny,hidden=256,layers=3"))
     assert d.pipeline is None and timeline(d).stages == () and not any(r.bubble_s for r in d.rows)
     assert "stages" not in explain(s, 100) and not any("stage" in row for row in s.tensors.values() if "label" in row)
+
+
+@pytest.mark.parametrize("pins", ["pp=2,tp=2,dp=2,micro=4", "dp=4,tp=2,micro=4,recompute=block"])
+def test_differences_name_what_the_program_names(pins: str) -> None:
+    """Products and collectives of repeated blocks are called alike in predictions and in programs, which have one function for all repeats."""
+    import re
+
+    from planner.verify.origins import _COLLECTIVE, _NODE
+    from planner.verify.predicted import as_spoken, flops_by_node, predict
+
+    s = plan(pins, "zoo:gpt-tiny,layers=4")
+    assert s.graph is not None
+    found, source = predict(s.graph, s.plan, workload="train"), planner.emit(s, "zoo:gpt-tiny,layers=4")
+    said = {m.group(1) for line in source.splitlines() if (m := _NODE.search(line) or _COLLECTIVE.search(line))}
+    flops = flops_by_node(found.flow, found.runs)
+    assert set(flops) <= said and sum(flops.values()) == found.flops and "/transformer/h.*/mlp/c_fc/MatMul" in flops
+    uses = as_spoken(found.flow.graph, found.runs, found.uses)
+    assert not [u.what for u in uses if re.search(r"\bh\.\d", u.what)] and [u.total_bytes for u in uses] == [u.total_bytes for u in found.uses]
+    assert {u.what for u in uses if u.phase in ("forward", "backward") and u.axes == ("model",)} <= said

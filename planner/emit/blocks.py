@@ -9,6 +9,7 @@ from planner.emit.source import comment, literal
 from planner.emit.tables import block_table
 from planner.emit.text import pattern
 from planner.emit.writer import Function, Writer
+from planner.graph import Graph
 from planner.layout import STAGE
 from planner.pipeline import Pipeline
 
@@ -26,7 +27,7 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
     gathers = w.backend == "shard_map" and any(sharded(flow, names[0]) for names in run.weights)
     entering = [body.value(c.enters, c.layout) for c in run.carries]
     table = block_table(w, run, f"BLOCK{number}")
-    inner = body.inner(inner_flow(body.flow, run), repeats=_spoken(w, run), tie=w.unroll and gathers, name_collectives=bool(mode),
+    inner = body.inner(inner_flow(body.flow, run), repeats=spoken(w.flow.graph, run), tie=w.unroll and gathers, name_collectives=bool(mode),
                        weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights})  # fmt: skip
     carried = tuple(inner.fresh("x") for _ in run.carries)
     for carry, variable in zip(run.carries, carried, strict=True):
@@ -77,9 +78,9 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
         body.bind(carry.leaves[-1], carry.layout, out if len(run.carries) == 1 else f"{out}[{i}]")
 
 
-def _spoken(w: Writer, run: Run) -> dict[str, str]:
+def spoken(graph: Graph, run: Run) -> dict[str, str]:
     """What node ids, tensors and labels of the first repeat are called in the function of all."""
-    graph, out = w.flow.graph, {}
+    out = {}
     for names in run.weights:
         labels = [graph.labels.get(n, n) for n in names]
         out[labels[0]] = pattern(labels)

@@ -28,8 +28,9 @@ def why_stages(s: Strategy) -> list[str]:
     sent = c["communication_bytes_per_device"].get("collective-permute", {}).get(STAGE, {"payload": 0})["payload"]
     seconds = c["exposed_s_by_collective"].get(f"collective-permute {STAGE}", 0.0)
     share = percent(c["bubble_time_s"] / step)
+    among = f" in {ticks(s)} ticks: {n - 1} are a bubble" if lockstep(s) else ": bubbles"
     out = [f"each holds {count(held)} of {count(whole)} parameters",
-           f"{s.techniques['microbatches']} microbatches{f' in {ticks(s)} ticks: {n - 1} are a bubble' if lockstep(s) else ': bubbles'}, {show_time(c['bubble_time_s'])} ({share} of the step)",
+           f"{s.techniques['microbatches']} microbatches{among}, {show_time(c['bubble_time_s'])} ({share} of the step)",
            f"{show_bytes(sent)} go from stage to stage, {show_time(seconds)} exposed"]  # fmt: skip
     others = [(row["step_time_s"], key, row) for key, row in s.baselines.items() if row.get("schedule", "none") == "none"]
     fitting = sorted((x for x in others if x[2]["fit"] != "no"), key=lambda x: x[:2])

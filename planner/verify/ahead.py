@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from planner.verify import differences
 from planner.verify.buffers import Assignment, assignment_in
 from planner.verify.hlo import dot_flops, traffic
-from planner.verify.predicted import Predicted, Traffic, flops_by_node, predict
+from planner.verify.predicted import Predicted, Traffic, as_spoken, flops_by_node, predict
 from planner.verify.report import CompiledSizes, Figure
 from planner.verify.targets import Target
 
@@ -112,7 +112,8 @@ def explain(predicted: Predicted, compiled: Compiled, rows: tuple[Figure, ...], 
         with tempfile.TemporaryDirectory() as folder:
             again(Path(folder))
             actual = compiled_traffic(compiled.text, plan, exact)
-            lines += differences.of_traffic(Path(folder), plan.mesh, predicted.uses, actual, program.text, exact)
+            uses = as_spoken(predicted.flow.graph, predicted.runs, predicted.uses)
+            lines += differences.of_traffic(Path(folder), plan.mesh, uses, actual, program.text, exact)
     if by["dot FLOPs"].distance:
         lines += differences.of_flops(compiled.text, program.text, flops_by_node(predicted.flow, predicted.runs))
     lines += differences.of_arguments(compiled.text, compiled.assignment)

@@ -8,13 +8,14 @@ In bfloat16 programs the optimizer keeps a float32 master copy beside its float3
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
 from planner import account
 from planner.account import ItemSize, Use
+from planner.emit.blocks import spoken
 from planner.emit.program import emitted_runs
 from planner.emit.runs import Run
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
@@ -62,13 +63,25 @@ def item_sizes(compute: str) -> ItemSize:
 
 
 def flops_by_node(flow: Flow, runs: tuple[Run, ...]) -> dict[str, int]:
-    """Node id -> 2MNK per device and step; nodes of further repeats of an emitted block count under those of the first, as the program has them."""
+    """Node -> 2MNK per device and step; the repeats of an emitted block count together, under the name that the program's function of all has for them."""
+    names = {old: new for run in runs for old, new in spoken(flow.graph, run).items()}
     place = {i: run.first + (i - run.first) % run.period for run in runs for i in range(run.first, run.end)}
     total: dict[str, Fraction] = {}
     for i, flops in account.flops_by_index(flow, runs).items():
         name = flow.graph.nodes[place.get(i, i)].id
+        name = names.get(name, name)
         total[name] = total.get(name, Fraction(0)) + flops
     return {name: int(flops) for name, flops in total.items()}
+
+
+def as_spoken(graph: Graph, runs: tuple[Run, ...], uses: Iterable[Use]) -> tuple[Use, ...]:
+    """Collectives by the names that the program has for what they serve: those of a block's repeats by one name (layers.*.up.weight)."""
+    names = {old: new for run in runs for old, new in spoken(graph, run).items()}
+    for run in runs:
+        for weights in run.weights:
+            labels = [graph.labels.get(n, n) for n in weights]
+            names |= dict.fromkeys(labels, names[labels[0]])
+    return tuple(replace(use, what=names.get(use.what, use.what)) for use in uses)
 
 
 def _loss_in_float32(flow: Flow, use: Use, size: ItemSize) -> Use:

@@ -18,6 +18,8 @@ LETTERS = 150
 """Letters under a bar as wide as the page: a part has its name written where it has room for it."""
 SEPARATE = 0.006
 TICKS = 64
+DENSEST = 250
+"""Marks in a bar as wide as the page: more would hide what they part."""
 STAGES = 16
 """Pipeline stages that are drawn."""
 TICK = {"1f1b": "a full tick: one microbatch forward, another one backward", "gpipe": "a tick forward and a tick backward"}
@@ -110,7 +112,7 @@ def _parts(parts: Sequence[Part], whole: float) -> list[Markup]:
     for n, part in enumerate(parts):
         sep = " sep" if part.time_s >= SEPARATE * whole else ""
         bands = [el("b", class_=f"k-{k}", style=f"height:{100 * part.shares[k] / part.time_s:.2f}%") for k in ("compute", *KINDS) if part.shares.get(k)]
-        ticks = el("u", style=f"--n:{part.repeats}") if 1 < part.repeats <= TICKS else None
+        ticks = el("u", style=f"--n:{part.repeats}") if 1 < part.repeats <= min(TICKS, DENSEST * part.time_s / whole) else None
         out.append(el("i", bands, ticks, class_=f"part{sep}{' opens' if part.run >= 0 else ''}", style=f"flex-grow:{max(part.time_s / whole, 1e-5) * 1000:.3f}",
                       role="button" if part.run >= 0 else "img", aria_label=tip(part), data_tip=tip(part), tabindex="-1" if n else "0",
                       data_run=str(part.run) if part.run >= 0 else None))  # fmt: skip
