@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -14,6 +14,9 @@ from planner.graph import Graph
 from planner.kernels import find_savers
 from planner.ops.control import Region, region
 from planner.rule import PENDING, Rule, Split
+
+STRUCTURE = ("dealt", "kept", "own", "repeated", "replayed", "savers", "tail", "wires")
+"""Derived parts of a Base that follow from the nodes and how they are wired, whatever the extents."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,14 @@ class Base:
         times: dict[int, int] = {}
         for c in shared:
             times[c] = times.get(c, 0) + 1
-        known: dict[int, tuple[Rule, str]] = {}
-        for i, node in enumerate(graph.nodes):
-            known[i] = known[shared[i]] if shared[i] in known else rule_of(node, graph)
         grad = gradient_tensors(graph) if training else frozenset()
-        return cls(graph, training, tuple(known[i][0] for i in range(len(known))), tuple(known[i][1] for i in range(len(known))), grad, runs, shared, times)
+        return cls(graph, training, *_rules(graph, shared), grad, runs, shared, times)
+
+    def at(self, graph: Graph) -> Base:
+        """The base of the same graph at another batch: only what its extents say is worked out again."""
+        found = Base(graph, self.training, *_rules(graph, self.shared), self.grad, self.runs, self.shared, self.times)
+        vars(found).update({name: getattr(self, name) for name in STRUCTURE})
+        return found
 
     def reachable(self, i: int, splits: tuple[Split, ...]) -> tuple[Split, ...]:
         """Without splits that want a weight, an input or a constant as pending terms: only operators make those."""
@@ -211,3 +217,11 @@ class Base:
             count[key] = count.get(key, 0) + 1
             first.setdefault(key, name)
         return tuple(Wire(first[key], key[1], key[0] if isinstance(key[0], tuple) else None, n) for key, n in count.items())
+
+
+def _rules(graph: Graph, shared: Sequence[int]) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
+    """The rule of each node, and why it has none of its own where that is so; nodes of a class have theirs in common."""
+    known: dict[int, tuple[Rule, str]] = {}
+    for i, node in enumerate(graph.nodes):
+        known[i] = known[shared[i]] if shared[i] in known else rule_of(node, graph)
+    return tuple(rule for rule, _ in known.values()), tuple(reason for _, reason in known.values())

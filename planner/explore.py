@@ -2,6 +2,7 @@
 
 A leaf is (mesh, techniques). Its lower bound is raised in stages, and the leaf of the least bound goes on first:
 
+    unseen    products alone, of all leaves of a mesh at once (planner.relax.Arithmetic): its space is built when the search comes to it
     mesh      the whole batch in one piece, no memory limit, any level: one exact elimination a mesh (planner.assemble, `uncut`)
     free      the same under the leaf's own techniques
     bounded   the same under the memory limit
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 LEVEL_ORDER = (2, 1, 0, 3)
 """Of equal bounds the level that needs less memory goes first; level 3 costs time."""
+UNSEEN = -1
+"""Stage of what stands for all leaves of a mesh whose space was not built yet."""
 SAME = 1e-7
 """Relative difference below which a bound is as good as the price."""
 LONG_S = 5.0
@@ -78,7 +81,7 @@ class Explorer:
         self.priced: list[Candidate] = []
         self.closed: list[float] = []  # bounds of leaves that were priced
         self.open: list[Leaf] = []
-        self._first: list[Space | None] = []
+        self._first: dict[int, Space | None] = {}
         self._worth = math.inf
         self._cut = 0.0
         """Bounds hold from here on only: 0 until every leaf is known, and while one is worked on its bound."""
@@ -97,8 +100,8 @@ class Explorer:
 
     @property
     def empty(self) -> bool:
-        """Whether no mesh has a space."""
-        return not any(self._first)
+        """Whether no mesh has a space, as far as was looked."""
+        return not any(self._first.values())
 
     @property
     def _to_beat(self) -> float:
@@ -106,11 +109,8 @@ class Explorer:
 
     def run(self, worth: float = math.inf) -> Candidate | None:
         """The best plan of the family below `worth` (seconds, or bytes), or None."""
-        for index, mesh in enumerate(self.meshes):
-            if self.search.out_of_time():
-                return self.best
-            self._first.append(self._large(mesh))
-            self._expand(index)
+        self.open = [Leaf(self._floor(mesh), 0, 0, 0, index, stage=UNSEEN) for index, mesh in enumerate(self.meshes)]
+        heapq.heapify(self.open)
         self._worth, idle = worth, {True: 0, False: 0}
         while self.open:
             leaf = heapq.heappop(self.open)
@@ -121,6 +121,9 @@ class Explorer:
             if leaf.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
                 heapq.heappush(self.open, leaf)
                 break
+            if leaf.stage == UNSEEN:
+                self._expand(leaf.mesh)
+                continue
             raised = self._raise(leaf)
             if raised is not None and raised > leaf.bound:
                 leaf.bound = raised
@@ -144,6 +147,9 @@ class Explorer:
         """The plan of least memory: what is shown when nothing fits. Leaves are taken by their least usage, which bounds what a plan of theirs needs,
         a leaf of each level and mesh in turn (the bound knows neither gathered weights nor what cuts go together), until a whole round of them finds none smaller."""
         best, idle = None, 0
+        for index in range(len(self.meshes)):
+            if index not in self._first:
+                self._expand(index)
         rows: dict[tuple[int, int], list[tuple[float, Leaf]]] = {}
         for usage, leaf in sorted(self._sizes):
             rows.setdefault((leaf.level, leaf.mesh), []).append((usage, leaf))
@@ -164,10 +170,10 @@ class Explorer:
 
     def _expand(self, index: int) -> None:
         """All leaves of a mesh that may fit, at the mesh's bound."""
-        space = self._first[index]
+        mesh = self.meshes[index]
+        space = self._first[index] = self._large(mesh)
         if space is None:
             return
-        mesh = self.meshes[index]
         levels = [k for k in self.levels if mesh.stages == 1 or LEVEL_ORDER[k] <= MOST_LEVEL[self.search.schedule]]
         if not levels:
             return
@@ -178,9 +184,11 @@ class Explorer:
             self.search.bounded(bound)
         if bound > LONG_S:
             self.unit_s = 1e-9
+        again = {r: self._relaxed[index].again(r) for r in self.search.recomputes(space.base)}
         for micro in self.search.microbatches(mesh):
-            least = bound + self._relaxed[index].waiting(micro)
+            once = bound + self._relaxed[index].waiting(micro)
             for recompute in self.search.recomputes(space.base):
+                least = once + again[recompute]
                 for level in levels:
                     leaf = Leaf(least, RECOMPUTE.index(recompute), micro, level, index, schedule=self.search.schedule)
                     usage = least_usage(space, leaf.techniques, uncut=True)
@@ -188,6 +196,11 @@ class Explorer:
                     if usage <= self.search.request.limit_bytes:
                         leaf.bound = usage if self.memory_first else least
                         heapq.heappush(self.open, leaf)
+
+    def _floor(self, mesh: Mesh) -> float:
+        """What is known of a mesh before its space is built."""
+        counts = self.search.microbatches(mesh)
+        return self.search.floor(mesh, max(counts)) if counts and not self.memory_first else 0.0
 
     def _large(self, mesh: Mesh) -> Space | None:
         """The space that all leaves of a mesh are bounded in: of the largest microbatches that all of theirs divide."""

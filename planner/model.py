@@ -167,13 +167,21 @@ class Model:
         if self.batch % microbatches or self.batch // microbatches < 2:
             return None
         if self._derives is None:
-            small = max((m for m in SMALL_PARTS if self.batch % m == 0 and self.batch // m >= 2), default=1)
             try:
-                self._scaled = Scaled.of(self.graph(1), self.graph(small))
+                self._scaled = Scaled.of(self.graph(1), self.graph(self.small))
             except PlanError:  # no part can be read, or this one cannot
                 self._scaled = None
             self._derives = self._scaled is not None
         return self._scaled.at(self.batch // microbatches) if self._derives and self._scaled is not None else None
+
+    @property
+    def small(self) -> int:
+        """How many of the small parts that are read make the batch."""
+        return max((m for m in SMALL_PARTS if self.batch % m == 0 and self.batch // m >= 2), default=1)
+
+    def derived(self, microbatches: int) -> bool:
+        """Whether `sketch` derived this graph from those of 1 and `small` microbatches."""
+        return microbatches in self._sketches and microbatches not in self._graphs
 
     def confirm(self, microbatches: int) -> bool:
         """Read what `sketch` derived: whether it was right. Where it was not, nothing is derived from now on."""

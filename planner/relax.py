@@ -1,7 +1,7 @@
 """Lower bounds of one space, many at a time: elimination compiled once, run for each choice of techniques.
 
-The space is that of the whole batch or of large microbatches (`planner.assemble`, uncut): its optimum is below that of every multiple of their
-number. Techniques change only the costs of single options, and (when collectives are replayed) the tables of links, so at most two compiled eliminations serve a space.
+The space is that of the whole batch or of large microbatches (`planner.assemble`, uncut): its optimum is below that of every multiple of their number.
+Techniques change only the costs of single options, and (when collectives are replayed) the tables of links, so at most two compiled eliminations serve a space.
 
 Costs are picoseconds in float64, not rounded; what rounding in their sums can add to a bound is taken off it.
 """
@@ -9,21 +9,57 @@ Costs are picoseconds in float64, not rounded; what rounding in their sums can a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from planner.assemble import PICO, Techniques, bytes_of, least_working, link_scale, replayed, seconds_of, slowdown, ticking, usage_of
+from planner.price import Pricer
 from planner.problem import Budget
 from planner.solvers.dp import Outcome, clock_of, solve_model
 from planner.solvers.elimination import Scratch, Tree, compile_tree
 from planner.solvers.minibucket import bounded, order_for
 from planner.solvers.model import Memory, Model
-from planner.space import Space
+from planner.space import Base, Space
+from planner.topology import Mesh
 
+OWN = frozenset({"RoutedExperts"})
+"""Operators whose time is not that of one product."""
 WORK = 200_000
 """Of a bound under a memory limit: its prices are worth a few eliminations, closing the last of the gap is not."""
 ROUNDING, STEP = 1e-11, 2.0
 """What a bound may be too high by: relatively, and in picoseconds (solvers call a gap below one unit closed)."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Seconds that the products of the whole batch would take one device, at the efficiency of the whole: of the blocks that stages share, and of the rest.
+
+    A device of n takes at least an n-th of each: products lose efficiency as they shrink.
+    """
+
+    blocks_s: float
+    rest_s: float
+    repeats: int
+
+    @classmethod
+    def of(cls, base: Base, pricer: Pricer) -> Arithmetic:
+        """base: of the whole batch."""
+        run = base.dealt[0] if base.dealt else (0, 0, 1)
+        inside, found = range(run[0], run[0] + run[1] * run[2]), [0.0, 0.0]
+        for i, rule in enumerate(base.rules):
+            node = base.graph.nodes[i]
+            if rule.flops and node.op not in OWN and not node.bodies:
+                backward = base.backward[i] if base.training and any(o in base.grad for o in node.outputs) else 0.0
+                found[i not in inside] += (1 + backward) * pricer.kernel_s(rule.flops, 0.0, pricer.recipe.compute)
+        return cls(found[0], found[1], run[2])
+
+    def least(self, mesh: Mesh, microbatches: int) -> float:
+        """No plan on the mesh with at most so many microbatches is faster (seconds): every stage runs its blocks in each tick, and the rest itself."""
+        stages, devices = mesh.stages, prod(a.size for a in mesh.inner)
+        share = -(-self.repeats // stages) / self.repeats * (1 + (stages - 1) / microbatches) if stages > 1 else 1.0
+        return (share * self.blocks_s + self.rest_s) / devices * (1 - ROUNDING)
 
 
 class Relaxed:
@@ -59,6 +95,11 @@ class Relaxed:
         is possible."""
         at = Techniques(techniques.zero, techniques.recompute, microbatches, techniques.schedule)
         return self._run(seconds_of(self.space, at, uncut=True), at, None)
+
+    def again(self, recompute: str) -> float:
+        """What recomputation adds at least (seconds) to any bound without it."""
+        plain, more = (seconds_of(self.space, Techniques(0, r, 0), uncut=True) for r in ("none", recompute))
+        return max(0.0, float(np.minimum.reduceat(more - plain, self.offset[:-1]).sum()) * (1 - ROUNDING))
 
     def limited(self, techniques: Techniques, limit_bytes: float) -> float:
         """The bound (seconds) under a memory limit, +inf where nothing fits."""

@@ -34,6 +34,7 @@ from planner.pins import Pins
 from planner.pipeline import MOST_LEVEL, SCHEDULES
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
+from planner.relax import Arithmetic
 from planner.rule import Limits, Split, candidates
 from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
@@ -125,6 +126,7 @@ class Search:
         self._pricers: dict[Mesh, Pricer] = {}
         self._atlas = Atlas()
         self.scratch = Scratch()
+        self._arithmetic: Arithmetic | None = None
         self._details: dict[int, tuple[Candidate, Space, tuple[int, ...], Problem]] = {}  # by id; the candidate is kept, so that ids stay unique
         self._best: Candidate | None = None
         self._bound = 0.0
@@ -296,14 +298,22 @@ class Search:
         """Rules, gradients and repeated blocks of the graph of one microbatch; None where the model cannot be read at that batch."""
         if microbatches not in self._bases:
             try:
-                read = self.model.graph if "microbatches" in self.request.pins.techniques else self.model.sketch
-                self._bases[microbatches] = Base.of(read(microbatches), training=self.training, fold=self.request.fold)
+                self._bases[microbatches] = self._base(microbatches)
             except PlanError as e:
                 # Static reshapes of a batch mixed with other dims cannot be read at a fraction of it; a live BatchNormalization must not be.
                 if e.code not in ("P037", "P146") or microbatches == 1:
                     raise
                 self._bases[microbatches] = None
         return self._bases[microbatches]
+
+    def _base(self, microbatches: int) -> Base:
+        """Nodes that are alike in both graphs that another was derived from are alike in that one too."""
+        read = self.model.graph if "microbatches" in self.request.pins.techniques else self.model.sketch
+        graph = read(microbatches)
+        whole, small = (self.base(m) for m in (1, self.model.small)) if self.model.derived(microbatches) else (None, None)
+        if whole is not None and small is not None and whole.runs == small.runs:
+            return whole.at(graph)
+        return Base.of(graph, training=self.training, fold=self.request.fold)
 
     def _pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""
@@ -333,6 +343,14 @@ class Search:
         if allowed is None or whole is None:
             return whole
         return restrict(whole, allowed(base, inner))
+
+    def floor(self, mesh: Mesh, microbatches: int) -> float:
+        """Seconds below which no plan on the mesh is, with at most so many microbatches: known without its space."""
+        if self._arithmetic is None:
+            base = self.base(1)
+            assert base is not None
+            self._arithmetic = Arithmetic.of(base, self._pricer(mesh))
+        return self._arithmetic.least(mesh, microbatches)
 
     def _can_stage(self, base: Base, mesh: Mesh) -> bool:
         """Whether the model has blocks for every stage of the mesh; if not, why is remembered."""

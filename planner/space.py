@@ -139,31 +139,35 @@ class _Builder:
         needs = [self._read(rule, slot, splits, name in base.grad) if name else [] for slot, name in enumerate(node.inputs)]
         results = [self._read(rule, -1 - k, splits, True) for k in range(len([o for o in node.outputs if o]))]
         live = [o for o in node.outputs if o]
-        forward, backward, spared, kept, again, inner, work, tail = (np.zeros(len(splits)) for _ in range(8))
+        nothing = np.zeros(len(splits))
         slack = 1 + self.pricer.runtime.memory_slack
-        for k, split in enumerate(splits):
-            ins = [self._bytes(name, needs[slot][k]) if name else 0.0 for slot, name in enumerate(node.inputs)]
-            outs = [self._bytes(name, row[k]) for name, row in zip(live, results, strict=True)]
-            f, b = times_of(base, i, split, sum(ins), sum(outs), self.pricer)
-            inner_f, inner_b, inner_kept = inner_times(base, i, split, self.pricer)
-            forward[k], backward[k], spared[k] = f + inner_f, b + (inner_b if b else 0.0), inner_kept
-            if results and all(self.atlas.layouts[row[k]].partial for row in results):
-                spared[k] = forward[k]  # what is read of it is its sum over devices, which is kept: nothing asks for the terms again
-            for slot, size in (*enumerate(ins), *((-1 - o, n) for o, n in enumerate(outs))):
-                total, entering, first, after = base.kept.get((i, slot), NONE)
-                size += kept_beside(base, i, slot, split, self.pricer)
-                tail[k] += after * size * slack
-                kept[k] += total * size * slack
-                again[k] += (entering + first) * size * slack
-                inner[k] += first * size * slack
-            weights = sum(n for name, n in zip(node.inputs, ins, strict=True) if name in graph.weights)
-            work[k] = working_bytes(base, i, split, sum(ins) - weights, sum(outs), weights, self.pricer) * slack
+        ins = [self._sizes(name, row) if name else nothing for name, row in zip(node.inputs, needs, strict=True)]
+        outs = [self._sizes(name, row) for name, row in zip(live, results, strict=True)]
+        read, made, weights = (sum(rows, nothing) for rows in (ins, outs, [x for name, x in zip(node.inputs, ins, strict=True) if name in graph.weights]))
+        times = [(*times_of(base, i, split, r, m, self.pricer), *inner_times(base, i, split, self.pricer))
+                 for split, r, m in zip(splits, read.tolist(), made.tolist(), strict=True)]  # fmt: skip
+        f, b, inner_f, inner_b, spared = np.array(times).reshape(-1, 5).T.copy()
+        forward, backward = f + inner_f, b + np.where(b, inner_b, 0.0)
+        if results:  # what is read of partial results is their sum over devices, which is kept: nothing asks for the terms again
+            spared = np.where([all(self.atlas.layouts[n].partial for n in row) for row in zip(*results, strict=True)], forward, spared)
+        kept, again, inner, tail = nothing, nothing, nothing, nothing
+        for slot, size in (*enumerate(ins), *((-1 - o, n) for o, n in enumerate(outs))):
+            total, entering, first, after = base.kept.get((i, slot), NONE)
+            if total or after:
+                size = (size + np.array([kept_beside(base, i, slot, split, self.pricer) for split in splits]) if slot == 0 else size) * slack
+                kept, again, inner, tail = kept + total * size, again + (entering + first) * size, inner + first * size, tail + after * size
+        work = slack * np.array([working_bytes(base, i, split, r - w, m, w, self.pricer)
+                                 for split, r, m, w in zip(splits, read.tolist(), made.tolist(), weights.tolist(), strict=True)])  # fmt: skip
         backwards = reads(node, base.grad).slots
         own = [(name, needs[slot], slot in backwards) for slot, name in enumerate(node.inputs) if name in base.own]
-        cells = np.array([sum((self.weight_costs(name, row[k], twice) for name, row, twice in own), NO_WEIGHT) for k in range(len(splits))])
+        cells = np.zeros((len(splits), *NO_WEIGHT.shape))
+        late = nothing
+        for name, row, twice in own:
+            layouts, of = _unique(row)
+            cells = cells + np.array([self.weight_costs(name, n, twice) for n in layouts])[of]
+            if i in base.repeated and name in base.grad:
+                late = late + np.array([self._local(graph.tensors[name].shape, n) for n in layouts], np.float64)[of] * self.pricer.recipe.gradient_bytes
         reduce, each, state, held = _by_level(cells)
-        late = np.array([sum(self._local(graph.tensors[name].shape, row[k]) for name, row, _ in own if i in base.repeated and name in base.grad)
-                         for k in range(len(splits))]) * self.pricer.recipe.gradient_bytes  # fmt: skip
         v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, state, kept, again, inner,
                      np.array([self._pieces(rule, s, base.batch_factors[i]) for s in splits]), work, held, tail, late)
         return _Kind(v, needs, results)
@@ -205,6 +209,11 @@ class _Builder:
         if n is None:
             n = memo[key] = prod(local_shape(shape, self.atlas.layouts[layout], self.sizes))
         return int(n)
+
+    def _sizes(self, name: str, layouts: list[int]) -> np.ndarray:
+        """Bytes of one device's piece in each layout."""
+        each, of = _unique(layouts)
+        return np.array([self._bytes(name, n) for n in each])[of]
 
     def _bytes(self, name: str, layout: int) -> float:
         t = self.graph.tensors[name]

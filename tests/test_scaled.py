@@ -1,7 +1,8 @@
-"""Graphs derived from readings at two batches are the ones that reading gives, and a search reads few."""
+"""What a search derives instead of working it out again: graphs and bases at other batches, bounds of meshes without their spaces."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,16 @@ import numpy as np
 import pytest
 
 import planner.reader
+import planner.search
 from planner.api import make_request
+from planner.assemble import Techniques
+from planner.base import STRUCTURE, Base
 from planner.graph import Graph, Node, Tensor, WeightRef
 from planner.model import Model, Workload
+from planner.relax import Relaxed
 from planner.scaled import Scaled, same
 from planner.search import Search
+from planner.space import Space, build_space
 
 MODELS = ("mlp-tiny", "gpt-tiny", "llama-tiny", "mixtral-tiny", "bert-tiny", "t5-tiny", "vit-tiny", "resnet-tiny", "unet-tiny", "dlrm-tiny", "ssm-tiny", "lstm-tiny")
 
@@ -109,3 +115,49 @@ def test_weights_that_repeat_a_value_are_compared_by_it() -> None:
 
     assert same(filled(0.5), filled(0.5))
     assert not same(filled(0.5), filled(0.25))
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny,layers=4", "mixtral-tiny", "unet-tiny", "lstm-tiny"])
+def test_bases_of_other_batches_are_those_of_their_own(name: str) -> None:
+    model = Model.open(f"zoo:{name}", Workload(batch=24), 1)
+    graph = model.graph(4)
+    moved, own = Base.of(model.graph(1), training=True).at(graph), Base.of(graph, training=True)
+    for part in ("reasons", "grad", "runs", "shared", "times", *STRUCTURE, "kinds", "batch_factors", "backward", "model_flops"):
+        assert getattr(moved, part) == getattr(own, part), part
+    assert [r.sizes for r in moved.rules] == [r.sizes for r in own.rules]
+    assert [r.flops for r in moved.rules] == [r.flops for r in own.rules]
+
+
+@pytest.mark.parametrize("source", ["zoo:gpt-tiny,layers=8", "zoo:mixtral-tiny,layers=4"])
+def test_products_alone_are_below_every_bound(source: str) -> None:
+    search = Search(Model.open(source, Workload(batch=64), 8), make_request(devices=8, hardware=None, topology=None))
+    checked = 0
+    for mesh in search._meshes():
+        counts = search.microbatches(mesh)
+        space = search.space(mesh, math.gcd(*counts), None)
+        if space is not None:
+            relaxed = Relaxed(space)
+            for micro in counts:
+                assert search.floor(mesh, micro) <= relaxed.least((0, 1, 2, 3)) + relaxed.waiting(micro)
+                free = relaxed.free(Techniques(1, "block", micro), micro)
+                assert free is None or relaxed.least((0, 1, 2)) + relaxed.again("block") <= free[1] * (1 + 1e-9)
+                checked += 1
+    assert checked > 20
+
+
+def test_a_search_builds_few_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meshes that products alone rule out have none built, and only leaves that are priced have one of their own."""
+    built = list[tuple]()
+
+    def counted(*a: Any, **k: Any) -> Space:
+        built.append((a[1].mesh.shape, k["parts"]))
+        return build_space(*a, **k)
+
+    monkeypatch.setattr(planner.search, "build_space", counted)
+    search = Search(Model.open("zoo:llama3-8b", Workload(batch=512), 64), make_request(devices=64, hardware=None, topology=None))
+    found = search.run()
+    assert found.best is not None
+    staged = search._staged()
+    assert len(staged) == 20
+    assert len({mesh for mesh, _ in built} & {m.shape for m in staged}) <= 6
+    assert len(built) <= 24
