@@ -9,6 +9,7 @@ Only what no trained weight enters is merged: it is made before the layers. Anyt
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
@@ -53,8 +54,8 @@ def merge_identical(draft: Draft, trainable: set[str]) -> None:
 
 
 def _operand(draft: Draft, name: str) -> Any:
-    """What an operand is compared by: the bytes of a small constant, its name else. A weight with a name of its own may be trained on request: it stays itself."""
+    """What an operand is compared by: a digest of a small constant, its name else. A weight with a name of its own may be trained on request: it stays itself."""
     value, ref = draft.values.get(name), draft.refs.get(name)
     if ref is not None and ref.kind == "inline" and math.prod(draft.shape(name)) <= FOLD_ELEMENTS and (not named(name) or name.endswith(_BUFFERS)):
         value = ref_array(ref, name)
-    return name if value is None or value.size > FOLD_ELEMENTS else (value.dtype.name, value.shape, value.tobytes())
+    return name if value is None or value.size > FOLD_ELEMENTS else (value.dtype.name, value.shape, hashlib.sha256(value.tobytes()).digest())
