@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TOLERANCES = {"step": 0.02, "memory": 0.05}
 KEYS = {"step": "step_time_s", "memory": "memory_per_device_bytes"}
-SHOWN = {"step": "s", "memory": "B", "compute": "s", "exposed communication": "s", "payload": "B", "FLOPs per device": "FLOP"}
+SHOWN = {"step": "s", "memory": "B", "compute": "s", "exposed communication": "s", "bubble": "s", "payload": "B", "FLOPs per device": "FLOP"}
 NOISE = 1e-5
 """Strategies keep six significant digits: smaller differences are rounding."""
 
@@ -148,6 +148,8 @@ def check(strategy: Strategy, source: str, *, tolerance: Mapping[str, float] | N
     for what, unit in SHOWN.items():
         tables = (strategy.costs, repriced, best)
         values = [None if t is None else _figure(t, what) for t in tables]
+        if what == "bubble" and not any(values):
+            continue  # none of the plans has pipeline stages
         rows.append(Row(what, unit, values[0] or 0.0, values[1], values[2], allowed.get(what)))
     causes = _causes(strategy, model, same, moved, rows, reasons, solver)
     limits = _limits(limits_wanted, strategy, best) if best is not None else ()

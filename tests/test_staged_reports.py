@@ -182,6 +182,8 @@ def test_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["explain", str(tmp_path / "s.json"), "h.1.mlp.c_fc"]) == 0
     assert "repeat 1 is on stage 0" in capsys.readouterr().out
+    assert main(["check", spec, "--against", str(tmp_path / "s.json"), "--tolerance", "step=900%,memory=900%"]) == 0
+    assert "bubble" in capsys.readouterr().out
     assert main(["compare", spec, "--devices", "8", "--batch", "16", "--pin", pins]) == 0
     assert "1F1B" in capsys.readouterr().out
 

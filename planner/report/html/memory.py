@@ -246,7 +246,8 @@ def _kept(s: Series, p: Pipeline | None) -> Markup:
     staged = ""
     if p is not None:
         beside = f" and {p.kept_passes - p.waiting:g} beside it" if p.kept_passes > p.waiting else ""
-        staged = f", those of {p.waiting:,} microbatches that may wait at a stage{beside} together"
+        what = "microbatches that may wait at a stage" if p.schedule == "1f1b" else "ticks"
+        staged = f", those of {p.waiting:,} {what}{beside} together"
     what = el("p", f"Activations kept for the backward pass come to {f.size(whole)}{staged}{again}:", class_="small")
     items = [el("li", el("span", n, " ", el("small", op), " ", el("small", times)), el("b", size)) for n, op, times, size in rows]
     return join(what, el("ul", items, class_="kept"))
