@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from planner.emit.body import Body
 from planner.emit.replay import block_mode, sharded
 from planner.emit.runs import Run, inner_flow
@@ -41,11 +43,7 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
     w.functions.append(block)
     out = body.fresh("x")
     if pipeline:
-        given = [body.fresh("x") for _ in entering]
-        first = f"lax.axis_index({literal(STAGE)}) == 0"
-        body.helpers.add("handed")
-        body.lines.append(f"{', '.join(given)}, = handed({first}, ({', '.join(entering)},), x)")
-        entering = given
+        entering = _handed(body, entering)
     start = entering[0] if len(entering) == 1 else f"({', '.join(entering)})"
     name = block.name
     if mode and not (w.backend == "jit" and mode == "part"):
@@ -57,14 +55,7 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
 
     more = lambda: "".join(f", {a}" for a in block.arguments[len(carried) + 1 :])  # noqa: E731
     if pipeline:
-        each, here = pipeline.per_stage, ""
-        if each * pipeline.stages > run.repeats:
-            here = body.fresh("real")
-            body.helpers.add("only")
-            body.lines.append(f"{here} = lax.axis_index({literal(STAGE)}) * {each} + jnp.arange({each}) < {run.repeats}")
-        pair = ("w[0]", f"({table.all_repeats}, {here})") if here else ("w", table.all_repeats)
-        new = lambda: f"{name}({state}, {pair[0]}{more()})"  # noqa: E731
-        body.lines.append(lambda: f"{out}, _ = lax.scan(lambda x, w: ({f'only(w[1], {new()}, x)' if here else new()}, None), {start}, {pair[1]}, length={each})")
+        _stage_loop(body, pipeline, table.all_repeats, lambda weights: f"{name}({state}, {weights}{more()})", f"{out}, _ = lax.scan", start)
     elif w.unroll:
         body.lines.append(f"{out} = {start}")
         body.lines.append(f"for i in range({run.repeats}):")
@@ -76,6 +67,26 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
         body.lines.append(lambda: f"{head}{more()}{rest}")
     for i, carry in enumerate(run.carries):
         body.bind(carry.leaves[-1], carry.layout, out if len(run.carries) == 1 else f"{out}[{i}]")
+
+
+def _handed(body: Body, entering: list[str]) -> list[str]:
+    """What this stage's blocks begin with: in the first stage what enters, elsewhere what the stage before hands on (the argument x)."""
+    given = [body.fresh("x") for _ in entering]
+    body.helpers.add("handed")
+    body.lines.append(f"{', '.join(given)}, = handed(lax.axis_index({literal(STAGE)}) == 0, ({', '.join(entering)},), x)")
+    return given
+
+
+def _stage_loop(body: Body, pipeline: Pipeline, weights: str, call: Callable[[str], str], scan: str, start: str) -> None:
+    """The scan over this stage's blocks; call(weights): a block's new state. Where stages do not divide the repeats, blocks beyond the last hand on what they get."""
+    each, repeats = pipeline.per_stage, pipeline.repeats
+    if each * pipeline.stages == repeats:
+        body.lines.append(lambda: f"{scan}(lambda x, w: ({call('w')}, None), {start}, {weights}, length={each})")
+        return
+    real = body.fresh("real")
+    body.helpers.add("only")
+    body.lines.append(f"{real} = lax.axis_index({literal(STAGE)}) * {each} + jnp.arange({each}) < {repeats}")
+    body.lines.append(lambda: f"{scan}(lambda x, w: (only(w[1], {call('w[0]')}, x), None), {start}, ({weights}, {real}), length={each})")
 
 
 def spoken(graph: Graph, run: Run) -> dict[str, str]:
