@@ -435,19 +435,30 @@ class Search:
         self._baselines(found)
         return found
 
+    def _replicas(self) -> Mesh:
+        """The mesh of data parallelism: all devices, or where they do not divide the batch (a little padding aside) as many as do, the rest doing the same again."""
+        topology, batch = self.request.topology, self.model.batch
+        n = topology.devices
+        if batch >= n and (-(-batch // n) * n - batch) / batch > Limits().waste:
+            for data in sorted((d for d in divisors(n) if batch % d == 0), reverse=True):
+                mesh = next((m for m in meshes(topology) if len(m.axes) == 2 and m.axes[0].size == data), None)
+                if mesh is not None:
+                    return mesh
+        return pinned_mesh(topology, {"data": n})
+
     def _baselines(self, found: dict[str, Candidate]) -> None:
         """Adds data_parallel, zero3, megatron and replicated, each tuned over microbatches, recompute and optimizer level under the same limit."""
         topology, n = self.request.topology, self.request.topology.devices
-        one = (pinned_mesh(topology, {"data": n}),)
+        one = (self._replicas(),)
         node = topology.levels[0].size
         inner = tuple(m for m in meshes(topology) if len(m.axes) <= 2 and m.axes[-1].name == "model" and m.axes[-1].size <= node)
         levels = (0, 1) if self.training else (0,)
         families: list[tuple[str, tuple[Mesh, ...], Family, tuple[int, ...]]] = [
-            ("data_parallel", one, lambda b, m: batch_only(b, m.shape), levels),
-            ("replicated", one, lambda b, m: no_split(b), (0,)),
+            ("data_parallel", one, lambda b, m: batch_only(b, m.shape, ("data",)), levels),
+            ("replicated", (pinned_mesh(topology, {"data": n}),), lambda b, m: no_split(b), (0,)),
         ]
         if self.training:
-            families.append(("zero3", one, lambda b, m: batch_only(b, m.shape), (3,)))
+            families.append(("zero3", one, lambda b, m: batch_only(b, m.shape, ("data",)), (3,)))
         staged = tuple(m for m in self._staged() if dict(m.shape).get("model", 1) <= node)
         if n > 1 and (inner or staged):
             families.append(("megatron", inner + staged, megatron_only, levels))
