@@ -24,8 +24,8 @@ WIDTHS = {"matmul": 0.15, "memory": 0.25, "attention": 0.3, "inner": 0.3, "outer
 """Rates that are fitted, and how far (in log) they may be from the file's at no great cost: what runs reach of a network between nodes is known least."""
 SPREAD = 0.05
 """s: error of a step that is nothing unusual."""
-ROUNDS = 4
-MOST_ROWS = 240
+ROUNDS = 3
+MOST_ROWS = 120
 """Rows a fit looks at: every so many-th of more."""
 
 
@@ -44,7 +44,7 @@ class Prepared:
 
     def _pricer(self, rates: Rates) -> Pricer:
         case = self.case
-        return Pricer(case.topology, case.mesh, replace(case.runtime, rates=rates), case.recipe)
+        return Pricer(case.topology, case.mesh, replace(case.runtime, rates=rates, per_device={}), case.recipe)
 
 
 def prepare(case: Case) -> Prepared:

@@ -31,6 +31,8 @@ HARDWARE = (("A100-40", "a100-40gb"), ("A100", "a100-80gb"), ("V100", "v100-32gb
             ("MI300X", "mi300x"), ("TPU v5e", "tpu-v5e"), ("TPU v5p", "tpu-v5p"), ("TPU v6e", "tpu-v6e"), ("TPU7x", "tpu-v7x"), ("TPU v4", "tpu-v4"))  # fmt: skip
 GATED = ("llama", "mistral", "maxtext", "qwen", "yi-", "gemma")
 RECOMPUTE = {"none": "none", "full": "block", "selective": "none"}
+REPLICA = "replica"
+"""The mesh axis over which sharded parameters are repeated."""
 KERNEL_WORDS = {"flash_attention2 + RMS kernel": "flash2-rms", "flash_attention2": "flash2", "flash_attention": "flash1", "flash_attentionv1.0.8": "flash1",
                 "fused": "fused", "torch": "torch"}  # fmt: skip
 
@@ -81,7 +83,8 @@ def case_of(row: Row) -> Case:
         raise Left("experts")
     zero = int(row.get("zero") or 0)
     topology = machine(str(row["hardware"]), str(row.get("notes", "")), int(row["devices"]))
-    sizes = {name: n for name, n in (("stage", pp), ("data", dp), ("model", tp)) if n > 1} or {"data": 1}
+    copies = replicas(str(row.get("notes", "")), topology, dp) if zero == 3 else 1
+    sizes = {name: n for name, n in (("stage", pp), (REPLICA, copies), ("data", dp // copies), ("model", tp)) if n > 1} or {"data": 1}
     try:
         mesh = pinned_mesh(topology, sizes)
     except PlanError as e:
@@ -89,6 +92,13 @@ def case_of(row: Row) -> Case:
     precision = str(row.get("precision") or "bf16")
     recipe = load_recipe("fp8" if precision.startswith("fp8") else "bf16-pure" if "pure" in precision else "fp16" if precision == "fp16" else "bf16-mixed")
     return Case(row, spec_of(row), topology, mesh, batch // (dp * micro), dp * micro, runtime_of(row, zero), recipe, measured_s(row))
+
+
+def replicas(notes: str, topology: Topology, data: int) -> int:
+    """How many copies of the sharded parameters there are: nodes or slices that each hold all of them."""
+    found = re.search(r"dcn_data_parallelism=(\d+)", notes) or re.search(r"(\d+) slice\(s\) x", notes)
+    copies = int(found[1]) if found else topology.levels[-1].size if "HSDP" in notes and len(topology.levels) > 1 else 1
+    return copies if data % copies == 0 else 1
 
 
 def runtime_of(row: Row, zero: int) -> Runtime:
@@ -172,7 +182,7 @@ def plan_of(case: Case) -> tuple[Base, Plan]:
     zero = int(row.get("zero") or 0)
     whole = "Hagemann" in str(row["source"])  # its loss takes whole rows of logits (kernels and memory of its runs say so)
     splits = megatron_splits(base, case.mesh, bool(row.get("sequence_parallel")), whole)
-    shape, data = case.mesh.shape, ("data",) if dict(case.mesh.shape).get("data", 1) > 1 else ()
+    shape, data = case.mesh.shape, tuple(a for a, n in case.mesh.shape if a == "data" and n > 1)
     return base, Plan(shape, splits, zero if data else 0, data if zero else (), RECOMPUTE.get(str(row.get("recompute") or "none"), "none"), case.microbatches, base.runs,
                       schedule="1f1b" if case.mesh.stages > 1 else "")  # fmt: skip
 
@@ -184,7 +194,7 @@ def megatron_splits(base: Base, mesh: Mesh, sequence: bool, whole_logits: bool) 
     """
     graph, sizes = base.graph, dict(mesh.shape)
     inner = {a: n for a, n in sizes.items() if a != "stage"}
-    data = batch_only(base, tuple(inner.items()), ("data",) if inner.get("data", 1) > 1 else ())
+    data = batch_only(base, tuple(inner.items()), tuple(a for a in inner if a in (REPLICA, "data") and inner[a] > 1))
     if inner.get("model", 1) == 1:
         return {node.id: data[base.shared[i]][0] for i, node in enumerate(graph.nodes)}
     at: dict[str, int] = {}  # tensor -> the dim cut over "model"

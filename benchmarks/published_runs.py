@@ -91,11 +91,11 @@ def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str
     rates = [(p.case.measured_s or 0.0) * p.case.row["devices"] / model_flops(p.case.row) for p in measured]
     typical = median(rates)
     constant = [Outcome(p.case.group, p.case.measured_s, typical * model_flops(p.case.row) / p.case.row["devices"], 0, 0) for p in measured]
-    out["constant"] = errors(constant) | {"tau": order(constant)[0]}
+    out["constant"] = errors(constant) | {"tau": order(constant)[0], "tau_devices": order(constant, machine_group)[0]}
     out["shipped"] = times(outcomes(rows, [p.step_s() for p in rows]))
     out["memory"] = fitting(outcomes(rows, [p.step_s() for p in rows])) if len(rows) > len(measured) else None
     if fit and len(measured) >= LEAST:
-        start = Rates()
+        start = Rates(growth=0.05)
         for name, group in SPLITS.items():
             if len({group(p.case) for p in measured}) > 1:
                 priced, folds = held_out(measured, start, group)
@@ -113,14 +113,19 @@ def outcomes(rows: list[Prepared], priced: list[float]) -> list[Outcome]:
 
 def times(found: list[Outcome]) -> dict[str, Any]:
     """Errors, order and regret."""
-    tau, groups = order(found)
-    return errors(found) | {"tau": tau, "tau_groups": groups} | choice(found)
+    (tau, groups), (wide, _) = order(found), order(found, machine_group)
+    return errors(found) | {"tau": tau, "tau_groups": groups, "tau_devices": wide} | choice(found)
+
+
+def machine_group(group: tuple[str, int, int]) -> tuple[str, int]:
+    """One model and device count, whatever the sequence length."""
+    return group[0], group[2]
 
 
 def show(table: dict[str, Any]) -> None:
     """One source as text."""
     print(f"\n{table['source']} on {table['device']}: {table['rows']} rows")
-    print(f"  {'':28}{'mean':>8}{'median':>8}{'p95':>8}{'tau':>7}{'groups':>7}{'regret':>8}{'with memory':>13}{'worst':>8}{'ran out':>9}")
+    print(f"  {'':34}{'mean':>8}{'median':>8}{'p95':>8}{'tau':>7}{'all seq':>8}{'groups':>7}{'regret':>8}{'with memory':>13}{'worst':>8}{'ran out':>9}")
     for name, line in table.items():
         if not isinstance(line, dict) or "mean" not in line:
             continue
@@ -128,7 +133,7 @@ def show(table: dict[str, Any]) -> None:
         tail = ""
         if "regret" in line:
             tail = f"{line['tau_groups']:>7}{line['regret_measured']:>8.1%}{line['regret']:>13.1%}{line['worst_regret']:>8.1%}{line['picks_out_of_memory']:>9}"
-        print(f"  {name + mark:<28}{line['mean']:>8.1%}{line['median']:>8.1%}{line['p95']:>8.1%}{line['tau']:>7.2f}{tail}")
+        print(f"  {name + mark:<34}{line['mean']:>8.1%}{line['median']:>8.1%}{line['p95']:>8.1%}{line['tau']:>7.2f}{line['tau_devices']:>8.2f}{tail}")
     m = table["memory"]
     if m:
         print(f"  does not fit: {m['out_of_memory']} of {m['rows']} rows ran out of memory; precision {m['precision']:.3f}, recall {m['recall']:.3f}; "

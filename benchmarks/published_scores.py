@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import mean, median
@@ -16,7 +16,7 @@ EDGE = 0.05
 class Outcome:
     """One run: seconds measured (None: ran out of memory) and priced, bytes priced and usable, the group it competes in."""
 
-    group: Hashable
+    group: Any
     measured_s: float | None
     priced_s: float
     priced_bytes: float
@@ -44,18 +44,18 @@ def kendall(a: Sequence[float], b: Sequence[float]) -> float:
     return score / scale if scale else 0.0
 
 
-def grouped(outcomes: Sequence[Outcome]) -> dict[Hashable, list[Outcome]]:
-    """Outcomes by group, in order of first appearance."""
+def grouped(outcomes: Sequence[Outcome], key: Callable[[Any], Hashable] = lambda group: group) -> dict[Hashable, list[Outcome]]:
+    """Outcomes by (a part of their) group, in order of first appearance."""
     found: dict[Hashable, list[Outcome]] = {}
     for o in outcomes:
-        found.setdefault(o.group, []).append(o)
+        found.setdefault(key(o.group), []).append(o)
     return found
 
 
-def order(outcomes: Sequence[Outcome], least: int = 4) -> tuple[float, int]:
+def order(outcomes: Sequence[Outcome], key: Callable[[Any], Hashable] = lambda group: group, least: int = 4) -> tuple[float, int]:
     """Mean tau over groups of at least so many measured runs, and how many groups."""
     taus = []
-    for rows in grouped([o for o in outcomes if o.measured_s]).values():
+    for rows in grouped([o for o in outcomes if o.measured_s], key).values():
         if len(rows) >= least:
             taus.append(kendall([o.measured_s or 0.0 for o in rows], [o.priced_s for o in rows]))
     return (mean(taus), len(taus)) if taus else (0.0, 0)

@@ -27,11 +27,13 @@ from planner.emit.runs import Run
 from planner.evaluate import Cost
 from planner.flow import Flow, cut_layout, stored_layout
 from planner.graph import Graph
-from planner.layout import STAGE, local_shape
+from planner.layout import STAGE, Layout, local_shape
 from planner.pipeline import Pipeline, pipeline_of
 from planner.price import Pricer
 from planner.rule import Split
 
+LARGE = 1e11
+"""FLOPs of a product beyond which the files' curves are level; what large ones still gain is the framework's."""
 FREE = frozenset({"Reshape", "Identity"})
 BEFORE, BLOCKS, AFTER = "before", "blocks", "after"
 
@@ -70,7 +72,7 @@ def times(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pri
     from planner.kernels import _share
 
     graph, node, rule, runtime = base.graph, base.graph.nodes[i], base.rules[i], pricer.runtime
-    kernels, rates, device = runtime.kernels, runtime.rates, pricer.topology.device
+    kernels, rates, device = runtime.kernels, pricer.rates, pricer.topology.device
     assert kernels is not None
     if node.op in FREE:
         return 0.0, 0.0
@@ -86,7 +88,7 @@ def times(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pri
             rate = device.peak(dtype) * rates.attention
             forward, backward = (causal * flops * n / (rate * share_of_peak) for n, share_of_peak in zip((1.0, 2.5), kernels.attention, strict=True))
         else:
-            product = flops / (device.peak(dtype) * device.efficiency(flops / 2) * rates.matmul)
+            product = flops / (device.peak(dtype) * _efficiency(pricer, flops / 2))
             forward, backward = product + scores * kernels.score_bytes[0] / memory, 2 * product + scores * kernels.score_bytes[1] / memory
         return forward, (backward + forward * kernels.again) if trained else 0.0
     if kind == "CrossEntropyLoss":
@@ -94,16 +96,22 @@ def times(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pri
         return logits * kernels.logit_bytes[0] / memory, logits * kernels.logit_bytes[1] / memory if trained else 0.0
     if flops:
         alike = sum(bool(base.rules[j].flops) for j, _ in graph.consumers.get(node.inputs[0], ()))  # products of one operand run as one
-        forward = max(flops / (device.peak(dtype) * device.efficiency(flops * alike) * rates.matmul), (ins + outs) / memory)
+        forward = max(flops / (device.peak(dtype) * _efficiency(pricer, flops * alike)), (ins + outs) / memory)
         return forward, base.backward[i] * forward if trained else 0.0
     f, b = kernels.passes.get(kind, ((ins + outs) / outs if outs else 0.0, 2.0))
     return f * outs / memory, b * outs / memory if trained else 0.0
 
 
+def _efficiency(pricer: Pricer, flops: float) -> float:
+    """Fraction of peak that a product of so many FLOPs reaches."""
+    rates = pricer.rates
+    return min(1.0, pricer.topology.device.efficiency(flops) * rates.matmul * (max(flops, LARGE) / LARGE) ** rates.growth)
+
+
 def _memory_rate(pricer: Pricer) -> float:
     """Bytes per second that element-wise kernels reach."""
     device = pricer.topology.device
-    return device.memory_bytes_per_s * device.memory_efficiency * pricer.runtime.rates.memory
+    return device.memory_bytes_per_s * device.memory_efficiency * pricer.rates.memory
 
 
 @dataclass(frozen=True)
@@ -214,7 +222,7 @@ def step_time(base: Base, work: Work, pricer: Pricer) -> Step:
     turns, kernels, again = [], 0.0, 0.0
     for s, blocks in enumerate(deal.blocks):
         mine = [(BLOCKS, blocks), *([(BEFORE, 1)] if s == 0 else []), *([(AFTER, 1)] if s == len(deal.blocks) - 1 else [])]
-        passes = [(n, _passes(parts[place], work.recompute if place == BLOCKS else "none", runtime.rates.launch_s)) for place, n in mine]
+        passes = [(n, _passes(parts[place], work.recompute if place == BLOCKS else "none", pricer.rates.launch_s)) for place, n in mine]
         forward, backward, busy, replayed = (sum(n * p[k] for n, p in passes) for k in range(4))
         turns.append(_beside(forward, gathers["forward"], runtime.gather_overlap) + _beside(backward, gathers["backward"], runtime.gather_overlap) + handed)
         kernels, again = max(kernels, busy), max(again, replayed)
@@ -352,7 +360,9 @@ def _kept(base: Base, flow: Flow, deal: Deal, pricer: Pricer) -> tuple[dict[str,
             continue
         kind = role(graph, i)
         out = next(o for o in node.outputs if o)
-        size = prod(local_shape(graph.tensors[out].shape, flow.source[out], mesh)) * pricer.itemsize(graph.tensors[out].dtype)
+        size = _local_bytes(flow, out, flow.source[out], pricer)
+        if kind == "norm" and kernels.gathered:  # the product that reads it keeps it whole
+            kept[place] += max((_local_bytes(flow, o, flow.need[j, slot], pricer) for o in (out,) for j, slot in graph.consumers.get(o, ())), default=size) - size
         if kind == "CrossEntropyLoss":
             logits += prod(local_shape(graph.tensors[node.inputs[0]].shape, flow.need[i, 0], mesh)) * kernels.logit_kept
         elif place != AFTER or kind == "norm":  # the head's product leaves the logits
@@ -363,3 +373,8 @@ def _kept(base: Base, flow: Flow, deal: Deal, pricer: Pricer) -> tuple[dict[str,
         if place == BLOCKS and kind == "residual":
             entering = size
     return kept, entering, logits
+
+
+def _local_bytes(flow: Flow, name: str, layout: Layout, pricer: Pricer) -> float:
+    tensor = flow.graph.tensors[name]
+    return prod(local_shape(tensor.shape, layout, dict(flow.plan.mesh))) * pricer.itemsize(tensor.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 
 from costmodels import collectives, compute
 from costmodels.precision import Recipe
-from costmodels.runtime import Runtime
+from costmodels.runtime import Rates, Runtime
 from planner.account import Use
 from planner.conversions import Atlas, Conversions
 from planner.graph import DTYPE_BYTES
@@ -63,14 +63,21 @@ class Pricer:
         return lines
 
     @cached_property
+    def rates(self) -> Rates:
+        """What the runtime reaches of this device."""
+        return self.runtime.per_device.get(self.topology.device.name, self.runtime.rates)
+
+    @cached_property
     def _links(self) -> Topology:
         """The machine with what the runtime reaches of its links."""
-        rates = self.runtime.rates
-        if rates.inner == rates.outer == 1.0:
+        rates = self.rates
+        if rates.inner == rates.outer == rates.latency == 1.0:
             return self.topology
         levels = self.topology.levels
         inside = max(1, len(levels) - 1)
-        return replace(self.topology, levels=tuple(replace(x, efficiency=x.efficiency * (rates.inner if i < inside else rates.outer)) for i, x in enumerate(levels)))
+        inner = [replace(x, efficiency=x.efficiency * rates.inner) for x in levels[:inside]]
+        outer = [replace(x, efficiency=x.efficiency * rates.outer, latency_s=x.latency_s * rates.latency) for x in levels[inside:]]
+        return replace(self.topology, levels=(*inner, *outer))
 
     @cached_property
     def conversions(self) -> Conversions:
