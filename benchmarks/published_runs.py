@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.published_fit import Prepared, held_out, prepare
+from benchmarks.published_fit import MOST_FOLDS, Prepared, held_out, prepare
 from benchmarks.published_rows import Case, Left, case_of, model_flops
 from benchmarks.published_scores import Outcome, choice, errors, fitting, order
 from costmodels.runtime import Rates
@@ -51,14 +51,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     rows = read(given.runs, given.source, given.tiers) + (read(given.oom, given.source, given.tiers) if given.oom else [])
-    prepared, left = prepare_all(rows)
+    left: Counter[str] = Counter()
     report: list[dict[str, Any]] = []
-    for key in dict.fromkeys((str(p.case.row["source"]), p.case.topology.device.name) for p in prepared):
-        mine = [p for p in prepared if (str(p.case.row["source"]), p.case.topology.device.name) == key]
-        if any(p.case.measured_s for p in mine):
-            report.append(score(*key, mine, not given.no_fit))
-            if not given.json:
-                show(report[-1])
+    for source in dict.fromkeys(str(row["source"]) for row in rows):
+        prepared, out = prepare_all([row for row in rows if row["source"] == source])
+        left += out
+        for device in dict.fromkeys(p.case.topology.device.name for p in prepared):
+            mine = [p for p in prepared if p.case.topology.device.name == device]
+            if any(p.case.measured_s for p in mine):
+                report.append(score(source, device, mine, not given.no_fit))
+                if not given.json:
+                    show(report[-1])
     if given.json:
         print(json.dumps({"sources": report, "left_out": dict(left)}, indent=1))
     else:
@@ -93,16 +96,15 @@ def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str
     constant = [Outcome(p.case.group, p.case.measured_s, typical * model_flops(p.case.row) / p.case.row["devices"], 0, 0) for p in measured]
     out["constant"] = errors(constant) | {"tau": order(constant)[0], "tau_devices": order(constant, machine_group)[0]}
     out["shipped"] = times(outcomes(rows, [p.step_s() for p in rows]))
-    out["memory"] = fitting(outcomes(rows, [p.step_s() for p in rows])) if len(rows) > len(measured) else None
+    out["memory"] = fitting(outcomes(rows, [p.step_s() for p in rows]))
     if fit and len(measured) >= LEAST:
         start = Rates(growth=0.05)
         for name, group in SPLITS.items():
             if len({group(p.case) for p in measured}) > 1:
                 priced, folds = held_out(measured, start, group)
-                by_group = {group(p.case): folds[k] for p in measured for k, g in enumerate(dict.fromkeys(group(q.case) for q in measured)) if g == group(p.case)}
                 extra = [p for p in rows if not p.case.measured_s]
-                every = priced + [p.step_s(by_group.get(group(p.case), folds[0])) for p in extra]
-                out["leave one " + name + " out"] = times(outcomes([*measured, *extra], every)) | {"folds": len(folds)}
+                every = priced + [p.step_s(folds.get(group(p.case), start)) for p in extra]
+                out["leave one " + name + " out"] = times(outcomes([*measured, *extra], every)) | {"folds": min(len(folds), MOST_FOLDS)}
     return out
 
 
@@ -135,9 +137,11 @@ def show(table: dict[str, Any]) -> None:
             tail = f"{line['tau_groups']:>7}{line['regret_measured']:>8.1%}{line['regret']:>13.1%}{line['worst_regret']:>8.1%}{line['picks_out_of_memory']:>9}"
         print(f"  {name + mark:<34}{line['mean']:>8.1%}{line['median']:>8.1%}{line['p95']:>8.1%}{line['tau']:>7.2f}{line['tau_devices']:>8.2f}{tail}")
     m = table["memory"]
-    if m:
+    if not m["out_of_memory"]:
+        print(f"  does not fit: said of {m['said']} of {m['rows']} rows, which all ran", flush=True)
+    else:
         print(f"  does not fit: {m['out_of_memory']} of {m['rows']} rows ran out of memory; precision {m['precision']:.3f}, recall {m['recall']:.3f}; "
-              f"within 5 % of usable {m['edge_right']:.2f} of {m['edge_rows']} right")  # fmt: skip
+              f"within 5 % of usable {m['edge_right']:.2f} of {m['edge_rows']} right", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

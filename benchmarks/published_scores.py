@@ -89,5 +89,5 @@ def fitting(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     out = [o for o in outcomes if o.measured_s is None]
     right = sum(o.measured_s is None for o in said)
     edge = [o for o in outcomes if abs(o.priced_bytes - o.usable_bytes) <= EDGE * o.usable_bytes]
-    return {"rows": len(outcomes), "out_of_memory": len(out), "precision": right / len(said) if said else 1.0, "recall": right / len(out) if out else 1.0,
+    return {"rows": len(outcomes), "out_of_memory": len(out), "said": len(said), "precision": right / len(said) if said else 1.0, "recall": right / len(out) if out else 1.0,
             "edge_rows": len(edge), "edge_right": sum(o.fits == (o.measured_s is not None) for o in edge) / len(edge) if edge else 1.0}  # fmt: skip

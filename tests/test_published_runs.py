@@ -58,7 +58,7 @@ def test_scores_of_known_outcomes() -> None:
 
     rows = [run(1.0, 1.1, 5.0), run(2.0, 1.8, 9.6), run(None, 0.5, 9.0), run(None, 0.4, 12.0)]
     assert errors(rows)["mean"] == pytest.approx(0.1)
-    assert fitting(rows) == {"rows": 4, "out_of_memory": 2, "precision": 1.0, "recall": 0.5, "edge_rows": 1, "edge_right": 1.0}
+    assert fitting(rows) == {"rows": 4, "out_of_memory": 2, "said": 1, "precision": 1.0, "recall": 0.5, "edge_rows": 1, "edge_right": 1.0}
     assert choice(rows)["picks_out_of_memory"] == 1
     assert kendall([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(4 / 6)
     assert kendall([1, 2, 3], [3, 2, 1]) == -1
