@@ -20,7 +20,7 @@ from planner.evaluate import Cost, price_plan
 from planner.framework import Work, step_time, work_of
 from planner.price import Pricer
 
-WIDTHS = {"matmul": 0.15, "memory": 0.25, "attention": 0.3, "inner": 0.3, "outer": 1.5, "launch_s": 0.5}
+WIDTHS = {"matmul": 0.15, "memory": 0.25, "attention": 0.3, "inner": 0.3, "outer": 1.0, "launch_s": 0.5}
 """Rates that are fitted, and how far (in log) they may be from the file's at no great cost: what runs reach of a network between nodes is known least."""
 SPREAD = 0.05
 """s: error of a step that is nothing unusual."""
@@ -76,7 +76,7 @@ def fitted(rows: Sequence[Prepared], start: Rates) -> Rates:
         slopes = np.stack([(priced(theta + 0.02 * step) - now) / 0.02 for step in np.eye(len(names))], 1)
         weight = SPREAD**-2 / np.maximum(1.0, np.abs(left) / (1.5 * SPREAD))
         normal = (slopes * weight[:, None]).T @ slopes + np.diag(widths**-2.0)
-        theta = theta + np.clip(np.linalg.solve(normal, (slopes * weight[:, None]).T @ left - theta / widths**2), -1.5, 1.5)
+        theta = theta + np.clip(np.linalg.solve(normal, (slopes * weight[:, None]).T @ left - theta / widths**2), -0.7, 0.7)
     return rates(theta)
 
 
