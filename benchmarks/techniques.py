@@ -6,7 +6,7 @@ Every row pins a technique on a small model, emits its training step for 8 virtu
 collective bytes by kind and axes, products and argument bytes must equal the prediction, loss, every gradient and the update the unsharded float32 program. Where a
 technique promises less memory, the compiled program's (arguments, results and temporaries) is held against that of the row it is compared with.
 
-The table of docs/pipeline.md's neighbours is this benchmark's output, kept in benchmarks/results/techniques.txt. Exit status 1 where a row fails.
+Exit status 1 where a row fails.
 """
 
 from __future__ import annotations
