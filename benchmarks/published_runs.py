@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.published_fit import MOST_FOLDS, Prepared, held_out, prepare
-from benchmarks.published_rows import Case, Left, case_of, model_flops
 from benchmarks.published_scores import Outcome, choice, errors, fitting, order
 from costmodels.runtime import Rates
+from planner.runs.fit import MOST_FOLDS, Prepared, held_out, prepare
+from planner.runs.rows import Case, Left, case_of, model_flops
 
 FITTED_SOURCES = ("Hagemann", "vTrain measured (multi", "mosaicml")
 """Sources whose rows set constants of the shipped profiles: their figures without a held-out fit are marked."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published_fit import Prepared
 from benchmarks.published_runs import main, outcomes, prepare_all
 from benchmarks.published_scores import Outcome, choice, errors, fitting, kendall, order
 from costmodels.runtime import Rates
+from planner.runs.fit import Prepared
 
 ROWS = Path(__file__).with_name("golden") / "published_runs.jsonl"
 MOST = {"Hagemann": 0.075, "vTrain": 0.15, "mosaicml": 0.045}

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.published_rows import Case, plan_of
 from costmodels.runtime import Rates
 from planner.base import Base
 from planner.evaluate import Cost, price_plan
 from planner.framework import Work, step_time, work_of
 from planner.price import Pricer
+from planner.runs.rows import Case, plan_of
 
 WIDTHS = {"matmul": 0.15, "memory": 0.25, "attention": 0.3, "inner": 0.3, "outer": 1.0, "launch_s": 0.5}
 """Rates that are fitted, and how far (in log) they may be from the file's at no great cost: what runs reach of a network between nodes is known least."""
