@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +28,23 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
     for name, link in (("package", device.package), ("inner", device.inner), ("outer", device.outer)):
         if link:
             rows += _link(name, link, device.package_size)
-    return (*rows, ("host.bandwidth", _bandwidth(device.host_bytes_per_s)))
+    rows.append(("host.bandwidth", _bandwidth(device.host_bytes_per_s)))
+    rows += [("power.device", f"{device.watts:g} W")] if device.watts else []
+    return (*rows, *([("price.device", f"{device.usd_per_h:g} USD/h")] if device.usd_per_h else []))
 
 
 def describe(device: Device) -> str:
     """`plan hardware NAME`: a line or more for every figure, with its source or `guessed: why`."""
-    lines = [f"{device.name}: {device.kind}" + (f", figures of {device.date}" if device.date else ""), ""]
+    said = (device.kind, f"also {', '.join(device.aliases)}" if device.aliases else "", f"figures and price of {device.date}" if device.date else "")
+    lines = [f"{device.name}: {', '.join(x for x in said if x)}", ""]
     for key, value in figures(device):
         lines += _row(key, value, origin(device, key))
     curve = device.guessed.get("matmul.flops")
     if curve:
         lines += _row("matmul curve", "", f"guessed: {curve}")
+    unknown = [what for what, value in (("power", device.watts), ("price", device.usd_per_h)) if value is None]
+    if unknown:
+        lines += ["", f"not known: {' and '.join(unknown)}"]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -47,20 +55,35 @@ def origin(device: Device, key: str) -> str:
     return f"guessed: {device.guessed[key]}" if key in device.guessed else "no source given"
 
 
+def as_json(device: Device) -> dict[str, Any]:
+    """Every figure in base units (the unit is part of the key), with sources and guesses as the file has them; unknown ones are null."""
+    return asdict(device)
+
+
+def library() -> dict[str, Any]:
+    """`plan hardware --json`: all devices and machines that ship, by name."""
+    return {"devices": {name: as_json(load_device(name)) for name in device_names()}, "topologies": {name: topology_table(name) for name in topology_names()}}
+
+
 def overview() -> str:
     """`plan hardware`: the devices that ship, one a line. `*` marks a guessed figure."""
-    head = ("device", "peak 16-bit", "matmul", "memory", "bandwidth", "node", "inner link", "outer link")
+    head = ("device", "TFLOP/s", "matmul", "memory", "GB/s", "node", "inner GB/s", "outer", "W", "USD/h", "also")
     rows = [head, *(_summary(load_device(name)) for name in device_names())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    notes = ("matmul: best sustained share of peak. Links: per device and direction; torus and mesh: links x bandwidth of one.",
-             "* guessed. `plan hardware NAME` prints every figure with its source.")  # fmt: skip
-    return "\n".join((*lines, "", *notes, "", *_machines()))
+    notes = ("TFLOP/s: dense, 16-bit. matmul: best sustained share of it. Links: GB/s per device and direction; 7 x 64 mesh, 6 x 45 torus: links x bandwidth of one.",
+             "W: the device alone at its limit. USD/h: list price on demand, host and network included. * guessed, - not known.",
+             "`plan hardware NAME` prints every figure with its source, --json all of them. Torus slices by shape: --hardware tpu-v5e:4x8")  # fmt: skip
+    wrapped = (line for note in notes for line in textwrap.wrap(note, WIDTH))
+    return "\n".join((*_columns(rows), "", *wrapped, "", *_machines()))
+
+
+def topology_table(name: str) -> dict[str, Any]:
+    """A machine that ships by name, or a topology file, as written there."""
+    return _machine(name) if name in topology_names() and not Path(name).exists() else tomllib.loads(Path(name).read_text())
 
 
 def describe_topology(name: str) -> str:
     """`plan hardware NAME` for a machine that ships, or a topology file: its levels, innermost first, with their sources."""
-    data = _machine(name) if name in topology_names() and not Path(name).exists() else tomllib.loads(Path(name).read_text())
+    data = topology_table(name)
     said = (data.get("summary"), data["device"], f"figures of {data['date']}" if "date" in data else None)
     lines = [f"{name}: {', '.join(x for x in said if x)}", ""]
     for level in data["level"]:
@@ -71,10 +94,13 @@ def describe_topology(name: str) -> str:
 
 def _machines() -> list[str]:
     """A line for every topology that ships."""
-    table = [(name, data["device"], " + ".join(f"{x['name']} {_bandwidth(bandwidth_bytes_per_s(x['bandwidth']))}" for x in data["level"]), data["summary"])
-             for name, data in ((n, _machine(n)) for n in topology_names())]  # fmt: skip
-    rows = [("--topology", "device", "links per device", "machine"), *table]
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    rows = [(name, data["device"], " + ".join(f"{x['name']} {bandwidth_bytes_per_s(x['bandwidth']) / 1e9:g}" for x in data["level"]), data["summary"])
+            for name, data in ((n, _machine(n)) for n in topology_names())]  # fmt: skip
+    return _columns([("--topology", "device", "GB/s per device", "machine"), *rows])
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
@@ -87,13 +113,14 @@ def _summary(device: Device) -> tuple[str, ...]:
     if device.guessed.get("peak.bfloat16") and "float16" in device.peak_flops_per_s:
         main = "float16"  # an emulated bfloat16 is not what the device is bought for
     inner, mark = device.inner, lambda key: "*" if key in device.guessed else ""
-    rate = f"{inner.bandwidth_bytes_per_s / 1e9:g} GB/s"
+    rate = f"{inner.bandwidth_bytes_per_s / 1e9:g}"
     links = f"{2 * inner.torus_dims} x {rate} torus" if inner.torus_dims else f"{device.node_size - 1} x {rate} mesh" if inner.kind == "mesh" else rate
     return (
-        device.name, _rate(device.peak_flops_per_s[main]) + mark(f"peak.{main}") + (" (float32)" if main == "float32" else ""),
+        device.name, f"{device.peak_flops_per_s[main] / 1e12:g}" + mark(f"peak.{main}") + (" (float32)" if main == "float32" else ""),
         f"{device.matmul_efficiency[-1]:.2f}{mark('matmul.efficiency')}", show_bytes(device.memory_bytes) + mark("memory.capacity"),
-        _bandwidth(device.memory_bytes_per_s) + mark("memory.bandwidth"), str(device.node_size), links + mark("inner.bandwidth"),
-        _bandwidth(device.outer.bandwidth_bytes_per_s) + mark("outer.bandwidth"),
+        f"{device.memory_bytes_per_s / 1e9:g}" + mark("memory.bandwidth"), str(device.node_size), links + mark("inner.bandwidth"),
+        f"{device.outer.bandwidth_bytes_per_s / 1e9:g}" + mark("outer.bandwidth"), f"{device.watts:g}" if device.watts else "-",
+        f"{device.usd_per_h:.2f}" if device.usd_per_h else "-", device.aliases[0] if device.aliases else "",
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ A TOML file in costmodels/devices (or the user's own):
     kind = "gpu"                          # gpu | tpu | cpu
     node_size = 8                         # devices that share the inner link
     date = "2026-11"                      # when the figures were last looked up
+    aliases = ["h100"]                    # optional: other names it goes by; a shipped device only
     [peak]                                # dense arithmetic per device
     bfloat16 = "989 TFLOP/s"
     [matmul]                              # sustained fraction of peak by FLOPs of one product: points, a power law between neighbours
@@ -33,6 +34,10 @@ A TOML file in costmodels/devices (or the user's own):
     size = 2; bandwidth = "600 GB/s"; efficiency = 0.8; latency = "1 us"
     [host]
     bandwidth = "55 GB/s"                 # device <-> host memory
+    [power]                               # optional
+    device = "700 W"                      # of the device alone, at its limit
+    [price]                               # optional
+    device = "6.88 USD/h"                 # of one device with its share of the host and the network
     [sources]                             # "table.key" -> where the figure is from
     [guessed]                             # "table.key" -> why this value
 """
@@ -48,7 +53,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from costmodels.units import UnitError, bandwidth_bytes_per_s, rate_flops_per_s, size_bytes, time_s
+from costmodels.units import UnitError, bandwidth_bytes_per_s, power_w, price_usd_per_h, rate_flops_per_s, size_bytes, time_s
 
 DEVICES = Path(__file__).with_name("devices")
 TOPOLOGIES = Path(__file__).with_name("topologies")
@@ -61,8 +66,9 @@ _KEYS: dict[str, set[str]] = {
     "matmul": {"flops", "efficiency"}, "attention": {"efficiency"}, "memory": {"capacity", "context", "bandwidth", "efficiency"}, "kernel": {"launch"},
     "inner": {"bandwidth", "efficiency", "latency", "kind", "all_reduce_bandwidth", "all_reduce_latency", "torus_dims", "torus_pod"},
     "outer": {"bandwidth", "efficiency", "latency"}, "package": {"size", "bandwidth", "efficiency", "latency"}, "host": {"bandwidth"},
+    "power": {"device"}, "price": {"device"},
 }  # fmt: skip
-_TOP = {"name", "kind", "node_size", "date", "peak", "sources", "guessed", *_KEYS}
+_TOP = {"name", "kind", "node_size", "date", "aliases", "peak", "sources", "guessed", *_KEYS}
 
 
 class DeviceError(ValueError):
@@ -115,6 +121,11 @@ class Device:
     guessed: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
     """When the figures were last looked up, or measured; "" when the file does not say."""
+    aliases: tuple[str, ...] = ()
+    watts: float | None = None
+    """Power of the device alone at its limit; None where nobody publishes it."""
+    usd_per_h: float | None = None
+    """Price of one device for an hour, host and network included; None where none is known."""
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of a type; types without a figure of their own run at the nearest wider one's rate."""
@@ -139,6 +150,13 @@ def device_names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in DEVICES.glob("*.toml")))
 
 
+@cache
+def aliases() -> Mapping[str, str]:
+    """Other names of the devices that ship -> their own."""
+    files = {name: tomllib.loads((DEVICES / f"{name}.toml").read_text()) for name in device_names()}
+    return {alias: name for name, data in files.items() for alias in data.get("aliases", ())}
+
+
 def topology_names() -> tuple[str, ...]:
     """Names of the machines that ship: topology files whose outermost size follows from the device count."""
     return tuple(sorted(p.stem for p in TOPOLOGIES.glob("*.toml")))
@@ -146,8 +164,9 @@ def topology_names() -> tuple[str, ...]:
 
 @cache
 def load_device(name: str) -> Device:
-    """A shipped device by name, or a device file by path. Raises DeviceError with the file and the key."""
-    path = DEVICES / f"{name}.toml" if name in device_names() else Path(name)
+    """A shipped device by name or alias (in any case), or a device file by path. Raises DeviceError with the file and the key."""
+    shipped = name if name in device_names() else aliases().get(name.lower(), "")
+    path = DEVICES / f"{shipped}.toml" if shipped else Path(name)
     try:
         data = tomllib.loads(path.read_text())
     except OSError as e:
@@ -177,7 +196,9 @@ def from_table(data: Mapping[str, Any], where: str) -> Device:
             time_s(data["kernel"]["launch"]), inner, _link(data["outer"]), _above_zero(bandwidth_bytes_per_s(data["host"]["bandwidth"]), "host.bandwidth"),
             _link(package) if package else None, count(package["size"], "package.size") if package else 1,
             {str(k): str(v) for k, v in data.get("sources", {}).items()}, {str(k): str(v) for k, v in data.get("guessed", {}).items()},
-            str(data.get("date", "")),
+            str(data.get("date", "")), tuple(str(a) for a in data.get("aliases", ())),
+            _above_zero(power_w(data["power"]["device"]), "power.device") if "power" in data else None,
+            _above_zero(price_usd_per_h(data["price"]["device"]), "price.device") if "price" in data else None,
         )  # fmt: skip
     except KeyError as e:
         raise DeviceError(f"{where}: key {e.args[0]!r} is missing") from e

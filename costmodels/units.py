@@ -1,4 +1,4 @@
-"""Quantities with their units written out: "450 GB/s", "2 us", "80 GiB", "989 TFLOP/s". GB (10^9) and GiB (2^30) are never mixed."""
+"""Quantities with their units written out: "450 GB/s", "2 us", "80 GiB", "989 TFLOP/s", "700 W", "6.88 USD/h". GB (10^9) and GiB (2^30) are never mixed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SIZE = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**
 _BITS = {"Kb": 10**3 / 8, "Mb": 10**6 / 8, "Gb": 10**9 / 8, "Tb": 10**12 / 8}
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATE = {"GFLOP/s": 10**9, "TFLOP/s": 10**12, "PFLOP/s": 10**15}
-_FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+(?:/s)?)\s*")
+_FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+(?:/[sh])?)\s*")
 
 
 class UnitError(ValueError):
@@ -49,6 +49,18 @@ def time_s(text: object) -> float:
 def rate_flops_per_s(text: object) -> float:
     """FLOPs per second of "989 TFLOP/s"."""
     number, unit = _split(text, "rate", _RATE)  # type: ignore[arg-type]
+    return number * unit
+
+
+def power_w(text: object) -> float:
+    """Watts of "700 W"."""
+    number, unit = _split(text, "power", {"W": 1.0})
+    return number * unit
+
+
+def price_usd_per_h(text: object) -> float:
+    """US dollars an hour of "6.88 USD/h"."""
+    number, unit = _split(text, "price", {"USD/h": 1.0})
     return number * unit
 
 

@@ -66,9 +66,7 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
 
     if topology is not None and hardware is not None:
         raise PlanError("P016", "--topology and --hardware both describe the machine", help=["give one of them: a topology file names its own device"])
-    if topology is None and devices is None:
-        raise PlanError("P017", "how many devices?", help=["--devices N, or --topology FILE"])
-    machine = from_file(topology, devices) if topology is not None else for_devices(hardware or DEFAULT_HARDWARE, 1 if devices is None else devices)
+    machine = from_file(topology, devices) if topology is not None else for_devices(hardware or DEFAULT_HARDWARE, devices)
     choose("precision", precision, recipe_names())
     choose("optimizer", optimizer, OPTIMIZERS)
     choose("runtime", runtime, tuple(RUNTIMES))

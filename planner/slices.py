@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import re
 from math import prod
+
+NAMED = re.compile(r"(?P<device>.+):(?P<shape>\d{1,5}(?:x\d{1,5}){1,2})")
+"""A slice by its shape, as Google Cloud writes it: tpu-v5e:4x4, v5p:4x4x8."""
+
+
+def named_slice(hardware: str) -> tuple[str, tuple[int, ...]]:
+    """("tpu-v5e", (4, 8)) of "tpu-v5e:8x4", sides rising; the shape is () where none is named."""
+    match = NAMED.fullmatch(hardware)
+    return (match["device"], tuple(sorted(int(n) for n in match["shape"].split("x")))) if match else (hardware, ())
 
 
 def slice_shapes(pod: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
-    """Chips -> the most even real slice, sides rising. 3-D: parts of a cube of 4, then whole cubes; 2-D: powers of two.
+    """Chips -> the most even real slice."""
+    found: dict[int, tuple[int, ...]] = {}
+    for shape in real_slices(pod):
+        found.setdefault(prod(shape), shape)
+    return found
+
+
+def real_slices(pod: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The slices that exist, sides rising, the most even first. 3-D: parts of a cube of 4, then whole cubes; 2-D: powers of two.
 
     Source: Google Cloud's TPU configuration pages. (1, .., 2) is half a host, useful for small tests.
     """
@@ -16,12 +34,9 @@ def slice_shapes(pod: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
         shapes = [(1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2), (2, 2, 4), (2, 4, 4)]
         shapes += itertools.combinations_with_replacement(range(4, pod[-1] + 1, 4), 3)
     else:
-        shapes = [(1, 1), (1, 2), *itertools.combinations_with_replacement((2, 4, 8, 16), 2)]
-    found: dict[int, tuple[int, ...]] = {}
-    for shape in sorted(shapes, key=lambda s: (s[-1] / s[0], s)):
-        if all(n <= most for n, most in zip(shape, pod, strict=True)) and (len(pod) == 3 or shape[-1] <= 2 * shape[0]):
-            found.setdefault(prod(shape), shape)
-    return found
+        shapes = [s for s in ((1, 1), (1, 2), *itertools.combinations_with_replacement((2, 4, 8, 16), 2)) if s[-1] <= 2 * s[0]]
+    fitting = (s for s in shapes if all(n <= most for n, most in zip(s, pod, strict=True)))
+    return sorted(fitting, key=lambda s: (s[-1] / s[0], s))
 
 
 def part_of_host(shape: tuple[int, ...]) -> bool:
@@ -30,5 +45,6 @@ def part_of_host(shape: tuple[int, ...]) -> bool:
 
 
 def wraps(shape: tuple[int, ...], n: int) -> bool:
-    """Whether a dim of n is joined at its ends: whole cubes in 3-D (optical switches), a full side of 16 in 2-D (jax-ml/scaling-book, TPU chapter)."""
+    """Whether a dim of n is joined at its ends: whole cubes in 3-D (optical switches; Google Cloud's page of v5p: slices of 4x4x4 and more are full tori),
+    a full side of 16 in 2-D (jax-ml/scaling-book, TPU chapter)."""
     return min(shape) >= 4 if len(shape) == 3 else n >= 16

@@ -17,13 +17,13 @@ from math import log, prod
 from pathlib import Path
 from typing import Any
 
-from costmodels import Device, DeviceError, device_names, load_device, topology_names
+from costmodels import Device, DeviceError, aliases, device_names, load_device, topology_names
 from costmodels.collectives import Span
 from costmodels.device import TOPOLOGIES, count, fraction
 from costmodels.units import UnitError, bandwidth_bytes_per_s, time_s
 from planner.errors import PlanError, did_you_mean
 from planner.layout import STAGE
-from planner.slices import part_of_host, slice_shapes, wraps
+from planner.slices import named_slice, part_of_host, real_slices, slice_shapes, wraps
 
 MIN_NODE_SHARE = 4
 """A job of several nodes that leaves less than this many devices of a node in use is called irregular."""
@@ -157,13 +157,22 @@ def device(name: str) -> Device:
         if Path(name).is_file():
             raise PlanError("P010", f"hardware file {name!r} cannot be used", detail=[str(e)], help=["docs/hardware.md describes the keys and units"]) from e
         names = device_names()
-        help = [h for h in (did_you_mean(name, names), f"shipped: {', '.join(names)}") if h]
+        near = f"{name} is a machine: --topology {name}" if name in topology_names() else did_you_mean(name.lower(), [*names, *aliases()])
+        help = [h for h in (near, f"shipped: {', '.join(names)}") if h]
         raise PlanError("P010", f"unknown hardware {name!r}", detail=[str(e)], help=help) from e
 
 
-def for_devices(hardware: str, devices: int) -> Topology:
-    """`devices` of a shipped or calibrated device: one level inside a node; beyond, nodes with the largest equal share g <= node size."""
-    chip = device(hardware)
+def for_devices(hardware: str, devices: int | None = None) -> Topology:
+    """`devices` of a shipped or calibrated device: one level inside a node; beyond, nodes with the largest equal share g <= node size.
+
+    A slice of a torus may be named by its shape in chips (tpu-v5e:4x8), which also says how many devices there are.
+    """
+    name, shape = named_slice(hardware)
+    chip = device(name)
+    if shape:
+        return _slice(chip, shape, devices)
+    if devices is None:
+        raise PlanError("P017", "how many devices?", help=["--devices N, or --topology FILE"])
     if devices < 1:
         raise PlanError("P011", f"--devices {devices}: at least one device is needed")
     if chip.inner.torus_dims:
@@ -198,17 +207,36 @@ def _torus(chip: Device, devices: int) -> Topology:
         near = " or ".join(str(n * per_chip) for n in below + above)
         shapes = f"a {link.torus_dims}-D torus of at most {'x'.join(map(str, link.torus_pod))} chips" + (f", {per_chip} devices each" if per_chip > 1 else "")
         raise PlanError("P012", f"{devices} devices are no slice of {chip.name} ({shapes})", help=[f"--devices {near}"])
-    levels = []
+    return _on_torus(chip, shape, chips // most if chips > most else 1)
+
+
+def _slice(chip: Device, shape: tuple[int, ...], devices: int | None) -> Topology:
+    """A slice named by its shape in chips."""
+    said = "x".join(map(str, shape))
+    real = real_slices(chip.inner.torus_pod) if chip.inner.torus_pod else []
+    if shape not in real:
+        near = sorted((s for s in real if prod(shape) <= 2 * prod(s) <= 4 * prod(shape) and not part_of_host(s)), key=lambda s: (prod(s), s))
+        help = [f"one of {', '.join('x'.join(map(str, s)) for s in near[:8])}" if near else "--devices N instead of a shape"]
+        raise PlanError("P012", f"{said} is no slice of {chip.name}" + ("" if real else ": its devices form no torus"), help=help)
+    n = prod(shape) * chip.package_size
+    if devices not in (None, n):
+        raise PlanError("P014", f"--devices {devices} but a slice {said} of {chip.name} has {n}", help=[f"--devices {n}, or leave --devices out"])
+    return _on_torus(chip, shape, 1)
+
+
+def _on_torus(chip: Device, shape: tuple[int, ...], slices: int) -> Topology:
+    """Slices of a shape: the devices of a chip, a level per dim, and the network between slices."""
+    link, per_chip, levels = chip.inner, chip.package_size, []
     if chip.package:
         p = chip.package
         levels.append(Level("chip", per_chip, p.bandwidth_bytes_per_s, p.latency_s, p.efficiency))
     levels += [Level(f"torus{i}", n, link.bandwidth_bytes_per_s / per_chip, link.latency_s, link.efficiency, "torus", wrap=wraps(shape, n))
                for i, n in enumerate(s for s in shape if s > 1)]  # fmt: skip
     notes = [f"slice {'x'.join(map(str, shape))}" + (" (part of a host's chips)" if part_of_host(shape) else "")]
-    if chips > most:
+    if slices > 1:
         out = chip.outer
-        levels.append(Level("slices", chips // most, out.bandwidth_bytes_per_s, out.latency_s, out.efficiency))
-        notes[0] = f"{chips // most} slices {'x'.join(map(str, shape))}"
+        levels.append(Level("slices", slices, out.bandwidth_bytes_per_s, out.latency_s, out.efficiency))
+        notes[0] = f"{slices} slices {'x'.join(map(str, shape))}"
     return Topology(chip, tuple(levels), tuple(notes))
 
 

@@ -170,6 +170,11 @@ def test_compare_sweep_ops_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hardware"]) == 0 and "h100-sxm" in capsys.readouterr().out
     assert main(["hardware", "h100-sxm"]) == 0 and "memory.capacity" in capsys.readouterr().out
     assert main(["hardware", "aws-p5"]) == 0 and "efa" in capsys.readouterr().out
+    assert main(["hardware", "--json"]) == 0
+    library = json.loads(capsys.readouterr().out)
+    assert library["devices"]["h100-sxm"]["memory_bytes"] == 81008 * 2**20 and library["topologies"]["dgx-h100"]["device"] == "h100-sxm"
+    assert main(["hardware", "H100", "--json"]) == 0 and json.loads(capsys.readouterr().out) == library["devices"]["h100-sxm"]
+    assert main(["hardware", "aws-p5", "--json"]) == 0 and json.loads(capsys.readouterr().out) == library["topologies"]["aws-p5"]
 
 
 def test_verify_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +269,7 @@ ERRORS: list[tuple[list[str], str, int]] = [
     (["show", "tiny.json", "extra"], "P002", 2), ([TINY, "--devices", "8", "--solver", "gurobi"], "P018", 2), ([TINY, "--devices", "8", "--mode", "hybrid"], "P018", 2),
     ([TINY, "--devices", "8", "--objective", "ttft"], "P018", 2), ([TINY, "--devices", "8", "--workload", "serve"], "P018", 2),
     ([TINY, "--devices", "8", "--backend", "torch"], "P018", 2), ([TINY, "--devices", "8", "--precision", "bf16"], "P018", 2),
-    ([TINY, "--devices", "8", "--hardware", "h100"], "did you mean 'h100-sxm'?", 2), ([TINY, "--devices", "9"], "P012", 2),
+    ([TINY, "--devices", "8", "--hardware", "h10"], "did you mean 'h100'?", 2), ([TINY, "--devices", "9"], "P012", 2),
     ([TINY, "--topology", "none.toml"], "P013", 2), ([TINY, "--topology", "t.toml", "--devices", "8"], "P014", 2),
     ([TINY, "--topology", "t.toml", "--hardware", "h100-sxm"], "P016", 2), ([TINY, "--devices", "8", "--pin", "none.toml"], "P020", 2),
     ([TINY, "--devices", "8", "--pin", "tp=3"], "P022", 2), (["zoo:mlp-tiny", "--devices", "2", "--memory-limit", "1kB"], "P021", 3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import math
 import re
 import tomllib
@@ -14,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodels import Device, DeviceError, device_names, load_device
+from costmodels import Device, DeviceError, aliases, device_names, load_device
 from costmodels.collectives import KINDS, Span, collective_lines, collective_time_s, wire_bytes
 from costmodels.compute import attention_time_s, optimizer_time_s, roofline_time_s
-from costmodels.describe import describe, figures, origin, overview
+from costmodels.describe import as_json, describe, figures, origin, overview
 from costmodels.device import DEVICES, from_table
 from costmodels.memory import COLLECTIVE_BUFFERS_BYTES, Breakdown, capacity
 from costmodels.precision import load_recipe, recipe_names
@@ -321,6 +322,23 @@ def test_figures_that_others_publish() -> None:
     assert v7x.efficiency(2 * 4096**3) * v7x.peak("bfloat16") == pytest.approx(893e12, rel=0.01)
 
 
+def test_aliases_are_names_of_one_device() -> None:
+    listed = [a for name in device_names() for a in load_device(name).aliases]
+    assert len(listed) == len(set(listed)) and not set(listed) & set(device_names()) and all(a == a.lower() for a in listed)
+    assert dict(aliases()) == {a: name for name in device_names() for a in load_device(name).aliases}
+    assert [load_device(a).name for a in ("h100", "A100", "v5e", "gb200", "TPU7x")] == ["h100-sxm", "a100-80gb", "tpu-v5e", "gb200-nvl72", "tpu-v7x"]
+
+
+def test_power_and_prices_are_dated_defaults_and_unknown_ones_are_left_out(shipped: Device) -> None:
+    for key, value, low, high in (("power.device", shipped.watts, 100, 2000), ("price.device", shipped.usd_per_h, 0.5, 50)):
+        assert (key in shipped.sources) == (value is not None), "a figure nobody publishes is no guess of ours"
+        assert value is None or low < value < high
+    text = describe(shipped)
+    assert ("not known" in text) == (None in (shipped.watts, shipped.usd_per_h))
+    facts = json.loads(json.dumps(as_json(shipped)))
+    assert (facts["usd_per_h"], facts["inner"]["bandwidth_bytes_per_s"]) == (shipped.usd_per_h, shipped.inner.bandwidth_bytes_per_s)
+
+
 def test_types_without_a_rate_take_a_related_one() -> None:
     v100, cpu, tpu = load_device("v100-32gb"), load_device("cpu"), load_device("tpu-v4")
     assert v100.peak("float16") == 125e12 and v100.peak("bfloat16") == v100.peak("float32"), "no bfloat16 units before Ampere"
@@ -372,6 +390,7 @@ BAD = [
     ("matmul.flops", [1e9, 1e8, 1e10, 1e11, 1e12], "rising"), ("matmul.flops", "many", "could not convert"), ("peak", {}, "at least one type"),
     ("peak.bfloat16", "989 TFLOPS", "TFLOP/s"), ("package", {"size": 2, "bandwidth": "1 GB/s", "efficiency": 1.0, "latency": "1 us"}, "torus"),
     ("attention.efficiency", 1.5, "at most 1"), ("attention.speed", 1, "'attention.speed' is not known"), ("inner.all_reduce_latency", "70", "a unit"),
+    ("power.device", "700", "is not a power"), ("price.device", "6.88 USD", "not a unit of price"), ("price.device", "0 USD/h", "above 0"),
     ("outer.all_reduce_latency", "70 us", "is not known"), ("colour", "green", "'colour' is not known"), ("memory", 80, "is a table"),
 ]  # fmt: skip
 
@@ -388,14 +407,14 @@ def test_a_bad_value_is_named(key: str, value: object, says: str) -> None:
 
 def test_what_a_device_file_may_leave_out() -> None:
     data = _h100()
-    for table in ("attention", "date", "sources", "guessed"):
+    for table in ("attention", "date", "sources", "guessed", "aliases", "power", "price"):
         del data[table]
     del data["inner"]["all_reduce_bandwidth"]
     with pytest.raises(DeviceError, match="all_reduce_latency belongs to all_reduce_bandwidth"):
         from_table(data, "mine.toml")
     del data["inner"]["all_reduce_latency"]
     device = from_table(data, "mine.toml")
-    assert (device.date, device.inner.all_reduce_bytes_per_s) == ("", 0.0)
+    assert (device.date, device.inner.all_reduce_bytes_per_s, device.aliases, device.watts, device.usd_per_h) == ("", 0.0, (), None, None)
     assert attention_time_s(device, 1e11, 0, "bfloat16") == roofline_time_s(device, 1e11, 0, "bfloat16"), "as good as products when nothing is said"
 
 
@@ -426,7 +445,7 @@ def test_overview_lists_what_ships() -> None:
     lines = overview().splitlines()
     assert [line.split()[0] for line in lines[1 : len(device_names()) + 1]] == list(device_names())
     assert max(map(len, lines)) <= 120
-    assert "7 x 64 GB/s mesh" in overview() and "6 x 45 GB/s torus" in overview() and "125 TFLOP/s " in overview()
+    assert "7 x 64 mesh" in overview() and "6 x 45 torus" in overview() and "v100-32gb    125  " in overview() and "700   6.88" in overview()
 
 
 # --- kernels, precision, memory --------------------------------------------------------------------------------------------------------

@@ -77,6 +77,25 @@ def test_tpu_slices_are_real_ones() -> None:
         for_devices("tpu-v4", 96)
 
 
+def test_slices_by_their_shape() -> None:
+    named = for_devices("v5p:8x4x4")
+    assert named.device.name == "tpu-v5p" and named.levels == for_devices("tpu-v5p", 128).levels
+    long = for_devices("tpu-v5p:4x4x16", 256)
+    assert [(x.size, x.wrap) for x in long.levels] == [(4, True), (4, True), (16, True)] and long.notes == ("slice 4x4x16",), "not the most even slice of 256"
+    assert for_devices("tpu-v7x:4x4x4").devices == 128 and [x.wrap for x in for_devices("v5e:8x16").levels] == [False, True]
+
+
+@pytest.mark.parametrize(("hardware", "devices", "code", "says"), [
+    ("tpu-v5e:3x3", None, "P012", "one of 2x4, 4x4"), ("h100:4x4", None, "P012", "--devices N instead"), ("tpu-v5e:4x4x4", None, "P012", "8x8"),
+    ("tpu-v5e:4x4", 8, "P014", "--devices 16, or leave"), ("tpu-v9:4x4", None, "P010", "tpu-v"), ("tpu-v5e", None, "P017", "--devices N"),
+    ("aws-p5", 8, "P010", "--topology aws-p5"), ("hh100", 8, "P010", "did you mean 'h100'"),
+])  # fmt: skip
+def test_slices_and_names_that_are_not(hardware: str, devices: int | None, code: str, says: str) -> None:
+    with pytest.raises(PlanError, match=code) as e:
+        for_devices(hardware, devices)
+    assert any(says in line for line in e.value.help)
+
+
 def test_only_whole_cubes_and_full_sides_wrap() -> None:
     def wrapped(hardware: str, n: int) -> list[bool]:
         return [level.wrap for level in for_devices(hardware, n).levels]

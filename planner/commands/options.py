@@ -68,7 +68,7 @@ def add_machine(p: argparse.ArgumentParser, many: bool = False) -> None:
         g.add_argument("--hardware", metavar="NAME,...", help="shipped devices or files, a row each (default h100-sxm)")
     else:
         g.add_argument("--devices", type=whole, metavar="N", help="number of devices")
-        g.add_argument("--hardware", metavar="NAME|FILE", help="a shipped device or a file (default h100-sxm; `plan hardware` lists them)")
+        g.add_argument("--hardware", metavar="NAME|FILE", help="a shipped device, a TPU slice such as v5e:4x8, or a file (default h100-sxm; `plan hardware` lists them)")
         g.add_argument("--topology", metavar="NAME|FILE", help="device and link levels instead, or a shipped machine")
     g.add_argument("--memory-limit", metavar="SIZE", help="bytes a plan may use on a device, such as 80GiB")
     g.add_argument("--memory-reserve", metavar="SIZE", help="bytes of a device to keep free (default 2 GiB)")
@@ -182,6 +182,7 @@ def ops(p: argparse.ArgumentParser) -> None:
 def hardware(p: argparse.ArgumentParser) -> None:
     """Options of `plan hardware`."""
     p.add_argument("name", nargs="?", metavar="NAME", help="a shipped device or machine, or a device file: every figure with its source")
+    p.add_argument("--json", action="store_true", help="the same as JSON, in base units")
 
 
 def solve(p: argparse.ArgumentParser) -> None:

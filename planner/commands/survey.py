@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from dataclasses import replace
@@ -132,17 +133,22 @@ def _open_any_size(args: argparse.Namespace) -> Model:
 
 def hardware(args: argparse.Namespace) -> int:
     """The devices and machines that ship, or one with the source of every figure."""
-    from costmodels.describe import describe, describe_topology, overview
+    from costmodels.describe import as_json, describe, describe_topology, library, overview, topology_table
     from costmodels.device import topology_names
     from planner.topology import device, from_file, is_topology
 
-    if args.name and is_topology(args.name):
-        from_file(args.name, None)  # refuses what a plan would refuse
-        console.data(describe_topology(args.name))
-    elif args.name in topology_names() and not Path(args.name).exists():
-        console.data(describe_topology(args.name))
+    name = args.name
+    if not name:
+        table, text = library(), overview()
+    elif is_topology(name):
+        from_file(name, None)  # refuses what a plan would refuse
+        table, text = topology_table(name), describe_topology(name)
+    elif name in topology_names() and not Path(name).exists():
+        table, text = topology_table(name), describe_topology(name)
     else:
-        console.data(describe(device(args.name)) if args.name else overview())
+        chip = device(name)
+        table, text = as_json(chip), describe(chip)
+    console.data(json.dumps(table, indent=2, sort_keys=True) if args.json else text)
     return 0
 
 
