@@ -170,9 +170,20 @@ def program(strategy: Strategy, source: str | Path, *, backend: str = "shard_map
         raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again, or plan check to see what changed"])
     graph = model.graph(int(strategy.techniques["microbatches"]))
     training = (strategy.workload.get("training") or {}) if strategy.workload["kind"] == "train" else {}
-    return emit(graph, strategy.plan_for(graph), workload=strategy.workload["kind"], backend=backend, unroll=unroll,  # type: ignore[arg-type]
+    return emit(graph, strategy.plan_for(graph), workload=strategy.workload["kind"], backend=backend, unroll=unroll, gpu_memory=_gpu_memory(strategy),  # type: ignore[arg-type]
                 training=Training(training.get("optimizer", "adamw"), training.get("lr", 1e-4)), header=header(strategy, backend), weights_file=weights_file,
                 compute="bfloat16" if strategy.workload["precision"] == "bf16-mixed" else "float32")  # fmt: skip
+
+
+def _gpu_memory(strategy: Strategy) -> float | None:
+    """Share of a GPU's memory that the plan may use; None for other devices, and where the device's own file is not at hand."""
+    from costmodels.memory import preallocation
+    from planner.topology import device
+
+    try:
+        return preallocation(device(strategy.topology["device"]), int(strategy.costs["memory_limit_bytes"]))
+    except PlanError:
+        return None
 
 
 def emit(strategy: Strategy, source: str | Path, *, backend: str = "shard_map", unroll: bool = False) -> str:

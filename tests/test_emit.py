@@ -205,6 +205,33 @@ def test_programs_run_alone_and_both_back_ends_agree(strategy: Strategy, tmp_pat
     assert first == pytest.approx([np.log(16)] * 2, rel=0.05)  # sixteen classes, weights near zero
 
 
+GIVEN = ({}, {"XLA_CLIENT_MEM_FRACTION": "0.5"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"})
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_on_gpus_jax_preallocates_what_the_plan_may_use(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program.py"])
+    plan = planner.plan("zoo:mlp-tiny", devices=4, batch=8, baselines=False, hardware="h100", memory_reserve_bytes=10 * 2**30)
+    capacity, gib = 81008 * 2**20, 2**30
+    share = int(1e4 * (capacity - 600 * 2**20 - gib // 2 - 10 * gib) / capacity) / 1e4
+    module = load_program(Program(planner.emit(plan, "zoo:mlp-tiny"), {}, {}))
+    assert share == module.GPU_MEMORY == 0.8598
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", dict(given))
+        module.command_line()
+        assert os.environ == (given or {"XLA_CLIENT_MEM_FRACTION": "0.8598"}), "what a user says stays"
+    capped = planner.plan("zoo:mlp-tiny", devices=4, batch=8, baselines=False, hardware="h100", memory_limit_bytes=40 * gib)
+    assert f"GPU_MEMORY = {int(1e4 * 40 * gib / capacity) / 1e4}  #" in planner.emit(capped, "zoo:mlp-tiny")
+
+
+def test_other_devices_are_left_as_jax_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program.py"])
+    module = load_program(Program(planner.emit(planner.plan("zoo:mlp-tiny", devices=4, batch=8, baselines=False, hardware="v5e"), "zoo:mlp-tiny"), {}, {}))
+    monkeypatch.setattr(os, "environ", {})
+    module.command_line()
+    assert module.GPU_MEMORY is None and os.environ == {}
+
+
 def test_a_program_refuses_other_device_counts(strategy: Strategy) -> None:
     module = load_program(Program(planner.emit(strategy, "zoo:mlp-tiny"), {}, {}))
     with pytest.raises(SystemExit, match="planned for 4 devices and finds 8.*--devices 8"):

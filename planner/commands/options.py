@@ -71,7 +71,7 @@ def add_machine(p: argparse.ArgumentParser, many: bool = False) -> None:
         g.add_argument("--hardware", metavar="NAME|FILE", help="a shipped device, a TPU slice such as v5e:4x8, or a file (default h100-sxm; `plan hardware` lists them)")
         g.add_argument("--topology", metavar="NAME|FILE", help="device and link levels instead, or a shipped machine")
     g.add_argument("--memory-limit", metavar="SIZE", help="bytes a plan may use on a device, such as 80GiB")
-    g.add_argument("--memory-reserve", metavar="SIZE", help="bytes of a device to keep free (default 2 GiB)")
+    g.add_argument("--memory-reserve", metavar="SIZE", help="bytes of a device to keep free (default 2 GiB); emitted programs preallocate the rest on GPUs")
     g.add_argument("--runtime", default="jax-shard_map", metavar="NAME", help="whose program is priced: jax-shard_map (default), jax-jit, megatron, fsdp")
 
 

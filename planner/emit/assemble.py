@@ -47,7 +47,7 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
     train = workload == "train"
     params = [p for p in w.parameters.values() if train and p.tensors[0] in w.flow.grad]
     frozen = [p for p in w.parameters.values() if p not in params]
-    parts = [mesh_line(w), f"COMPUTE = {DTYPES[compute]}\n"]
+    parts = [mesh_line(w), f"COMPUTE = {DTYPES[compute]}\n", f"GPU_MEMORY = {w.gpu_memory}  # share of it that JAX takes at the start: what the plan may use; None: as it does\n"]
     if train:
         parts.append(f"LEARNING_RATE = {w.training.lr!r}\n")
         if w.flow.plan.microbatches > 1:

@@ -34,19 +34,21 @@ STAGE_NODES = 60
 
 
 def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "shard_map", unroll: bool = False,
-         training: Training = Training(), header: str = "", weights_file: str = "", compute: str = "float32", model_folder: str = ".") -> Program:  # fmt: skip  # noqa: B008
+         training: Training = Training(), header: str = "", weights_file: str = "", compute: str = "float32", model_folder: str = ".",  # noqa: B008
+         gpu_memory: float | None = None) -> Program:  # fmt: skip
     """Source text of the program for a plan.
 
     graph: that of one microbatch; for training its first output is the scalar loss. compute: dtype of parameters and activations ("bfloat16"
     keeps a float32 master copy beside the optimizer's moments; `--float32` switches a program back). weights_file: name of the .safetensors
-    beside the program; model_folder: where external data files lie, seen from the program. Raises PlanError when pinned layouts cannot be joined.
+    beside the program; model_folder: where external data files lie, seen from the program; gpu_memory: share of a GPU's memory that JAX is to preallocate.
+    Raises PlanError when pinned layouts cannot be joined.
     """
     check_kernels(graph)
     flow = derive(graph, plan, training=workload == "train")
     runs, reasons = emitted_runs(flow)
     counted = counted_rows(graph) if workload == "train" and plan.microbatches > 1 else ""
     pipeline = pipeline_of(graph, plan)
-    w = Writer(flow, backend, unroll and pipeline is None, training, runs, reasons=reasons, counted=counted, pipeline=pipeline)
+    w = Writer(flow, backend, unroll and pipeline is None, training, runs, reasons=reasons, counted=counted, pipeline=pipeline, gpu_memory=gpu_memory)
     collect_parameters(w)
     w.tables += [user_function(node) for node in graph.nodes if node.op == "UserLoss"]
     if w.pipeline:

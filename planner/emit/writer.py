@@ -94,6 +94,7 @@ class Writer:
     reasons: list[str] = field(default_factory=list)
     counted: str = ""  # with microbatches: the tensor that counts the rows of each, where that is a part of the data
     pipeline: Pipeline | None = None
+    gpu_memory: float | None = None  # share of a GPU's memory that the plan may use, None where no GPU is planned for
     tables: list[str] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
     helpers: set[str] = field(default_factory=set)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from planner.emit.parts.tables import COMPUTE, EXTERNAL, INPUTS, LABELS, MESH, MODEL_FOLDER
+from planner.emit.parts.tables import COMPUTE, EXTERNAL, GPU_MEMORY, INPUTS, LABELS, MESH, MODEL_FOLDER
 
 
 @functools.cache
@@ -135,6 +135,8 @@ def command_line():
         # Threads of XLA: a device runs independent collectives at once, each holding a thread; with hardly more threads than devices they wait for ever.
         os.environ.setdefault("NPROC", str(min(32 * args.virtual_devices, 2048)))
         jax.config.update("jax_platforms", "cpu")
+    elif GPU_MEMORY and not {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"} & os.environ.keys():  # JAX refuses both at once
+        os.environ["XLA_CLIENT_MEM_FRACTION"] = str(GPU_MEMORY)
     if args.float32:
         COMPUTE = jnp.float32
     return args
