@@ -15,7 +15,9 @@ class Kernels:
     """What the kernels of a framework move and keep, by the role of a node (planner.framework.role).
 
     passes: role -> bytes that cross memory (forward, backward) as multiples of the result's bytes. kept: role -> bytes kept for the backward pass, likewise.
-    score_bytes, logit_bytes: bytes moved (forward, backward) per element of attention scores and of logits. score_kept, logit_kept: bytes kept of each.
+    score_bytes, logit_bytes: bytes moved (forward, backward) per element of attention scores and of logits. score_kept, logit_kept: bytes kept of each;
+    score_made: bytes beside those kept while one block runs backward; logit_gathered, logit_piece: bytes more per element of logits, and of the local piece, where the
+    loss gathers pieces.
     flash: attention keeps its scores on chip and skips what a causal mask hides; its products then run at `attention` of peak (forward, backward).
     again: the core of attention is computed again in the backward pass (selective recompute), its scores are not kept. gathered: what
     products take whole of a tensor that is cut along the sequence, they keep whole.
@@ -27,8 +29,11 @@ class Kernels:
     attention: tuple[float, float] = (0.5, 0.4)
     score_bytes: tuple[float, float] = (0.0, 0.0)
     score_kept: float = 0.0
+    score_made: float = 0.0
     logit_bytes: tuple[float, float] = (20.0, 14.0)
     logit_kept: float = 10.0
+    logit_gathered: float = 0.0
+    logit_piece: float = 0.0
     again: bool = False
     gathered: bool = False
 
@@ -59,7 +64,8 @@ class Runtime:
 
     Of frameworks: kernels; rates (of devices with published runs those in per_device); gather_overlap: how much of the shorter of arithmetic and of gathering
     weights (optimizer level 3) hides under the longer; interleave: chunks of blocks that each pipeline stage holds; balance: stages are dealt even numbers
-    of parameters instead of blocks; overhead_bytes: what a process holds beside its tensors.
+    of parameters instead of blocks; overhead_bytes: what a process holds beside its tensors; pipeline_slack: memory_slack that a pipeline adds; pinned: fraction of the
+    smaller of two moments (planner.held) that stays allocated in the larger.
     """
 
     name: str
@@ -78,6 +84,8 @@ class Runtime:
     gather_overlap: float = 0.0
     interleave: int = 1
     overhead_bytes: float = 0.0
+    pipeline_slack: float = 0.0
+    pinned: float = 0.0
     balance: bool = False
 
 

@@ -8,9 +8,7 @@ framework's. A stage s of p (p = 1 without a pipeline) takes, for each of m micr
 
 The first stage has what comes before the blocks, the last what comes after them; blocks are dealt out as evenly as whole blocks go, the longer stages
 first. Collectives of a block that is computed again run again, all of them. Kernels: products at the device's efficiency for their size, everything else
-by the bytes that `costmodels.runtime.Kernels` says it moves.
-
-    peak of stage s = parameters + gradients + optimizer state + min(m, p - s) * kept of its blocks + max(one block computed again, logits) + overhead
+by the bytes that `costmodels.runtime.Kernels` says it moves. What a stage holds: planner.held.
 """
 
 from __future__ import annotations
@@ -20,14 +18,13 @@ from dataclasses import dataclass, field
 from math import prod
 
 from costmodels.collectives import collective_time_s
-from costmodels.memory import Breakdown
 from planner import account
 from planner.base import Base
 from planner.emit.runs import Run
 from planner.evaluate import Cost
-from planner.flow import Flow, cut_layout, stored_layout
+from planner.flow import Flow, cut_layout
 from planner.graph import Graph
-from planner.layout import STAGE, Layout, local_shape
+from planner.layout import STAGE, local_shape
 from planner.pipeline import Pipeline, pipeline_of
 from planner.price import Pricer
 from planner.rule import Split
@@ -187,13 +184,15 @@ class Step:
 
 def price(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Cost:
     """Price of a derived flow as the framework runs it."""
-    plan = flow.plan
+    from planner.held import held_of, peak
+
+    plan, runtime = flow.plan, pricer.runtime
     work = work_of(base, flow, runs, pricer)
     step = step_time(base, work, pricer)
     flops = account.dot_flops(flow, again=False)
     distinct = float(base.model_flops * work.microbatches / (flops * max(plan.devices, 1))) if flops else 1.0
     return Cost(step.total, step.kernels, step.again, step.bubble, step.exposed + step.hidden, step.exposed, step.optimizer, flops,
-                memory(base, flow, work.deal, pricer), account.traffic(work.uses, plan.order, dict(plan.mesh)), distinct, step.by_axes)  # fmt: skip
+                peak(held_of(base, flow, work.deal, pricer), runtime), account.traffic(work.uses, plan.order, dict(plan.mesh)), distinct, step.by_axes)  # fmt: skip
 
 
 def work_of(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Work:
@@ -207,7 +206,7 @@ def work_of(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Wo
     if base.training:
         graph, mesh = flow.graph, dict(flow.plan.mesh)
         local = {n: float(prod(local_shape(graph.tensors[n].shape, cut_layout(w), mesh))) if n in flow.grad else 0.0 for n, w in flow.weights.items()}
-        elements = max(_stage_sums(base, flow, deal, local))
+        elements = max(stage_sums(base, flow, deal, local))
     kernels = tuple((i, split, place, n) for (i, split, place), n in counts.items())
     uses = account.collectives(flow, runs, pricer.itemsize)
     return Work(deal, kernels, uses, elements, flow.plan.microbatches if base.training else 1, flow.plan.recompute)
@@ -293,7 +292,7 @@ def _handed_s(uses: tuple[account.Use, ...], pricer: Pricer) -> float:
     return sum(2 * collective_time_s("collective-permute", size, group) for size in messages)
 
 
-def _of_stage(base: Base, flow: Flow, deal: Deal) -> list[tuple[str, str]]:
+def of_stage(base: Base, flow: Flow, deal: Deal) -> list[tuple[str, str]]:
     """(weight, place) of every weight, a block's once: a weight read in two places (a tied table) belongs to the first."""
     found, period = [], (deal.end - deal.first) // deal.repeats
     for name in flow.weights:
@@ -303,78 +302,8 @@ def _of_stage(base: Base, flow: Flow, deal: Deal) -> list[tuple[str, str]]:
     return found
 
 
-def _stage_sums(base: Base, flow: Flow, deal: Deal, sizes: Mapping[str, float]) -> list[float]:
+def stage_sums(base: Base, flow: Flow, deal: Deal, sizes: Mapping[str, float]) -> list[float]:
     """What each stage has of a figure per weight."""
-    sums = {place: sum(sizes[n] for n, at in _of_stage(base, flow, deal) if at == place) for place in (BEFORE, BLOCKS, AFTER)}
+    sums = {place: sum(sizes[n] for n, at in of_stage(base, flow, deal) if at == place) for place in (BEFORE, BLOCKS, AFTER)}
     last = len(deal.blocks) - 1
     return [blocks * sums[BLOCKS] + (s == 0) * sums[BEFORE] + (s == last) * sums[AFTER] for s, blocks in enumerate(deal.blocks)]
-
-
-def memory(base: Base, flow: Flow, deal: Deal, pricer: Pricer) -> Breakdown:
-    """Peak memory of the stage that needs the most, in bytes of the recipe."""
-    graph, mesh, recipe, runtime = base.graph, dict(flow.plan.mesh), pricer.recipe, pricer.runtime
-    kernels, micro = runtime.kernels, flow.plan.microbatches
-    assert kernels is not None
-    own, gradients, state = dict[str, float](), dict[str, float](), dict[str, float]()
-    for n, w in flow.weights.items():
-        t = graph.tensors[n]
-        stored, full, cut = (float(prod(local_shape(t.shape, x, mesh))) for x in (stored_layout(w), w.layout, cut_layout(w)))
-        own[n] = stored * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
-        gradients[n] = (cut if w.zero >= 2 and w.dim >= 0 else full) * recipe.gradient_bytes * (n in flow.grad)
-        state[n] = cut * recipe.state_bytes * (n in flow.grad)
-    gathered = 2 * max(_gathered(base, flow, deal, pricer).values(), default=0.0)
-    kept, entering, logits = _kept(base, flow, deal, pricer)
-    held = [_stage_sums(base, flow, deal, x) for x in (own, gradients, state)]
-    last, worst = len(deal.blocks) - 1, Breakdown(0, 0, 0, 0, 0)
-    for s, blocks in enumerate(deal.blocks):
-        flight = min(micro, len(deal.blocks) - s)
-        again = flow.plan.recompute != "none"
-        activations = flight * blocks * (entering if again else kept[BLOCKS])
-        # A block that is computed again comes after the logits are gone.
-        moment = max(kept[BLOCKS] if again else 0.0, (logits + kept[AFTER]) * (s == last))
-        parts = [x[s] for x in held] + [activations * (1 + runtime.memory_slack), (moment + gathered) * (1 + runtime.memory_slack) + runtime.overhead_bytes]
-        worst = max(worst, Breakdown(*(int(x) for x in parts)), key=lambda b: b.total)
-    return worst
-
-
-def _gathered(base: Base, flow: Flow, deal: Deal, pricer: Pricer) -> dict[str, float]:
-    """Bytes of the weights that optimizer level 3 brings together at a time: one block's, or those outside."""
-    found: dict[str, float] = {}
-    mesh = dict(flow.plan.mesh)
-    for name, place in _of_stage(base, flow, deal):
-        w = flow.weights[name]
-        if w.zero == 3 and w.dim >= 0:
-            found[place] = found.get(place, 0.0) + prod(local_shape(flow.graph.tensors[name].shape, w.layout, mesh)) * pricer.recipe.parameter_bytes
-    return found
-
-
-def _kept(base: Base, flow: Flow, deal: Deal, pricer: Pricer) -> tuple[dict[str, float], float, float]:
-    """Bytes that a microbatch leaves for its backward pass: in one block, before and after the blocks; what enters a block; and what logits take."""
-    graph, mesh, kernels = base.graph, dict(flow.plan.mesh), pricer.runtime.kernels
-    assert kernels is not None
-    kept, entering, logits = {BEFORE: 0.0, BLOCKS: 0.0, AFTER: 0.0}, 0.0, 0.0
-    period = (deal.end - deal.first) // deal.repeats
-    for i, node in enumerate(graph.nodes):
-        place = deal.place(i)
-        if place == BLOCKS and i >= deal.first + period:
-            continue
-        kind = role(graph, i)
-        out = next(o for o in node.outputs if o)
-        size = _local_bytes(flow, out, flow.source[out], pricer)
-        if kind == "norm" and kernels.gathered:  # the product that reads it keeps it whole
-            kept[place] += max((_local_bytes(flow, o, flow.need[j, slot], pricer) for o in (out,) for j, slot in graph.consumers.get(o, ())), default=size) - size
-        if kind == "CrossEntropyLoss":
-            logits += prod(local_shape(graph.tensors[node.inputs[0]].shape, flow.need[i, 0], mesh)) * kernels.logit_kept
-        elif place != AFTER or kind == "norm":  # the head's product leaves the logits
-            kept[place] += kernels.kept.get(kind, 0.0) * size
-        if kind == "attention" and not (kernels.flash or kernels.again):
-            q, k, _ = (local_shape(graph.tensors[n].shape, flow.need[i, slot], mesh) for slot, n in enumerate(node.inputs[:3]))
-            kept[place] += q[0] * q[1] * q[2] * k[2] * kernels.score_kept
-        if place == BLOCKS and kind == "residual":
-            entering = size
-    return kept, entering, logits
-
-
-def _local_bytes(flow: Flow, name: str, layout: Layout, pricer: Pricer) -> float:
-    tensor = flow.graph.tensors[name]
-    return prod(local_shape(tensor.shape, layout, dict(flow.plan.mesh))) * pricer.itemsize(tensor.dtype)
