@@ -33,11 +33,13 @@ def batch_only(base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...
     return out
 
 
-def as_named(base: Base, mesh: Mesh, names: Collection[str], pinned: Allowed, limits: Limits) -> Allowed:
+def as_named(base: Base, mesh: Mesh, names: Collection[str], pinned: Allowed, limits: Limits, tensor: str = "any") -> Allowed:
     """Splits under which the named axes do what they are called: see planner.naming. `pinned`: classes with pins of their own.
 
     "data" and "sequence" cut that, wherever it can be cut, and nothing else; "expert" nothing else where there are experts; "model" anything but the batch.
-    A pin of a node goes before a name: of the splits it leaves, a name keeps those that follow it, or all where none does.
+    tensor: "megatron" and "megatron-sp" hold "model" to columns, rows, heads and vocabulary wherever there are some; the latter lets it cut positions
+    between products. A pin of a node goes before a name: of the splits it leaves, a name keeps those that follow it,
+    or all where none does.
     """
     sizes, roles = dict(mesh.shape), base.roles
     claims = {a: role_named(a) for a in sizes if a in names and sizes[a] > 1 and role_named(a)}
@@ -49,12 +51,25 @@ def as_named(base: Base, mesh: Mesh, names: Collection[str], pinned: Allowed, li
             left = kept
             if claim == "model":
                 left = [s for s, role in zip(kept, done, strict=True) if role != "data"]
+                left = left if tensor == "any" else _columns_or_rows(base, i, axis, left, tensor == "megatron-sp")
             elif claim != "expert" or "expert" in roles[i].values():
                 full = [s for s, role in zip(kept, done, strict=True) if role == claim]
                 left = full if full and claim != "expert" else [s for s, role in zip(kept, done, strict=True) if role in (claim, "")]
             kept = left if left or i not in pinned else kept
         out[i] = tuple(kept)
     return out
+
+
+def _columns_or_rows(base: Base, i: int, axis: str, splits: list[Split], positions: bool) -> list[Split]:
+    """Of a node's splits those of Megatron's tensor parallelism over an axis: products, attention, experts, embeddings and the loss are cut wherever they can
+    be and never along positions; other nodes along positions only where that is allowed."""
+    node, roles = base.graph.nodes[i], base.roles[i]
+    held = any(n in base.graph.weights and len(base.graph.tensors[n].shape) > 1 for n in node.inputs)
+    held = held or bool(base.rules[i].flops) or node.op == "CrossEntropyLoss"
+    cut = [{roles.get(f, "") for f, axes in s.pairs if axis in axes} for s in splits]
+    left = [(s, c) for s, c in zip(splits, cut, strict=True) if "sequence" not in c or (positions and not held)]
+    full = [s for s, c in left if c & {"model", "expert"}] if held else []
+    return full or [s for s, _ in left]
 
 
 def megatron_only(base: Base, mesh: Mesh) -> Allowed:

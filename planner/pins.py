@@ -3,6 +3,7 @@
     [mesh]        model = { size = 8 }        or  model = 8, data = [4, 8]  (a list: one of these)
                   stage = [1, 4]          pipeline stages; the other axes are those of one stage
     [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "1f1b"
+                  tensor = "megatron"     what "model" cuts: columns and rows, never positions ("megatron-sp": positions too, outside products)
     [forbid]      factors = ["s"]
     ["layers.*.mlp.up"]   split = { n = ["model"] }      ids, fused members, tensors or scope globs
                           layout = [["data"], []]        of the first result
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from planner.base import Base
 
 SHORT = {"tp": "model", "dp": "data", "pp": "stage", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
-TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES}
+TENSOR = ("any", "megatron", "megatron-sp")
+TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR}
 AXES = re.compile(r"stage|(data|model|sequence|expert)\d*")
 """Axes of the short form; a TOML file may name others."""
 RECOMPUTE_WORDS = {"full": "block", "selective": "block-keep"}
@@ -56,6 +58,11 @@ class Pins:
         """Mesh axes the user named; of a pinned mesh all, with the one that takes what is left."""
         named = {a for table in self.nodes.values() for axes in (*table.get("split", {}).values(), *table.get("layout", ())) for a in axes}
         return frozenset(named | self.mesh.keys() | ({"data", "model"} if self.mesh else set()))
+
+    @property
+    def tensor(self) -> str:
+        """What the axis "model" may cut: of TENSOR."""
+        return str(self.techniques.get("tensor", TENSOR[0]))
 
     def mesh_choices(self, devices: int) -> list[dict[str, int]]:
         """Every mesh the pins allow; an axis "data" (or "model") without a size takes what is left."""

@@ -258,7 +258,7 @@ class Search:
         """What the pins and the names of pinned axes leave."""
         pins = self.request.pins
         held = pins.allowed(base, dict(mesh.shape))
-        return as_named(base, mesh, pins.axes, held, limits) if pins.axes else held
+        return as_named(base, mesh, pins.axes, held, limits, pins.tensor) if pins.axes else held
 
     def _levels(self) -> tuple[int, ...]:
         pinned = self.request.pins.techniques.get("zero_stage")

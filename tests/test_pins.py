@@ -118,3 +118,27 @@ def test_a_factor_that_does_not_exist() -> None:
     with pytest.raises(PlanError) as e:
         planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({node("mlp"): {"split": {"zz": ["model"]}}}))
     assert e.value.code == "P025"
+
+
+def test_tensor_pin_cuts_columns_and_rows_as_megatron_does() -> None:
+    """Two all-reduces of [rows, positions, features] forward and two backward in each block; with positions they become gathers and scatters of the same bytes."""
+    def traffic(kind: str) -> dict[str, dict[str, dict[str, float]]]:
+        s = planner.plan("zoo:llama3-8b,layers=2", devices=4, batch=16, baselines=False, pins=f"dp=2,tp=2,micro=4,zero=0,recompute=none,tensor={kind}")
+        cut = {row["label"]: row["layout"] for row in s.tensors.values() if row.get("label", "").startswith("model.layers.0.")}
+        assert cut["model.layers.0.self_attn.q_proj.weight"] == [[], ["model"]] and cut["model.layers.0.mlp.down_proj.weight"] == [["model"], []]
+        assert all(["model"] not in row["layout"][1:-1] or kind == "megatron-sp" for row in s.tensors.values() if len(row["shape"]) == 3)
+        found: dict[str, dict[str, dict[str, float]]] = s.costs["communication_bytes_per_device"]
+        return found
+
+    plain, positions = traffic("megatron"), traffic("megatron-sp")
+    block = 16 // 2 * 8192 * 4096 * 2  # bfloat16: half of the rows, positions, features
+    assert plain["all-reduce"]["model"]["payload"] >= 2 * 4 * block
+    assert positions["all-gather"]["model"]["payload"] >= 2 * 4 * block and positions["all-reduce"].get("model", {"payload": 0})["payload"] < block
+
+
+def test_tensor_pin_in_a_file_and_its_words(tmp_path: Path) -> None:
+    file = tmp_path / "pins.toml"
+    file.write_text('[mesh]\nmodel = 2\n[techniques]\ntensor = "megatron"\n')
+    assert parse_pins(file) == parse_pins("tp=2,tensor=megatron") and parse_pins(file).tensor == "megatron" and parse_pins("tp=2").tensor == "any"
+    with pytest.raises(PlanError, match="one of any, megatron, megatron-sp"):
+        parse_pins("tp=2,tensor=columns")
