@@ -13,6 +13,10 @@ from planner.strategy import Strategy
 
 SHAPING = ("kind", "batch", "dims", "shapes", "training")
 """Parts of a workload that change the shapes or the nodes of a graph."""
+PARTS = ("compute", "exposed communication", "bubble", "optimizer")
+"""Figures that add up to a step."""
+GIVEN = ("import", "manual")
+"""Recorded solvers of plans that nobody searched for."""
 CAUSES = ("model", "workload", "machine", "cost model", "solver")
 
 
@@ -50,6 +54,21 @@ class Diff:
     names: tuple[str, str]
     changes: tuple[Change, ...]
     figures: tuple[Figure, ...]
+    ranges: tuple[tuple[float, float], tuple[float, float]] = ((0.0, 0.0), (0.0, 0.0))
+    """Step time of either plan, from and to, in seconds."""
+
+    @property
+    def gain(self) -> tuple[float, tuple[Figure, ...]]:
+        """Seconds of a step that the second plan saves, and the parts of a step that moved, the most first."""
+        parts = [f for f in self.figures if f.what in PARTS and f.before != f.after]
+        step = next((f.before - f.after for f in self.figures if f.what == "step"), 0.0)
+        return step, tuple(sorted(parts, key=lambda f: -abs(f.before - f.after)))
+
+    @property
+    def tie(self) -> bool:
+        """Whether the ranges of the step times overlap."""
+        (a, b), (c, d) = self.ranges
+        return a <= d and c <= b
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -61,7 +80,7 @@ class Diff:
 def compare(a: Strategy, b: Strategy) -> Diff:
     """Compare two strategies."""
     changes = [*_model(a, b), *_table("workload", a.workload, b.workload), *_machine(a, b), *_cost_model(a, b)]
-    if a.solver["name"] != b.solver["name"]:
+    if a.solver["name"] != b.solver["name"] and not {a.solver["name"], b.solver["name"]} & set(GIVEN):
         changes.append(Change("solver", "name", a.solver["name"], b.solver["name"]))
     mesh = [" x ".join(f"{x['name']}={x['size']}" for x in s.mesh) for s in (a, b)]
     if mesh[0] != mesh[1]:
@@ -69,7 +88,13 @@ def compare(a: Strategy, b: Strategy) -> Diff:
     changes += _table("techniques", a.techniques, b.techniques)
     changes += _splits(a, b)
     changes += _layouts(a, b)
-    return Diff((str(a.model["name"]), str(b.model["name"])), tuple(changes), tuple(figures(a.costs, b.costs)))
+    return Diff((str(a.model["name"]), str(b.model["name"])), tuple(changes), tuple(figures(a.costs, b.costs)),
+                (_range(a), _range(b)))  # fmt: skip
+
+
+def _range(s: Strategy) -> tuple[float, float]:
+    low, high = s.costs["step_time_range_s"]
+    return float(low), float(high)
 
 
 def figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Figure]:

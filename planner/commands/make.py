@@ -22,10 +22,16 @@ RECORDED = ("devices", "hardware", "topology", "batch", "tokens_per_step", "memo
 def arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `planner.plan` from the options that the planning commands share."""
     return {
-        "devices": getattr(args, "devices", None), "hardware": args.hardware, "topology": getattr(args, "topology", None), "mode": args.mode,
-        "solver": getattr(args, "solver", "auto"), "pins": args.pin, "objective": args.objective, "memory_limit_bytes": _size(args, "memory_limit"),
-        "memory_reserve_bytes": _size(args, "memory_reserve"), "runtime": args.runtime, "precision": args.precision, "time_limit_s": args.time_limit,
-        "seed": args.seed, "strict": args.strict, **workload(args),
+        **machine(args), "mode": args.mode, "solver": getattr(args, "solver", "auto"), "pins": args.pin, "objective": args.objective,
+        "time_limit_s": args.time_limit, "seed": args.seed, "strict": args.strict, **workload(args),
+    }  # fmt: skip
+
+
+def machine(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that say what it runs on, for `planner.api.make_request` and `planner.plan`."""
+    return {
+        "devices": getattr(args, "devices", None), "hardware": args.hardware, "topology": getattr(args, "topology", None), "runtime": args.runtime,
+        "memory_limit_bytes": _size(args, "memory_limit"), "memory_reserve_bytes": _size(args, "memory_reserve"), "precision": args.precision,
     }  # fmt: skip
 
 

@@ -41,6 +41,11 @@ def positive(text: str) -> float:
 def add_model(p: argparse.ArgumentParser) -> None:
     """What is planned."""
     p.add_argument("model", metavar="FILE", help="an ONNX file, zoo:NAME[,key=value...], or a Hugging Face config.json")
+    add_workload(p)
+
+
+def add_workload(p: argparse.ArgumentParser) -> None:
+    """What is run."""
     g = p.add_argument_group("workload")
     g.add_argument("--workload", metavar="KIND", default="train", help="train (default: forward, backward, gradient sync, optimizer) or infer")
     g.add_argument("--batch", type=whole, metavar="N", help="global batch per optimizer step (default: the exported one, or the next multiple of the devices)")
@@ -146,6 +151,27 @@ def emit(p: argparse.ArgumentParser) -> None:
     p.add_argument("--unroll", action="store_true", help="repeated blocks as a loop in Python instead of lax.scan")
     p.add_argument("-o", dest="output", metavar="FILE.py", help="default: MODEL.py here; - for stdout")
     p.add_argument("--force", action="store_true", help="overwrite a file that this command did not write")
+
+
+def export(p: argparse.ArgumentParser) -> None:
+    """Options of `plan export`."""
+    saved(p)
+    p.add_argument("--to", required=True, metavar="NAME", help="maxtext, hf, megatron or torchtitan")
+    p.add_argument("-o", dest="output", metavar="FILE", help="the settings (default: stdout, and their cost to stderr)")
+    p.add_argument("--force", action="store_true", help="overwrite the file")
+
+
+def import_(p: argparse.ArgumentParser) -> None:
+    """Options of `plan import`."""
+    p.add_argument("config", metavar="CONFIG", help="a configuration of Megatron or MaxText (YAML), or of torchtitan (TOML)")
+    p.add_argument("--model", required=True, metavar="FILE", help="what it trains: an ONNX file, zoo:NAME[,key=value...], or a Hugging Face config.json")
+    p.add_argument("--from", dest="kind", default="", metavar="NAME", help="megatron, maxtext or torchtitan (default: by its keys)")
+    add_workload(p)
+    add_machine(p)
+    g = p.add_argument_group("output")
+    g.add_argument("-o", dest="output", metavar="FILE", help="strategy file (default: CONFIG.plan.json)")
+    g.add_argument("--quiet", action="store_true", help="no summary and no progress")
+    g.add_argument("--force", action="store_true", help="overwrite the file")
 
 
 def verify(p: argparse.ArgumentParser) -> None:

@@ -1,0 +1,121 @@
+"""`plan export` writes a plan as another launcher's settings, `plan import` prices such settings."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.commands import console, files
+from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    from planner.exchange.price import Configuration, Handover
+    from planner.strategy import Strategy
+
+LISTED = 12
+
+
+def export(args: argparse.Namespace) -> int:
+    """`plan export`: the settings go to the file (or stdout), what they cost to the terminal."""
+    from planner.exchange.price import hand_over
+    from planner.strategy import write_atomically
+
+    strategy = files.load(args.strategy)
+    source = files.model_of(strategy, args.strategy, args.model)
+    with console.live(True, "pricing what is rounded"):
+        made = hand_over(strategy, source, args.to)
+    if not args.output:
+        console.data(made.text)
+        console.say(cost_of(made))
+        return 0
+    target = Path(args.output)
+    if target.exists() and not args.force:
+        raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
+    write_atomically(target, made.text)
+    console.data(cost_of(made) + "\n")
+    console.say(f"wrote {target}" + ("" if args.to == "hf" else f"   next: plan import {target} --model {source} --devices {strategy.topology['devices']}"))
+    return 0
+
+
+def cost_of(made: Handover) -> str:
+    """What handing over costs, a line a rounding, each beside the one before; then what has no price."""
+    from planner.report.words import show_bytes, show_time, table
+
+    rows, before = [["", "step", "change", "memory", "fits"]], 0.0
+    for row in made.rows:
+        if row.cost is None:
+            rows.append([row.says, "no price", "", "", row.why])
+            continue
+        step = float(row.cost["step_time_s"])
+        rows.append([row.says, show_time(step), f"{100 * (step / before - 1):+.1f} %" if before else "", show_bytes(row.cost["memory_per_device_bytes"]), row.cost["fit"]])
+        before = step
+    return "\n".join([*table(rows, right=(1, 2, 3)), *(f"not said there, not priced: {x}" for x in made.unsaid)])
+
+
+def import_(args: argparse.Namespace) -> int:
+    """`plan import`: a launcher's configuration as a priced strategy."""
+    import planner.api as api
+    from planner.commands.make import machine, workload
+    from planner.exchange.price import READ, priced, read_configuration
+
+    if args.kind:
+        api.choose("from", args.kind, tuple(READ))
+    started = time.monotonic()
+    request = api.make_request(**machine(args), optimizer=args.optimizer)
+    devices = request.topology.devices
+    found = read_configuration(args.config, devices, args.kind)
+    batch = found.settings.batch
+    if args.batch not in (None, batch):
+        raise PlanError("P191", f"--batch {args.batch}, and {args.config} says {batch}", help=["leave --batch out"])
+    if args.workload != "train":
+        raise PlanError("P191", f"{args.config} is a configuration of training", help=["--workload train"])
+    model = api.open_model(args.model, devices, **{**workload(args), "batch": batch, "tokens_per_step": None})
+    _same_length(model, found, args.config)
+    target = Path(args.output or f"{Path(args.config).stem}.plan.json")
+    if target.exists() and not args.force:
+        raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
+    assumed = (f"configuration {Path(args.config).name} of {found.launcher}", *found.notes, *api.assumptions(model, request, args.hardware, args.topology))
+    with console.live(not args.quiet) as line:
+        made = priced(model, replace(request, baselines=False), found.settings, _provenance(args, started), assumed, line.report)
+    made = replace(made, solver={**made.solver, "name": "import", "bound_s": None, "gap": None})
+    made.save(target)
+    if not args.quiet:
+        _say(args, made, found)
+    console.say(f"wrote {target}   next: plan {args.model} --devices {devices} --batch {batch} -o best.json · plan diff {target} best.json")
+    return 0
+
+
+def _provenance(args: argparse.Namespace, started: float) -> dict[str, Any]:
+    from datetime import UTC, datetime
+
+    from planner.compose import COST_MODEL_VERSION, TOOL_VERSION
+
+    return {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "source": str(args.model),
+            "configuration": str(args.config), "read_s": round(time.monotonic() - started, 3)}  # fmt: skip
+
+
+def _same_length(model: Any, found: Configuration, path: str) -> None:
+    """A price of rows of another length is not that of the configuration."""
+    from planner.exchange.settings import row_length
+
+    length = row_length(model.plain)
+    if found.settings.length and length and length != found.settings.length:
+        raise PlanError("P191", f"{path} says rows of {found.settings.length} tokens, the model has rows of {length}",
+                        help=["--dim, zoo:NAME,seq=N, or an export of that length"])  # fmt: skip
+
+
+def _say(args: argparse.Namespace, made: Strategy, found: Configuration) -> None:
+    from planner.report.summary import summary
+
+    console.data(summary(made, console.width(), console.colour(sys.stdout)) + "\n")
+    for note in found.notes:
+        console.say(f"note: {note}")
+    if found.left:
+        more = f" and {len(found.left) - LISTED} more" if len(found.left) > LISTED else ""
+        console.say(f"note: {len(found.left)} keys of {args.config} were not read: {', '.join(found.left[:LISTED])}{more}")
+    if made.costs["fit"] == "no":
+        console.say("note: by this price it does not fit; the plan is kept for comparison")

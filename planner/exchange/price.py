@@ -1,0 +1,127 @@
+"""Settings of launchers, priced: what a plan loses when it is handed over, and what a configuration costs as it is.
+
+Both go the way of any pinned plan (planner.pins, planner.search): the degrees are pins of the mesh, techniques are pinned, "model" cuts columns and rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlanError
+from planner.exchange import hf, maxtext, megatron, torchtitan
+from planner.exchange.keys import Keys, load
+from planner.exchange.settings import Facts, Settings, settings_of
+from planner.pipeline import pipelined_run
+from planner.search import Progress, Request, Search
+
+if TYPE_CHECKING:
+    from planner.model import Model
+    from planner.strategy import Strategy
+
+LAUNCHERS: dict[str, ModuleType] = {m.NAME: m for m in (maxtext, hf, megatron, torchtitan)}
+READ: dict[str, ModuleType] = {m.NAME: m for m in (maxtext, megatron, torchtitan)}
+MARKS = {"maxtext": r"(ici|dcn)_\w+_parallelism|per_device_batch_size", "megatron": r"\w+_model_parallel_size|context_parallel_size|micro_batch_size",
+         "torchtitan": r"\w+_parallel_degree|data_parallel_(shard|replicate)_degree|local_batch_size"}  # fmt: skip
+"""Keys by which a configuration is known."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of what handing over costs. cost: as a strategy file's, None where it has no price, and why."""
+
+    says: str
+    cost: Mapping[str, Any] | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """text: the settings; rows: the plan, the same under the splits that degrees mean, then rounding by rounding; unsaid: what has no word and no price."""
+
+    text: str
+    rows: tuple[Row, ...]
+    unsaid: tuple[str, ...]
+
+
+def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
+    """A plan as another launcher's settings. Raises PlanError: P192 where it has no words at all, P051 for another model."""
+    from planner.api import choose
+    from planner.compose import cost_table
+    from planner.reprice import machine_now, open_recorded, reprice
+
+    choose("to", to, tuple(LAUNCHERS))
+    launcher = LAUNCHERS[to]
+    if strategy.workload["kind"] != "train" and to != hf.NAME:
+        raise PlanError("P192", f"{to} trains; this is a plan of inference", help=["--to hf says how weights are cut"])
+    model = open_recorded(strategy, source)
+    if model.sha256() != strategy.model["sha256"]:
+        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again, or plan check to see what changed"])
+    topology, _ = machine_now(strategy)
+    planned = reprice(strategy, model, topology)
+    rounds = settings_of(replace(strategy, graph=planned.base.graph))
+    run = pipelined_run(planned.base.graph, planned.base.runs)
+    facts = Facts(model.name, topology, run[2] if run else 0)
+    first = rounds.now
+    unsaid = launcher.round_off(rounds, facts)
+    rows = [Row("as planned", cost_table(planned.cost, planned.request, planned.base, model))]
+    last: Strategy | None = None
+    for settings, says in ((first, "with the splits that these degrees mean"), *rounds.steps):
+        try:
+            last = priced(model, replace(planned.request, baselines=False), settings)
+            rows.append(Row(says, last.costs))
+        except PlanError as e:
+            last = None
+            rows.append(Row(says, None, e.what))
+    if to == hf.NAME and last is not None and last.graph is not None:
+        facts = replace(facts, styles=hf.styles(last, Search(model, planned.request).base(rounds.now.microbatches) or planned.base))
+    return Handover(launcher.write(rounds.now, facts), tuple(rows), tuple(unsaid))
+
+
+def priced(model: Model, request: Request, settings: Settings, provenance: Mapping[str, Any] | None = None, assumed: tuple[str, ...] = (),
+           progress: Progress | None = None) -> Strategy:  # fmt: skip
+    """The best plan under the pins of some settings; where none fits the smallest, whose `fit` is "no". Raises PlanError where there is none at all."""
+    from planner.api import no_plan
+    from planner.compose import compose
+
+    request = replace(request, pins=settings.pins(), mode="semi-auto")
+    search = Search(model, request, progress)
+    found = search.run()
+    if found.best is None:
+        if found.smallest is None or found.stopped:
+            raise no_plan(request, found)
+        base = search.base(found.smallest.plan.microbatches)
+        assert base is not None
+        found = replace(found, best=found.smallest, base=base)
+    return compose(model, request, found, provenance or {}, assumed)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A configuration as it was read. left: keys that say nothing to the planner or that it does not know."""
+
+    launcher: str
+    settings: Settings
+    notes: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def read_configuration(path: str | Path, devices: int, kind: str = "") -> Configuration:
+    """Read a launcher's file. kind: of READ, "" to tell by its keys. Raises PlanError P190, P191."""
+    keys = Keys(load(path))
+    kind = kind or _kind(keys, path)
+    read: Callable[[Keys, int], tuple[Settings, list[str]]] = READ[kind].read
+    settings, notes = read(keys, devices)
+    return Configuration(kind, settings, tuple(notes), keys.left())
+
+
+def _kind(keys: Keys, path: str | Path) -> str:
+    hits = [k for k, marks in MARKS.items() if any(re.fullmatch(marks, name) for name in keys.names())]
+    if len(hits) != 1:
+        said = f"keys of {' and '.join(hits)}" if hits else "no key of Megatron, MaxText or torchtitan"
+        raise PlanError("P190", f"{path} has {said}", help=[f"--from {'|'.join(READ)}"])
+    return hits[0]

@@ -1,0 +1,251 @@
+"""Settings of other launchers: written and read back unchanged, priced through pins, unknown and contradictory keys told apart."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planner
+from planner.cli import main
+from planner.diff import compare
+from planner.errors import PlanError
+from planner.exchange import hf, maxtext, megatron, torchtitan
+from planner.exchange.keys import Keys, load
+from planner.exchange.price import hand_over, read_configuration
+from planner.exchange.settings import Facts, Rounds, Settings
+from planner.pins import parse_pins
+from planner.pipeline import MOST_LEVEL
+from planner.strategy import Strategy
+from planner.topology import for_devices
+
+LLAMA = "zoo:llama-tiny"
+READERS = (maxtext, megatron, torchtitan)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Settings, int]:
+    """Settings that a plan of the planner can have, and the blocks of its model."""
+    stage, data, expert, sequence, model = (draw(st.sampled_from(sizes)) for sizes in ((1, 2, 4), (1, 2, 4, 8), (1, 2), (1, 2, 4), (1, 2, 4, 8)))
+    schedule = draw(st.sampled_from(("1f1b", "gpipe"))) if stage > 1 else ""
+    micro = draw(st.sampled_from((2, 3, 4, 8, 16) if stage > 1 else (1, 2, 3, 8)))
+    batch = data * expert * micro * draw(st.integers(1, 3)) * draw(st.sampled_from((1, 4)))
+    s = Settings(batch, stage, data, expert, sequence, model, micro, draw(st.integers(0, MOST_LEVEL[schedule] if schedule else 3)),
+                 draw(st.sampled_from(("none", "block", "block-keep"))), schedule, model > 1 and draw(st.booleans()), draw(st.sampled_from((0, 128))))  # fmt: skip
+    return s, stage * draw(st.integers(1, 3))
+
+
+def through(launcher: ModuleType, s: Settings, facts: Facts, folder: Path) -> Settings:
+    """Written to a file and read back; nothing is left unread."""
+    path = folder / f"settings{launcher.SUFFIX}"
+    path.write_text(launcher.write(s, facts))
+    found = read_configuration(path, s.devices)
+    assert (found.launcher, found.notes, found.left) == (launcher.NAME, (), ())
+    return found.settings
+
+
+@pytest.mark.parametrize("launcher", READERS, ids=lambda m: m.NAME)
+def test_export_then_import_is_the_identity(launcher: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, seen = tmp_path_factory.mktemp("settings"), {"same": 0, "rounded": 0}
+
+    @settings(max_examples=150, deadline=None)
+    @given(plans())
+    def holds(drawn: tuple[Settings, int]) -> None:
+        s, layers = drawn
+        facts, rounds = Facts("model", for_devices("h100-sxm", s.devices), layers), Rounds(s)
+        try:
+            launcher.round_off(rounds, facts)
+        except PlanError as e:
+            assert e.code == "P192"
+            return
+        last = through(launcher, rounds.now, facts, folder)
+        assert last == rounds.now and last.pins() == rounds.now.pins() and last.devices == s.devices and last.batch == s.batch
+        seen["same" if last == s else "rounded"] += 1
+        again = Rounds(last)
+        launcher.round_off(again, facts)
+        assert again.steps == [], "what was rounded is rounded no further"
+
+    holds()
+    assert seen["same"] and seen["rounded"]
+
+
+def test_pins_hold_every_degree_and_technique() -> None:
+    s = Settings(64, 2, 4, 1, 1, 2, 4, 1, "block", "1f1b", True, 128)
+    assert s.pins() == parse_pins("pp=2,dp=4,tp=2,zero=1,recompute=block,micro=4,schedule=1f1b,tensor=megatron-sp")
+    assert Settings(8).pins() == parse_pins("dp=1,zero=0,recompute=none,micro=1")
+
+
+@pytest.fixture(scope="module")
+def planned() -> Strategy:
+    return planner.plan(LLAMA, devices=8, batch=16, pins="tp=2,dp=4,zero=2,micro=2,recompute=block-keep,tensor=megatron", baselines=False)
+
+
+@pytest.mark.parametrize(("to", "said"), [("megatron", ["recompute"]), ("maxtext", ["recompute", "optimizer level 1"]), ("torchtitan", ["recompute", "positions"]),
+                                          ("hf", ["recompute"])])  # fmt: skip
+def test_every_rounding_is_said_and_priced(to: str, said: list[str], planned: Strategy) -> None:
+    made = hand_over(planned, LLAMA, to)
+    assert made.rows[0].cost is not None and made.rows[0].cost["step_time_s"] == pytest.approx(planned.cost.step_time_s, rel=1e-5)
+    assert [any(word in row.says for row in made.rows[2:]) for word in said] == [True] * len(said) and len(made.rows) == 2 + len(said)
+    assert all(row.cost is not None and row.cost["step_time_s"] > 0 for row in made.rows)
+
+
+def test_the_price_of_a_handed_over_plan_is_that_of_its_import(planned: Strategy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_file, mine, out = str(tmp_path / "plan.json"), str(tmp_path / "mine.json"), str(tmp_path / "parallel.yaml")
+    planned.save(plan_file)
+    assert main(["export", plan_file, "--to", "megatron", "-o", out]) == 0
+    shown = capsys.readouterr().out
+    assert "as planned" in shown and "recompute runs a block's collectives again" in shown
+    last = hand_over(planned, LLAMA, "megatron").rows[-1].cost
+    assert main(["import", out, "--model", LLAMA, "--devices", "8", "-o", mine]) == 0
+    told = capsys.readouterr()
+    assert "configuration parallel.yaml of megatron" in told.out and "plan diff" in told.err
+    found = Strategy.load(mine)
+    assert last is not None and found.cost.step_time_s == pytest.approx(last["step_time_s"], rel=1e-5) and found.solver["name"] == "import"
+    assert dict(found.mesh_shape) == {"data": 4, "model": 2} and found.techniques["recompute"] == "block" and found.techniques["microbatches"] == 2
+    best = planner.plan(LLAMA, devices=8, batch=16)
+    difference = compare(found, best)
+    assert difference.causes == ("search",)
+    saved, parts = difference.gain
+    assert saved > 0 and saved == pytest.approx(sum(f.before - f.after for f in parts), rel=1e-3)
+    best.save(tmp_path / "best.json")
+    assert main(["diff", mine, str(tmp_path / "best.json")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "faster by" in text and "ranges" in text and ("overlap" in text)
+    assert main(["import", out, "--model", LLAMA, "--devices", "8", "-o", mine, "--quiet"]) == 2
+    assert "P053" in capsys.readouterr().err
+
+
+def test_hf_styles_follow_the_layouts(planned: Strategy) -> None:
+    table = json.loads(hand_over(planned, LLAMA, "hf").text)
+    plan = table["tp_plan"]
+    assert plan["model.layers.*.self_attn.q_proj"] == "colwise" and plan["model.layers.*.self_attn.o_proj"] == "rowwise"
+    assert plan["model.layers.*.mlp.gate_proj"] == "colwise" and plan["model.layers.*.mlp.down_proj"] == "rowwise" and plan["lm_head"] == "colwise_gather_output"
+    assert table["parallelism_config"] == {"dp_replicate_size": 1, "dp_shard_size": 4, "cp_size": 1, "tp_size": 2}
+    assert table["training_arguments"]["gradient_accumulation_steps"] == 2 and table["training_arguments"]["per_device_train_batch_size"] == 2
+
+
+def test_hf_has_no_stages_and_no_expert_axis() -> None:
+    rounds = Rounds(Settings(64, stage=2, data=2, expert=2, model=2, microbatches=4, schedule="1f1b", positions=True))
+    hf.round_off(rounds, Facts("model", for_devices("h100-sxm", 16)))
+    assert rounds.now == Settings(64, data=8, model=2, microbatches=4) and len(rounds.steps) == 3
+
+
+def test_degrees_within_and_between_domains() -> None:
+    s = Settings(64, stage=2, data=4, model=4, microbatches=2, schedule="1f1b")
+    text = maxtext.write(s, Facts("model", for_devices("h100-sxm", 32), 8))
+    assert "ici_tensor_parallelism: 4" in text and "ici_data_parallelism: 2" in text and "dcn_data_parallelism: 2" in text and "dcn_pipeline_parallelism: 2" in text
+    assert "num_layers_per_pipeline_stage: 4" in text
+
+
+@pytest.mark.parametrize(("launcher", "text", "note"), [
+    (megatron, "micro_batch_size: 2\nrecompute_granularity: selective\n", "selective recompute is priced as none"),
+    (megatron, "micro_batch_size: 2\npipeline_model_parallel_size: 2\nglobal_batch_size: 64\nvirtual_pipeline_model_parallel_size: 2\n", "interleaved"),
+    (megatron, "micro_batch_size: 2\ndata_parallel_sharding_strategy: optim\n", "says nothing without"),
+    (megatron, "micro_batch_size: 2\nrecompute_granularity: full\nrecompute_method: block\n", "every block"),
+    (megatron, "micro_batch_size: 2\nrampup_batch_size: [32, 32, 1000]\n", "rampup_batch_size"),
+    (megatron, "micro_batch_size: 2\npipeline_model_parallel_size: 2\nglobal_batch_size: 64\nuse_megatron_fsdp: true\n"
+               "data_parallel_sharding_strategy: optim_grads_params\n", "level 3 with stages"),
+    (torchtitan, "[parallelism]\ndata_parallel_replicate_degree = 2\n", "hybrid sharding"),
+    (torchtitan, "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Interleaved1F1B'\n", "interleaved1f1b is priced as plain 1F1B"),
+    (torchtitan, "[parallelism]\npipeline_parallel_degree = 2\nfsdp_reshard_after_forward = 'always'\n", "level 3 with stages"),
+    (torchtitan, "[training]\nlocal_batch_size = 4\nglobal_batch_size = 32\n[parallelism]\npipeline_parallel_degree = 2\n", "2 rounds of the pipeline"),
+    (torchtitan, "[training]\nlocal_batch_size = 4\n[activation_checkpoint]\nmode = 'selective'\n", "selective recompute (2) is priced as none"),
+    (maxtext, "ici_fsdp_parallelism: 4\nici_data_parallelism: 2\n", "hybrid sharding"),
+    (maxtext, "ici_fsdp_parallelism: 8\nremat_policy: minimal\n", "remat_policy minimal is priced as none"),
+    (maxtext, "ici_tensor_parallelism: 2\nici_tensor_sequence_parallelism: 4\n", "tensor and tensor_sequence"),
+    (maxtext, "ici_fsdp_parallelism: 4\ndcn_pipeline_parallelism: 2\n", "level 3 with stages"),
+])  # fmt: skip
+def test_what_a_configuration_says_beyond_the_settings_is_a_note(launcher: ModuleType, text: str, note: str, tmp_path: Path) -> None:
+    path = tmp_path / f"c{launcher.SUFFIX}"
+    path.write_text(text)
+    assert any(note in said for said in read_configuration(path, 8, launcher.NAME).notes)
+
+
+@pytest.mark.parametrize(("name", "text", "code", "said"), [
+    ("c.yaml", "tensor_model_parallel_size: 3\nmicro_batch_size: 1\n", "P191", "does not divide 8 devices"),
+    ("c.yaml", "tensor_model_parallel_size: 2\n", "P191", "micro_batch_size is missing"),
+    ("c.yaml", "a:\n  micro_batch_size: 1\nb:\n  micro-batch-size: 2\n", "P191", "contradict each other"),
+    ("c.yaml", "micro_batch_size: 1\nmicro_batch_size: 2\n", "P191", "is 1 and 2"),
+    ("c.yaml", "micro_batch_size: 3\nglobal_batch_size: 32\n", "P191", "no multiple"),
+    ("c.yaml", "micro_batch_size: yes\n", "P191", "no whole number"),
+    ("c.yaml", "micro_batch_size: 1\nsequence_parallel: 3\n", "P191", "neither true nor false"),
+    ("c.yaml", "micro_batch_size: 1\nexpert_model_parallel_size: 16\n", "P191", "does not divide the 8"),
+    ("c.yaml", "micro_batch_size: 1\nrecompute_granularity: all\n", "P191", "recompute_granularity"),
+    ("c.yaml", "micro_batch_size: 1\ndata_parallel_sharding_strategy: all\n", "P191", "data_parallel_sharding_strategy"),
+    ("c.yaml", "ici_fsdp_parallelism: 3\n", "P191", "do not multiply to 8 devices"),
+    ("c.yaml", "ici_fsdp_parallelism: -1\ndcn_data_parallelism: -1\n", "P191", "are both -1"),
+    ("c.yaml", "ici_fsdp_parallelism: 4\nici_autoregressive_parallelism: 2\n", "P191", "autoregressive_parallelism above 1"),
+    ("c.yaml", "ici_fsdp_parallelism: 8\nper_device_batch_size: none\n", "P191", "per_device_batch_size"),
+    ("c.yaml", "ici_fsdp_parallelism: 0\n", "P191", "= 0"),
+    ("c.yaml", "ici_fsdp_parallelism: 8\nper_device_batch_size: 0.5\n", "P191", "does not divide"),
+    ("c.toml", "[parallelism]\ntensor_parallel_degree = 3\n", "P191", "is not 8 devices"),
+    ("c.toml", "[training]\nlocal_batch_size = 3\nglobal_batch_size = 32\n", "P191", "no multiple"),
+    ("c.toml", "[parallelism]\nexpert_parallel_degree = 3\ntensor_parallel_degree = 1\n", "P191", "does not divide"),
+    ("c.toml", "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 3\n", "P191", "no multiple"),
+    ("c.toml", "[parallelism]\ntensor_parallel_degree = 1\nfsdp_reshard_after_forward = 'maybe'\n", "P191", "fsdp_reshard_after_forward"),
+    ("c.toml", "[parallelism]\ntensor_parallel_degree = 1\n[activation_checkpoint]\nmode = 'some'\n", "P191", "mode"),
+    ("c.toml", "tensor_parallel_degree = \n", "P190", "is not TOML"),
+    ("c.yaml", "a: [\n", "P190", "is not YAML"),
+    ("c.yaml", "- 1\n", "P190", "no table"),
+    ("c.yaml", "lr: 1\n", "P190", "no key of"),
+    ("c.yaml", "micro_batch_size: 1\nici_fsdp_parallelism: 2\n", "P190", "keys of maxtext and megatron"),
+    ("none.yaml", "", "P190", "cannot read"),
+])  # fmt: skip
+def test_contradictions_are_errors(name: str, text: str, code: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name != "none.yaml":
+        path.write_text(text)
+    with pytest.raises(PlanError) as e:
+        read_configuration(path, 8)
+    assert e.value.code == code and said in str(e.value)
+
+
+def test_a_pin_of_two_in_one_place_is_read_once_and_the_rest_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("MODEL_ARGS:\n  --tensor-model-parallel-size: 2\n  --micro-batch-size: 1\n  --lr: 1.0e-4\n  --my-flag: true\nmicro_batch_size: 1\n")
+    found = read_configuration(path, 8)
+    assert found.settings == Settings(4, data=4, model=2) and found.left == ("MODEL_ARGS.--lr", "MODEL_ARGS.--my-flag")
+
+
+def test_aliases_and_depth_do_not_multiply(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.yaml"
+    path.write_text("a: &a {x: 1}\n" + "".join(f"{b}: &{b} {{p: *{a}, q: *{a}}}\n" for a, b in zip("abcdefghijklmnopqrs", "bcdefghijklmnopqrst", strict=True)))
+    assert len(Keys(load(path)).names()) < 100
+
+
+def test_a_plan_of_inference_goes_to_hf_alone() -> None:
+    s = planner.plan(LLAMA, devices=4, batch=8, workload="infer", pins="tp=4,tensor=megatron", baselines=False)
+    assert json.loads(hand_over(s, LLAMA, "hf").text)["tp_plan"]["model.layers.*.mlp.down_proj"] == "rowwise"
+    with pytest.raises(PlanError, match="plan of inference"):
+        hand_over(s, LLAMA, "megatron")
+
+
+@pytest.mark.parametrize(("change", "said"), [({"batch": 30}, "every replica has as many rows"), ({"stage": 4, "microbatches": 2, "schedule": "1f1b"}, "only where they divide")])
+def test_what_has_no_word_at_all(change: dict[str, object], said: str) -> None:
+    s = replace(Settings(64, data=4), **change)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=said) as e:
+        maxtext.round_off(Rounds(s), Facts("model", for_devices("h100-sxm", s.devices), 6))
+    assert e.value.code == "P192"
+
+
+@pytest.mark.parametrize(("argv", "text", "said"), [
+    (["--batch", "64"], "", "leave --batch out"), (["--workload", "infer"], "", "configuration of training"), ([], "seq_length: 7\n", "rows of 7 tokens"),
+    (["--from", "megatrn"], "", "did you mean 'megatron'"),
+])  # fmt: skip
+def test_import_says_what_does_not_go_together(argv: list[str], text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"micro_batch_size: 1\nglobal_batch_size: 16\n{text}")
+    assert main(["import", str(path), "--model", LLAMA, "--devices", "8", "-o", str(tmp_path / "x.json"), *argv]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_configuration_that_does_not_fit_is_priced_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("micro_batch_size: 1\nglobal_batch_size: 16\n")
+    assert main(["import", str(path), "--model", LLAMA, "--devices", "8", "-o", str(tmp_path / "x.json"), "--memory-limit", "1MiB"]) == 0
+    assert "does not fit" in capsys.readouterr().err and Strategy.load(tmp_path / "x.json").cost.fit == "no"
