@@ -97,20 +97,30 @@ _MOVED = {
 _KEPT = {"norm": 2.3, "residual": 0.5, "Gelu": 1.0, "Silu": 1.0, "Mul": 1.0, "RotaryEmbedding": 0.75, "attention": 1.0, "product": 1.0}
 FLASH = Kernels(_MOVED, _KEPT)
 """Fused norms and flash attention (version 2)."""
+KEPT_PRODUCTS = {"product": 1.0, "into residual": 1.0, "attention": 1.0}
+"""Under selective recompute with flash attention: results of products and of attention are kept, what is computed element by element is made again."""
+_NVIDIA_KEPT = {**_KEPT, "norm": 1.0, "residual": 1.0, "Silu": 0.0, "RotaryEmbedding": 0.0}
 _EAGER = {**_MOVED, "norm": (20.0, 30.0)}
 _EAGER_KEPT = {**_KEPT, "norm": 6.0}
 _WHOLE = replace(FLASH, logit_kept=17.4, logit_gathered=4.9, logit_piece=4.0, gathered=True)
 _PLAIN = replace(_WHOLE, passes=_EAGER, kept=_EAGER_KEPT)
 KERNELS = {
+    "fsdp": FLASH,
     "fused-norm": replace(FLASH, flash=False, score_bytes=(14.0, 17.0), score_kept=5.0, score_made=4.0),
+    "nvidia": replace(FLASH, kept=_NVIDIA_KEPT),
+    "nvidia-fp8": replace(FLASH, kept={**_NVIDIA_KEPT, "norm": 0.5, "Mul": 0.5, "Gelu": 1.5, "attention": 1.5}),
+    "mpt": replace(FLASH, kept={**_KEPT, "norm": 1.5}, logit_kept=4.0),
+    "maxtext": replace(FLASH, logit_kept=4.0),
     "flash2-rms": _WHOLE,
     "flash2": _PLAIN,
     "flash1": replace(_PLAIN, attention=(0.3, 0.23)),
     "fused": replace(_PLAIN, flash=False, score_bytes=(9.0, 11.0), score_kept=4.7, score_made=4.0),
     "torch": replace(_PLAIN, flash=False, score_bytes=(30.0, 32.0), score_kept=6.2, score_made=8.0),
 }
-"""Kernels of published runs: Megatron's GPT before flash attention, and the five sets that Hagemann 2023 compares, whose loss takes whole rows of
-logits. Bytes kept are fitted to which of its 783 configurations ran (2026-11)."""
+"""Kernels of published runs: Megatron's GPT before flash attention; NVIDIA's of today (gated units and rotary embedding in one kernel, which make their insides
+again; in fp8 what products read is kept in one byte); llm-foundry's MPT (norms in bf16, a loss in one kernel: bf16 logits and their gradient); MaxText's loss as
+XLA fuses it; and the five sets that Hagemann 2023 compares, whose loss takes whole rows of logits. Bytes kept by these five are fitted to which of its 783
+configurations ran (2026-11; planner.runs.keep), those of the others are counts of tensors."""
 
 
 _A100 = Rates(0.85, 0.86, 1.1, 0.65, 0.6, growth=0.045)

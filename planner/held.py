@@ -3,7 +3,7 @@
 The flow is read once (`held_of`); `peak` puts the bytes together under a profile's few constants, so that these can be fitted to which runs fitted.
 
     peak of stage s = parameters + gradients + optimizer state + overhead
-                      + (1 + slack) * (min(m, p - s) * kept of its blocks + gathered weights + larger moment + pinned * smaller moment)
+                      + (1 + slack) * (in flight * kept of its blocks + gathered weights + larger moment + pinned * smaller moment)
 
 Moments of the backward pass: loss and head; a block computed again. The second begins when the first is over, but an allocator that hands out
 parts of what it once got cannot serve all of one from what the other left: `pinned` of the smaller stays beside the larger. Slack is what
@@ -102,6 +102,14 @@ def _local_bytes(flow: Flow, name: str, layout: Layout, pricer: Pricer) -> float
     return prod(local_shape(tensor.shape, layout, dict(flow.plan.mesh))) * pricer.itemsize(tensor.dtype)
 
 
+def in_flight(s: int, stages: int, microbatches: int, chunks: int) -> float:
+    """Microbatches, counted by all blocks of stage s, whose backward pass is to come: p - s under 1F1B; with v chunks of blocks a stage (interleaved 1F1B) it starts
+    2 (p - 1 - s) + (v - 1) p + 1 passes of a chunk before the first comes back."""
+    if chunks == 1:
+        return min(microbatches, stages - s)
+    return min(microbatches * chunks, 2 * (stages - 1 - s) + (chunks - 1) * stages + 1) / chunks
+
+
 def peak(held: Held, runtime: Runtime) -> Breakdown:
     """Peak memory of the stage that needs the most."""
     kernels = runtime.kernels
@@ -118,10 +126,12 @@ def peak(held: Held, runtime: Runtime) -> Breakdown:
     last, worst, again = len(held.blocks) - 1, Breakdown(0, 0, 0, 0, 0), held.recompute != "none"
     slack = 1 + runtime.memory_slack + (runtime.pipeline_slack if last else 0.0)
     for s, blocks in enumerate(held.blocks):
-        flight = min(held.microbatches, len(held.blocks) - s)
+        flight = in_flight(s, len(held.blocks), held.microbatches, runtime.interleave)
         activations = flight * blocks * (held.entering if again else kept[BLOCKS])
         moments = (inside + (kept[BLOCKS] if again else 0.0), (logits + kept[AFTER]) * (s == last))
         temporary = max(moments) + runtime.pinned * min(moments) + 2 * held.gathered
-        parts = (held.parameters[s], held.gradients[s], held.state[s], activations * slack, temporary * slack + runtime.overhead_bytes)
+        # Of one microbatch gradients come as what was kept goes.
+        gradients = held.gradients[s] if held.microbatches > 1 else max(0.0, held.gradients[s] - activations)
+        parts = (held.parameters[s], gradients, held.state[s], activations * slack, temporary * slack + runtime.overhead_bytes)
         worst = max(worst, Breakdown(*(int(x) for x in parts)), key=lambda b: b.total)
     return worst

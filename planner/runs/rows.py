@@ -15,7 +15,7 @@ from typing import Any
 
 from costmodels.memory import capacity
 from costmodels.precision import Recipe, load_recipe
-from costmodels.runtime import KERNELS, RUNTIMES, Runtime
+from costmodels.runtime import KEPT_PRODUCTS, KERNELS, RUNTIMES, Runtime
 from planner.base import Base
 from planner.errors import PlanError
 from planner.families import batch_only
@@ -79,9 +79,11 @@ def case_of(row: Row) -> Case:
         raise Left("degrees do not multiply to the devices")
     if batch % (dp * micro):
         raise Left("batch does not divide into microbatches")
+    if "lora" in str(row.get("notes", "")).lower():
+        raise Left("few parameters trained (LoRA)")
     if any(word in str(row["model"]).lower() for word in ("mixtral", "moe", "a3b", "a22b", "deepseek", "oss", "kimi")):
         raise Left("experts")
-    zero = int(row.get("zero") or 0)
+    zero = level(row)
     topology = machine(str(row["hardware"]), str(row.get("notes", "")), int(row["devices"]))
     copies = replicas(str(row.get("notes", "")), topology, dp) if zero == 3 else 1
     sizes = {name: n for name, n in (("stage", pp), (REPLICA, copies), ("data", dp // copies), ("model", tp)) if n > 1} or {"data": 1}
@@ -89,9 +91,40 @@ def case_of(row: Row) -> Case:
         mesh = pinned_mesh(topology, sizes)
     except PlanError as e:
         raise Left("mesh does not align with the machine") from e
-    precision = str(row.get("precision") or "bf16")
-    recipe = load_recipe("fp8" if precision.startswith("fp8") else "bf16-pure" if "pure" in precision else "fp16" if precision == "fp16" else "bf16-mixed")
+    precision = str(row.get("precision") or "bf16").lower()
+    if "fp4" in precision:
+        raise Left("precision of 4 bits")
+    recipe = load_recipe("fp8" if precision.startswith(("fp8", "mxfp8")) else "bf16-pure" if "pure" in precision else "fp16" if precision == "fp16" else "bf16-mixed")
     return Case(row, spec_of(row), topology, mesh, batch // (dp * micro), dp * micro, runtime_of(row, zero), recipe, measured_s(row))
+
+
+def kernels_of(row: Row, zero: int) -> str:
+    """A key of KERNELS: the set that the row names, else its framework's. Megatron's runs on V100 and A100 are those of before flash attention."""
+    word, source, hardware = (str(row.get(k) or "") for k in ("kernel", "source", "hardware"))
+    if word in KERNEL_WORDS:
+        return KERNEL_WORDS[word]
+    if zero < 3 and any(card in hardware for card in ("V100", "A100")):
+        return "fused-norm"
+    if "mosaicml" in source:
+        return "mpt"
+    if "TPU" in hardware or "MaxText" in source:
+        return "maxtext"
+    return ("nvidia-fp8" if "fp8" in str(row.get("precision") or "").lower() else "nvidia") if zero < 3 or _recipe(row) else "fsdp"
+
+
+def level(row: Row) -> int:
+    """Optimizer level; where a row of NVIDIA's recipes is silent, their distributed optimizer."""
+    return int(row.get("zero") or 0) if row.get("zero") is not None or not _recipe(row) else 1
+
+
+def sequence_parallel(row: Row) -> bool:
+    """Whether what lies between products is cut along the sequence; NVIDIA's recipes do so wherever they cut products."""
+    given = row.get("sequence_parallel")
+    return bool(given) if given is not None or not _recipe(row) else True
+
+
+def _recipe(row: Row) -> bool:
+    return any(word in str(row["source"]) for word in ("Megatron-Bridge", "NeMo"))
 
 
 def replicas(notes: str, topology: Topology, data: int) -> int:
@@ -104,10 +137,12 @@ def replicas(notes: str, topology: Topology, data: int) -> int:
 def runtime_of(row: Row, zero: int) -> Runtime:
     """The profile of the framework, with the kernels and chunks of the run."""
     profile = RUNTIMES["fsdp" if zero == 3 else "megatron"]
-    word = str(row.get("kernel") or "")
-    kernels = KERNELS[KERNEL_WORDS[word]] if word in KERNEL_WORDS else profile.kernels if zero == 3 else KERNELS["fused-norm"]
-    if row.get("recompute") == "selective" and kernels is not None and not kernels.flash:
-        kernels = replace(kernels, again=True)
+    kernels = KERNELS[kernels_of(row, zero)]
+    notes = str(row.get("notes", ""))
+    if "offload" in notes.replace("cpu_offload False", "") or "remat=custom" in notes:
+        kernels = replace(kernels, kept={})  # what blocks leave goes to the host's memory
+    elif row.get("recompute") == "selective" or "minimal_with_context" in notes:
+        kernels = replace(kernels, kept=KEPT_PRODUCTS) if kernels.flash else replace(kernels, again=True)
     return replace(profile, kernels=kernels, interleave=int(row.get("vpp") or 1), balance="Hagemann" in str(row["source"]))
 
 
@@ -121,6 +156,8 @@ def machine(hardware: str, notes: str, devices: int) -> Topology:
         topology = for_devices(name, devices)
     except PlanError as e:
         raise Left("devices do not fill nodes") from e
+    if own := re.search(r"H100 (\d+)GB HBM", hardware):
+        topology = replace(topology, device=replace(topology.device, memory_bytes=int(own[1]) * 10**9))
     per_device = re.search(r"(\d+) ?Gb/s (?:RDMA|CX-7|RoCE)?[^;,)]*per GPU", hardware) or re.search(r"RoCE (\d+)Gb/s per GPU", hardware)
     per_node = re.search(r"(\d+) ?Gbps", hardware) or re.search(r"inter_node_bandwidth (\d+)", notes)
     rate = float(per_device[1]) / 8 if per_device else float(per_node[1]) / 8 / topology.device.node_size if per_node else 0.0
@@ -179,9 +216,9 @@ def base_of(spec: str, batch: int) -> Base:
 def plan_of(case: Case) -> tuple[Base, Plan]:
     """The configuration of a row as a plan. Raises Left where a split is not possible."""
     row, base = case.row, base_of(case.spec, case.graph_batch)
-    zero = int(row.get("zero") or 0)
+    zero = level(row)
     whole = "Hagemann" in str(row["source"])  # its loss takes whole rows of logits (kernels and memory of its runs say so)
-    splits = megatron_splits(base, case.mesh, bool(row.get("sequence_parallel")), whole)
+    splits = megatron_splits(base, case.mesh, sequence_parallel(row), whole)
     shape, data = case.mesh.shape, tuple(a for a, n in case.mesh.shape if a == "data" and n > 1)
     return base, Plan(shape, splits, zero if data else 0, data if zero else (), RECOMPUTE.get(str(row.get("recompute") or "none"), "none"), case.microbatches, base.runs,
                       schedule="1f1b" if case.mesh.stages > 1 else "")  # fmt: skip
