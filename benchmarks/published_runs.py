@@ -13,13 +13,15 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.published_scores import Outcome, choice, errors, fitting, order
+from benchmarks.published_scores import Outcome, choice, covered, covered_held_out, errors, fitting, memory_spread, order
 from costmodels.runtime import Rates
 from planner.runs.fit import MOST_FOLDS, Prepared, held_out, prepare
+from planner.runs.keep import held_out_bytes
 from planner.runs.rows import Case, Left, case_of, model_flops
 
 FITTED_SOURCES = ("Hagemann", "vTrain measured (multi", "mosaicml")
@@ -95,8 +97,14 @@ def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str
     typical = median(rates)
     constant = [Outcome(p.case.group, p.case.measured_s, typical * model_flops(p.case.row) / p.case.row["devices"], 0, 0) for p in measured]
     out["constant"] = errors(constant) | {"tau": order(constant)[0], "tau_devices": order(constant, machine_group)[0]}
-    out["shipped"] = times(outcomes(rows, [p.step_s() for p in rows]))
-    out["memory"] = fitting(outcomes(rows, [p.step_s() for p in rows]))
+    shipped = outcomes(rows, [p.step_s() for p in rows])
+    out["shipped"] = times(shipped) | {"covered": covered(shipped, measured[0].case.runtime.time_spread)}
+    out["memory"] = fitting(shipped) | sure(shipped, rows[0].case.runtime.memory_spread)
+    sizes = None
+    if fit and len(measured) < len(rows) and len({p.case.group for p in rows}) > 1:
+        sizes = held_out_bytes(rows, lambda c: c.group)
+        unseen = outcomes(rows, [p.step_s() for p in rows], sizes)
+        out["memory of groups left out"] = fitting(unseen) | sure(unseen, memory_spread(unseen))
     if fit and len(measured) >= LEAST:
         start = Rates(growth=0.05)
         for name, group in SPLITS.items():
@@ -104,13 +112,25 @@ def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str
                 priced, folds = held_out(measured, start, group)
                 extra = [p for p in rows if not p.case.measured_s]
                 every = priced + [p.step_s(folds.get(group(p.case), start)) for p in extra]
-                out["leave one " + name + " out"] = times(outcomes([*measured, *extra], every)) | {"folds": min(len(folds), MOST_FOLDS)}
+                at = {id(p): size for p, size in zip(rows, sizes, strict=True)} if sizes and name == "group" else {}
+                found = outcomes([*measured, *extra], every, [at.get(id(p), p.cost.memory.total) for p in (*measured, *extra)])
+                parts = [group(p.case) for p in (*measured, *extra)]
+                out["leave one " + name + " out"] = times(found) | {"folds": min(len(folds), MOST_FOLDS), "covered": covered_held_out(found, parts)}
     return out
 
 
-def outcomes(rows: list[Prepared], priced: list[float]) -> list[Outcome]:
-    """Rows with their prices."""
-    return [Outcome(p.case.group, p.case.measured_s, s, p.cost.memory.total, p.case.usable_bytes) for p, s in zip(rows, priced, strict=True)]
+def outcomes(rows: list[Prepared], priced: list[float], sizes: Sequence[int] | None = None) -> list[Outcome]:
+    """Rows with their prices; sizes: bytes, where not those of the profile as it ships."""
+    sizes = sizes or [p.cost.memory.total for p in rows]
+    return [Outcome(p.case.group, p.case.measured_s, s, size, p.case.usable_bytes) for p, s, size in zip(rows, priced, sizes, strict=True)]
+
+
+def sure(found: list[Outcome], spread: float) -> dict[str, float]:
+    """Runs whose range of bytes, price * (1 -+ spread), straddles what is usable (`fit: tight` and what may still fit), and how many of the others are told right."""
+    open_ = [o for o in found if o.priced_bytes * (1 - spread) <= o.usable_bytes < o.priced_bytes * (1 + spread)]
+    told = [o for o in found if o not in open_]
+    right = sum(o.fits == (o.measured_s is not None) for o in told)
+    return {"spread": spread, "open": len(open_), "sure_right": right / len(told) if told else 1.0}
 
 
 def times(found: list[Outcome]) -> dict[str, Any]:
@@ -127,21 +147,27 @@ def machine_group(group: tuple[str, int, int]) -> tuple[str, int]:
 def show(table: dict[str, Any]) -> None:
     """One source as text."""
     print(f"\n{table['source']} on {table['device']}: {table['rows']} rows")
-    print(f"  {'':34}{'mean':>8}{'median':>8}{'p95':>8}{'tau':>7}{'all seq':>8}{'groups':>7}{'regret':>8}{'with memory':>13}{'worst':>8}{'ran out':>9}")
+    print(f"  {'':34}{'mean':>8}{'median':>8}{'p95':>8}{'tau':>7}{'in range':>10}{'all seq':>8}{'groups':>7}{'regret':>8}{'with memory':>13}{'worst':>8}{'ran out':>9}")
     for name, line in table.items():
         if not isinstance(line, dict) or "mean" not in line:
             continue
         mark = " (used for fitting)" if name == "shipped" and table["in_sample"] else f" ({line['folds']} folds)" if "folds" in line else ""
-        tail = ""
+        tail, inside = "", f"{line['covered']:.0%}" if "covered" in line else ""
         if "regret" in line:
             tail = f"{line['tau_groups']:>7}{line['regret_measured']:>8.1%}{line['regret']:>13.1%}{line['worst_regret']:>8.1%}{line['picks_out_of_memory']:>9}"
-        print(f"  {name + mark:<34}{line['mean']:>8.1%}{line['median']:>8.1%}{line['p95']:>8.1%}{line['tau']:>7.2f}{line['tau_devices']:>8.2f}{tail}")
-    m = table["memory"]
+        print(f"  {name + mark:<34}{line['mean']:>8.1%}{line['median']:>8.1%}{line['p95']:>8.1%}{line['tau']:>7.2f}{inside:>10}{line['tau_devices']:>8.2f}{tail}")
+    print(f"  {memory_words(table['memory'])}" + (" (used for fitting)" if table["in_sample"] else ""), flush=True)
+    if "memory of groups left out" in table:
+        print(f"  constants fitted to other groups: {memory_words(table['memory of groups left out'])}", flush=True)
+
+
+def memory_words(m: Mapping[str, Any]) -> str:
+    """What is said of memory, in one line."""
     if not m["out_of_memory"]:
-        print(f"  does not fit: said of {m['said']} of {m['rows']} rows, which all ran", flush=True)
-    else:
-        print(f"  does not fit: {m['out_of_memory']} of {m['rows']} rows ran out of memory; precision {m['precision']:.3f}, recall {m['recall']:.3f}; "
-              f"within 5 % of usable {m['edge_right']:.2f} of {m['edge_rows']} right", flush=True)  # fmt: skip
+        return f"does not fit: said of {m['said']} of {m['rows']} rows, which all ran"
+    return (f"does not fit: {m['out_of_memory']} of {m['rows']} rows ran out of memory; precision {m['precision']:.3f}, recall {m['recall']:.3f}; "
+            f"within 5 % of usable {m['edge_right']:.2f} of {m['edge_rows']} right; range of {m['spread']:.1%} straddles the limit in {m['open']}, "
+            f"{m['sure_right']:.3f} of the others right")  # fmt: skip
 
 
 if __name__ == "__main__":

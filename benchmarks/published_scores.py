@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import ceil, erf, log
 from statistics import mean, median
 from typing import Any
 
 EDGE = 0.05
 """Runs whose predicted memory is within this fraction of what is usable are hard to tell, and are counted apart."""
+
+NORMAL_80 = 1.2816
+"""Four fifths of a normal distribution lie within so many standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -91,3 +95,33 @@ def fitting(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     edge = [o for o in outcomes if abs(o.priced_bytes - o.usable_bytes) <= EDGE * o.usable_bytes]
     return {"rows": len(outcomes), "out_of_memory": len(out), "said": len(said), "precision": right / len(said) if said else 1.0, "recall": right / len(out) if out else 1.0,
             "edge_rows": len(edge), "edge_right": sum(o.fits == (o.measured_s is not None) for o in edge) / len(edge) if edge else 1.0}  # fmt: skip
+
+
+def covered(outcomes: Sequence[Outcome], spread: float) -> float:
+    """Share of measured runs within price * (1 -+ spread)."""
+    off = [abs(o.measured_s / o.priced_s - 1) for o in outcomes if o.measured_s]
+    return sum(e <= spread for e in off) / len(off)
+
+
+def covered_held_out(outcomes: Sequence[Outcome], folds: Sequence[Hashable], level: float = 0.8) -> float:
+    """Share of measured runs within the nominal range of their price, whose half-width is that of the other folds' errors: the `level` quantile (at least so much)."""
+    off = [(fold, abs(o.measured_s / o.priced_s - 1)) for o, fold in zip(outcomes, folds, strict=True) if o.measured_s]
+    inside = 0
+    for fold in dict.fromkeys(f for f, _ in off):
+        others = sorted(e for f, e in off if f != fold)
+        width = others[min(len(others) - 1, ceil(level * (len(others) + 1)) - 1)] if others else 0.0
+        inside += sum(e <= width for f, e in off if f == fold)
+    return inside / len(off)
+
+
+def memory_spread(outcomes: Sequence[Outcome]) -> float:
+    """Half-width of the range of priced bytes that holds the true bytes four times in five: most likely where log(true / priced) is normal around 0.
+
+    Bytes of runs are not known, only whether they were more than usable; 2 % of runs may fail or pass for other reasons.
+    """
+    above = [(log(o.priced_bytes / o.usable_bytes), o.measured_s is None) for o in outcomes]
+
+    def loss(sigma: float) -> float:
+        return -sum(log(0.02 + 0.96 * (0.5 + 0.5 * erf((x if ran_out else -x) / sigma / 2**0.5))) for x, ran_out in above)
+
+    return NORMAL_80 * min((0.005 * 1.1**k for k in range(40)), key=loss)

@@ -17,6 +17,7 @@ from costmodels.runtime import Rates
 from planner.base import Base
 from planner.evaluate import Cost, price_plan
 from planner.framework import Work, step_time, work_of
+from planner.held import Held, held_of
 from planner.price import Pricer
 from planner.runs.rows import Case, plan_of
 
@@ -32,12 +33,13 @@ MOST_FOLDS = 10
 
 @dataclass(frozen=True)
 class Prepared:
-    """A case read once: its work, and its price under the profile as it ships."""
+    """A case read once: its work, what it holds, and its price under the profile as it ships."""
 
     case: Case
     base: Base
     work: Work
     cost: Cost
+    held: Held
 
     def step_s(self, rates: Rates | None = None) -> float:
         """Seconds of a step; under other rates than the profile's where given."""
@@ -53,7 +55,8 @@ def prepare(case: Case) -> Prepared:
     base, plan = plan_of(case)
     pricer = Pricer(case.topology, case.mesh, case.runtime, case.recipe)
     cost, flow, runs = price_plan(base, plan, pricer)
-    return Prepared(case, base, work_of(base, flow, runs, pricer), cost)
+    work = work_of(base, flow, runs, pricer)
+    return Prepared(case, base, work, cost, held_of(base, flow, work.deal, pricer))
 
 
 def fitted(rows: Sequence[Prepared], start: Rates) -> Rates:
