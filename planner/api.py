@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,17 @@ def plan(source: str | Path, *, devices: int | None = None, hardware: str | None
     from planner.search import Search
 
     started = time.monotonic()
-    request = make_request(devices=devices, hardware=hardware, topology=topology, workload=workload, mode=mode, solver=solver, pins=pins, objective=objective,
+    annotated = pins == "annotated"
+    request = make_request(devices=devices, hardware=hardware, topology=topology, workload=workload, mode="auto" if annotated and mode == "semi-auto" else mode, solver=solver,
+                           pins=None if annotated else pins, objective=objective,
                            memory_limit_bytes=memory_limit_bytes, memory_reserve_bytes=memory_reserve_bytes, runtime=runtime, optimizer=optimizer,
                            precision=precision, time_limit_s=time_limit_s, seed=seed, fold=fold, baselines=baselines)  # fmt: skip
     model = open_model(source, request.topology.devices, workload=workload, batch=batch, tokens_per_step=tokens_per_step, dims=dims, shapes=shapes, loss=loss,
                        logits=logits, shift_labels=shift_labels, ignore_index=ignore_index, trainable=trainable, freeze=freeze, tie=tie, lora=lora,
                        optimizer=optimizer, lr=lr)  # fmt: skip
     model.graph(1)
+    if annotated:
+        request = replace(request, pins=annotated_pins(model))
     read = time.monotonic()
     search = Search(model, request, progress)
     if strict:
@@ -50,6 +55,14 @@ def plan(source: str | Path, *, devices: int | None = None, hardware: str | None
     provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "source": str(source),
                   "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
     return compose(model, request, found, provenance, assumptions(model, request, hardware, topology))
+
+
+def annotated_pins(model: Any) -> Any:
+    """What the model's own multi-device annotations fix (planner.exchange.annotated). Raises PlanError P193."""
+    from planner.base import Base
+    from planner.exchange.annotated import pins_of
+
+    return pins_of(model.proto, Base.of(model.graph(1), training=model.workload.kind == "train"))
 
 
 def make_request(*, devices: int | None, hardware: str | None, topology: str | Path | None, workload: str = "train", mode: str = "auto", solver: str = "auto",
@@ -123,6 +136,9 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
     out.append(f"{reserve:.3g} GiB a device kept free (--memory-reserve)")
     if model.workload.batch is None and model.workload.tokens_per_step is None:
         out.append(f"batch {model.batch} (--batch)")
+    if model.proto.configuration and request.pins.empty:
+        devices = ", ".join(str(c.num_devices) for c in model.proto.configuration)
+        out.append(f"the model's annotations for {devices} devices are not used (--pin annotated)")
     return (*out, *said(model.plain), *request.topology.notes, *model.plain.notes)
 
 

@@ -62,6 +62,8 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
     "diff": ("views:diff", options.diff, "what changed between two plans, and why", "plan diff old.json new.json"),
     "check": ("check:run", options.check, "the gate for continuous integration: exit 1 past tolerance", "plan check model.onnx --against model.plan.json"),
     "emit": ("emit:run", options.emit, "write the sharded JAX program of a plan", "plan emit model.plan.json --backend shard_map -o model.py"),
+    "annotate": ("exchange:annotate", options.annotate, "the ONNX file with the plan as its multi-device annotations",
+                 "plan annotate model.plan.json --model model.onnx -o out.onnx"),
     "export": ("exchange:export", options.export, "a plan as another launcher's settings, and what that rounds and costs",
                "plan export model.plan.json --to megatron -o parallel.yaml"),
     "import": ("exchange:import_", options.import_, "a configuration of Megatron, MaxText or torchtitan as a priced plan",

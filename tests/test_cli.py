@@ -228,7 +228,7 @@ def test_help_promises_nothing_unbuilt() -> None:
     for verb in VERBS:
         text = parser(verb).format_help()
         assert not any(option in text for option in UNBUILT)
-    for verb in ("launch", "annotate", "calibrate"):
+    for verb in ("launch", "calibrate"):
         assert verb not in VERBS
 
 

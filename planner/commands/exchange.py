@@ -89,6 +89,28 @@ def import_(args: argparse.Namespace) -> int:
     return 0
 
 
+def annotate(args: argparse.Namespace) -> int:
+    """`plan annotate`: the ONNX file with the plan in it."""
+    from planner.exchange.annotate import annotate as annotated
+    from planner.strategy import write_atomically
+
+    strategy = files.load(args.strategy)
+    source = files.model_of(strategy, args.strategy, args.model)
+    target = Path(args.output or f"{files.stem(source)}.annotated.onnx")
+    if target.exists() and not args.force:
+        raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
+    made = annotated(strategy, source)
+    write_atomically(target, made.model.SerializeToString())
+    said = [f"{made.pending} results that stay pending are written as reduced"] if made.pending else []
+    said += [f"{len(made.beyond)} splits stand in the metadata alone: {', '.join(made.beyond[:3])}" + (" ..." if len(made.beyond) > 3 else "")] if made.beyond else []
+    if target.parent.resolve() != Path(source).parent.resolve() and any(t.external_data for t in made.model.graph.initializer):
+        said.append(f"its weights stay where they are: the file reads them beside itself, as {source} does")
+    for note in said:
+        console.say(f"note: {note}")
+    console.say(f"wrote {target}: {made.nodes} nodes annotated   next: plan {target} --devices {strategy.topology['devices']} --pin annotated")
+    return 0
+
+
 def _provenance(args: argparse.Namespace, started: float) -> dict[str, Any]:
     from datetime import UTC, datetime
 

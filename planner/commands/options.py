@@ -86,7 +86,7 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> None:
     g.add_argument("--mode", default="auto", metavar="MODE", help="auto (default), data-parallel, semi-auto (with --pin), manual (--pin strategy.json)")
     if solver:
         g.add_argument("--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp")
-    g.add_argument("--pin", metavar="FILE|LIST", help="decisions to respect: a TOML file, or tp=8,dp=8,micro=2,zero=3,recompute=block")
+    g.add_argument("--pin", metavar="FILE|LIST", help="decisions to respect: a TOML file, tp=8,dp=8,micro=2,zero=3,recompute=block, or `annotated`: those in the ONNX file")
     g.add_argument("--objective", default="step", metavar="WHAT", help="step (time, default) or memory")
     g.add_argument("--time-limit", type=seconds, metavar="S", help="seconds; the best plan so far is returned")
     g.add_argument("--seed", type=int, default=0, metavar="N")
@@ -151,6 +151,13 @@ def emit(p: argparse.ArgumentParser) -> None:
     p.add_argument("--unroll", action="store_true", help="repeated blocks as a loop in Python instead of lax.scan")
     p.add_argument("-o", dest="output", metavar="FILE.py", help="default: MODEL.py here; - for stdout")
     p.add_argument("--force", action="store_true", help="overwrite a file that this command did not write")
+
+
+def annotate(p: argparse.ArgumentParser) -> None:
+    """Options of `plan annotate`."""
+    saved(p)
+    p.add_argument("-o", dest="output", metavar="FILE.onnx", help="default: MODEL.annotated.onnx here")
+    p.add_argument("--force", action="store_true", help="overwrite the file")
 
 
 def export(p: argparse.ArgumentParser) -> None:
