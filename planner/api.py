@@ -21,10 +21,12 @@ def plan(source: str | Path, *, devices: int | None = None, hardware: str | None
          memory_limit_bytes: int | None = None, memory_reserve_bytes: int | None = None, runtime: str = DEFAULT_RUNTIME, optimizer: str = "adamw",
          lr: float = 1e-4, precision: str = DEFAULT_PRECISION, loss: str = "", logits: str = "", shift_labels: bool = False,
          ignore_index: int | None = None, trainable: Sequence[str] = (), freeze: Sequence[str] = (), tie: Sequence[str] = (), lora: str = "",
-         time_limit_s: float | None = None, seed: int = 0, fold: bool = True, baselines: bool = True, strict: bool = False, progress: Any = None) -> Strategy:  # fmt: skip
+         time_limit_s: float | None = None, seed: int = 0, fold: bool = True, baselines: bool = True, strict: bool = False, progress: Any = None,
+         remedies: bool = True) -> Strategy:  # fmt: skip
     """Search for the best way to spread a model over a machine.
 
-    source: an ONNX file, `zoo:SPEC`, or a Hugging Face config.json. Exactly one of hardware (with devices) and topology describes the machine.
+    source: an ONNX file, `zoo:SPEC`, or a Hugging Face config.json. Exactly one of hardware (with devices) and topology describes the machine. remedies: where
+    nothing fits, plan what would help and say it in the error.
     Returns a Strategy. Raises PlanError: exit_code 2 for bad input, 3 when no plan fits. Never imports jax.
     """
     from planner.compose import COST_MODEL_VERSION, TOOL_VERSION, compose
@@ -51,7 +53,7 @@ def plan(source: str | Path, *, devices: int | None = None, hardware: str | None
     if found.best is None:
         if found.stopped:
             raise PlanError("P026", "the search was stopped before any plan fitted", help=["--time-limit with more seconds"], exit_code=NO_PLAN)
-        raise no_plan(request, found, model)
+        raise no_plan(request, found, model if remedies else None)
     provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "source": str(source),
                   "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
     return compose(model, request, found, provenance, assumptions(model, request, hardware, topology))

@@ -70,7 +70,7 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
                "plan import megatron.yaml --model model.onnx --devices 64 -o mine.json"),
     "verify": ("emit:verify", options.verify, "compile and run the program on virtual devices, predicted beside actual", "plan verify model.plan.json"),
     "compare": ("survey:compare", options.compare, "all solvers and the baselines in one table", "plan compare model.onnx --devices 64"),
-    "sweep": ("survey:sweep", options.sweep, "one row per device count", "plan sweep model.onnx --devices 8,16..512 --batch 512"),
+    "sweep": ("sweep:run", options.sweep, "a row per device count, hardware, size and batch; what a run costs", "plan sweep model.onnx --devices 64..512 --batch 512 --tokens 2T"),
     "ops": ("survey:ops", options.ops, "operator coverage before planning; --parameters: what trains", "plan ops model.onnx"),
     "hardware": ("survey:hardware", options.hardware, "the devices and machines that ship, with their figures and sources", "plan hardware h100-sxm"),
     "solve": ("survey:solve", options.solve, "solve a bare strategy-selection problem", "plan solve problem.json --time-limit 60 -o choice.json"),

@@ -22,6 +22,30 @@ def whole(text: str) -> int:
     return int(digits) * scale
 
 
+def amount(text: str) -> float:
+    """A number above 0 with K, M, B or T for powers of a thousand: "2T" tokens, "1.5M" dollars."""
+    scale = {"K": 1e3, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:], 1.0)
+    try:
+        value = float(text[:-1] if scale > 1 else text) * scale
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e18:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount above 0, such as 2T or 1.5M")
+    return value
+
+
+def duration(text: str) -> float:
+    """Seconds of "30d", "12h" or "2w"."""
+    scale = {"h": 3600, "d": 86_400, "w": 604_800}.get(text[-1:], 0)
+    try:
+        value = float(text[:-1]) * scale
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 30d, 12h or 2w")
+    return value
+
+
 def seconds(text: str) -> float:
     """Seconds above 0."""
     return positive(text.removesuffix("s"))
@@ -38,8 +62,8 @@ def positive(text: str) -> float:
     return value
 
 
-def add_model(p: argparse.ArgumentParser) -> None:
-    """What is planned."""
+def add_model(p: argparse.ArgumentParser, many: bool = False) -> None:
+    """What is planned. many: at several sizes."""
     p.add_argument("model", metavar="FILE", help="an ONNX file, zoo:NAME[,key=value...], or a Hugging Face config.json")
     add_workload(p)
 
@@ -48,9 +72,14 @@ def add_workload(p: argparse.ArgumentParser) -> None:
     """What is run."""
     g = p.add_argument_group("workload")
     g.add_argument("--workload", metavar="KIND", default="train", help="train (default: forward, backward, gradient sync, optimizer) or infer")
-    g.add_argument("--batch", type=whole, metavar="N", help="global batch per optimizer step (default: the exported one, or the next multiple of the devices)")
-    g.add_argument("--tokens-per-step", type=whole, metavar="N", help="the same, in tokens")
-    g.add_argument("--dim", type=pair, action="append", default=[], metavar="NAME=VALUE", help="any other symbolic dimension")
+    if many:
+        g.add_argument("--batch", metavar="LIST", help="global batches, 64,256..1024 (the dots double), or max: the largest that fits without accumulation")
+        g.add_argument("--dim", type=pair, action="append", default=[], metavar="NAME=LIST", help="sizes of a dimension, 4k,8k..128k; of zoo models any option")
+        g.add_argument("--scaling", metavar="KIND", help="over the devices: strong (the first one's batch stays) or weak (it grows with them)")
+    else:
+        g.add_argument("--batch", type=whole, metavar="N", help="global batch per optimizer step (default: the exported one, or the next multiple of the devices)")
+        g.add_argument("--dim", type=pair, action="append", default=[], metavar="NAME=VALUE", help="any other symbolic dimension")
+    g.add_argument("--tokens-per-step", type=whole, metavar="N", help="the batch in tokens" + (", held while dimensions change" if many else ""))
     g.add_argument("--shape", type=pair, action="append", default=[], metavar="INPUT=4,8", help="shape of an input that has none")
     g.add_argument("--loss", default="", metavar="LOSS", help="cross_entropy, mse, l1, bce, output:NAME or FILE.py:function (default: from the model's output)")
     g.add_argument("--logits", default="", metavar="NAME", help="the output that the loss reads (default: the first)")
@@ -69,8 +98,8 @@ def add_machine(p: argparse.ArgumentParser, many: bool = False) -> None:
     """What it runs on."""
     g = p.add_argument_group("machine")
     if many:
-        g.add_argument("--devices", required=True, metavar="LIST", help="counts: 8,16..512 (the dots double)")
-        g.add_argument("--hardware", metavar="NAME,...", help="shipped devices or files, a row each (default h100-sxm)")
+        g.add_argument("--devices", metavar="LIST", help="counts: 8,16..512 (the dots double), or fewest: as few as fit")
+        g.add_argument("--hardware", metavar="NAME,...", help="devices, machines, TPU slices (v5e:4x8) or files, rows of each (default h100-sxm)")
     else:
         g.add_argument("--devices", type=whole, metavar="N", help="number of devices")
         g.add_argument("--hardware", metavar="NAME|FILE", help="a shipped device, a TPU slice such as v5e:4x8, or a file (default h100-sxm; `plan hardware` lists them)")
@@ -201,9 +230,16 @@ def compare(p: argparse.ArgumentParser) -> None:
 
 def sweep(p: argparse.ArgumentParser) -> None:
     """Options of `plan sweep`."""
-    add_model(p)
+    add_model(p, many=True)
     add_machine(p, many=True)
+    g = p.add_argument_group("a whole run")
+    g.add_argument("--tokens", type=amount, metavar="N", help="tokens (or samples) to train on, such as 2T: days, device-hours, cost and energy of each row")
+    g.add_argument("--price", metavar="P", help="USD per device-hour, 2.4/h or h100=2.4,v5e=1.1 (default: the dated list price of the hardware)")
+    g.add_argument("--deadline", type=duration, metavar="T", help="30d, 12h or 2w: which rows keep it, and which does so most cheaply")
+    g.add_argument("--budget", type=amount, metavar="USD", help="1M: which row is done first within it")
     add_search(p)
+    p.add_argument("--pareto", action="store_true", help="the plans of each point that no other betters in both time and memory")
+    p.add_argument("--json", action="store_true", help="rows and answers as JSON")
 
 
 def ops(p: argparse.ArgumentParser) -> None:

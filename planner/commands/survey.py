@@ -1,4 +1,4 @@
-"""`plan compare`, `sweep`, `ops`, `hardware`, `solve`: tables before and beside a plan."""
+"""`plan compare`, `ops`, `hardware`, `solve`: tables before and beside a plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from planner.strategy import Strategy
 
 SOLVERS = ("dp", "recursive", "ilp")
-MOST_COUNTS = 64
 ANY_SIZE = 128
 """What `plan ops` takes for dims without a value."""
 FINDING, NO_PLAN = 1, 3
@@ -48,53 +46,6 @@ def compare(args: argparse.Namespace) -> int:
         rows.append((name, strategy))
     console.data(comparison(rows, console.width(), console.colour(sys.stdout)))
     return 0 if any(not isinstance(r, str) for _, r in rows) else NO_PLAN
-
-
-def counts(text: str) -> list[int]:
-    """Device counts of `8,16..512`: the dots double the count before them up to the one after."""
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part)
-        if not match or int(match[1]) < 1:
-            raise PlanError("P003", f"--devices: {part!r} is no device count", help=["counts and doublings, such as 8,16..512"])
-        n, last = int(match[1]), int(match[2] or match[1])
-        if last < n:
-            raise PlanError("P003", f"--devices: {part!r} runs backwards", help=["counts and doublings, such as 8,16..512"])
-        while n <= last:
-            found.append(n)
-            n *= 2
-    found = list(dict.fromkeys(found))
-    if len(found) > MOST_COUNTS:
-        raise PlanError("P003", f"--devices: {len(found)} counts are more than {MOST_COUNTS}", help=["fewer counts"])
-    return found
-
-
-def sweep(args: argparse.Namespace) -> int:
-    """One row per hardware and count; a count that does not work says why and is no failure of the others."""
-    import planner.api as api
-    from planner.report.tables import sweep_table
-
-    hardware = [h.strip() for h in args.hardware.split(",")] if args.hardware else [None]
-    common = arguments(args)
-    rows: list[tuple[str, int, Strategy | str]] = []
-    errors: list[PlanError] = []
-    wanted = counts(args.devices)
-    for name in hardware:
-        for n in wanted:
-            with console.live(True) as line:
-                try:
-                    strategy = api.plan(args.model, progress=line.report, **{**common, "devices": n, "hardware": name}, baselines=False)
-                except PlanError as e:
-                    errors.append(e)
-                    rows.append((name or api.DEFAULT_HARDWARE, n, f"{e.code}: {e.what}"))
-                    continue
-            if strategy.solver.get("stopped") == "interrupt":
-                raise KeyboardInterrupt
-            rows.append((name or api.DEFAULT_HARDWARE, n, replace(strategy, graph=None)))
-    if len(errors) == len(rows):
-        raise errors[0]
-    console.data(sweep_table(rows, console.width(), console.colour(sys.stdout)))
-    return 0
 
 
 def ops(args: argparse.Namespace) -> int:

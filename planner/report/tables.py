@@ -1,4 +1,4 @@
-"""The tables of `plan compare`, `plan sweep` and `plan ops`."""
+"""The tables of `plan compare` and `plan ops`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.report.notation import spell_rule
 from planner.report.stages import SCHEDULES
-from planner.report.summary import baseline_name, machine, ties, title, tuned_words, unit_of_work
+from planner.report.summary import baseline_name, machine, ties, title, tuned_words
 from planner.report.words import Style, count, flops, hang, percent, show_bytes, show_time, table, visible
 from planner.strategy import schedule_of
 
@@ -38,7 +38,7 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
             continue
         gap = s.solver.get("gap")
         seconds = s.provenance.get("search_s")
-        how = mesh_words(dict(s.mesh_shape)) + _techniques(s.techniques)
+        how = mesh_words(dict(s.mesh_shape)) + technique_words(s.techniques)
         proven = ["" if gap is None else f"{100 * gap:.1f} %", "" if seconds is None else show_time(seconds)]
         out.append([style.bold(name), *_cost(s.costs, best, style), *proven, how])
     lines: list[str] = []
@@ -55,7 +55,8 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
     return "\n".join([*lines, *fitted(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7)), *(style.dim(line) for line in hang("", note, width))])
 
 
-def _techniques(t: Mapping[str, Any]) -> str:
+def technique_words(t: Mapping[str, Any]) -> str:
+    """`, ZeRO-1, 4 microbatches`: what is out of the ordinary, each after a comma."""
     parts = ([f"ZeRO-{t['zero_stage']}"] if t["zero_stage"] else []) + ([f"{t['microbatches']} microbatches"] if t["microbatches"] > 1 else [])
     parts += [SCHEDULES[schedule]] if (schedule := schedule_of(t)) else []
     parts += [f"recompute {t['recompute']}"] if t["recompute"] != "none" else []
@@ -76,32 +77,6 @@ def fitted(rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap:
         first, *more = textwrap.wrap(row[-1], room, break_long_words=False) if visible(row[-1]) > room else [row[-1]]
         out += [[*row[:-1], first], *([*[""] * (len(row) - 1), line] for line in more)]
     return table(out, right, gap)
-
-
-def sweep_table(rows: Sequence[tuple[str, int, Strategy | str]], width: int, colour: bool) -> str:
-    """A row per hardware and count. Efficiency: work per second and device against the first row of the same hardware that has a plan."""
-    style = Style(colour)
-    plans = [s for _, _, s in rows if not isinstance(s, str)]
-    several = len({h for h, _, _ in rows}) > 1
-    unit = unit_of_work(plans[0])
-    out = [[*(["hardware"] if several else []), "devices", "batch", "step", f"{unit}/s", "efficiency", "MFU", "memory", "fits", "how"]]
-    first: dict[str, float] = {}
-    for name, n, s in rows:
-        head = [*([name] if several else []), f"{n:,}"]
-        if isinstance(s, str):
-            out.append([*head, "", "-", "", "", "", "", style.bad("no"), s])
-            continue
-        rate = s.costs["tokens_per_s_per_device"]
-        share = rate / first.setdefault(name, rate) if first.get(name, rate) else 1.0
-        how = mesh_words(dict(s.mesh_shape)) + _techniques(s.techniques)
-        out.append([*head, f"{s.workload['batch']:,}", show_time(s.costs["step_time_s"]), count(rate * n), f"{100 * share:.0f} %",
-                    percent(s.costs["model_flops_utilization"]), show_bytes(s.costs["memory_per_device_bytes"]), style.fit(s.costs["fit"]), how])  # fmt: skip
-    subject = f"{title(plans[0])}, {plans[0].workload['kind']}" + ("" if several else f", {rows[0][0]}")
-    k = len(out[0])
-    lines = [style.bold(subject), *fitted(out, width, tuple(range(int(several), k - 2)))]
-    if len({s.workload["batch"] for s in plans}) > 1:
-        lines += [style.dim(line) for line in hang("", "the batch grows with the devices; --batch N keeps it", width)]
-    return "\n".join(lines)
 
 
 def coverage(base: Base, width: int, colour: bool) -> str:

@@ -1,0 +1,175 @@
+"""`plan sweep`: one model planned at many points, and what a training run costs at each."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from planner.commands import console
+from planner.commands.make import arguments
+from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    from planner.sweep import Point, Row, Run
+
+MOST_COUNTS, MOST_POINTS = 64, 256
+FINDING, INTERRUPTED = 1, 130
+FEWEST, MAX = "fewest", "max"
+
+
+def series(text: str, option: str = "devices", example: str = "8,16..512") -> list[int]:
+    """Numbers of `8,16..512`, with k and M for thousands of 1024: the dots double the number before them up to the one after."""
+    from planner.commands.options import whole
+
+    found: list[int] = []
+    for part in text.split(","):
+        first, dots, last = (t.strip() for t in part.partition(".."))
+        try:
+            n, end = whole(first), whole(last if dots else first)
+        except argparse.ArgumentTypeError as e:
+            raise PlanError("P003", f"--{option}: {e}", help=[f"numbers and doublings, such as {example}"]) from e
+        if end < n:
+            raise PlanError("P003", f"--{option}: {part!r} runs backwards", help=[f"numbers and doublings, such as {example}"])
+        while n <= end:
+            found.append(n)
+            n *= 2
+    found = list(dict.fromkeys(found))
+    if len(found) > MOST_COUNTS:
+        raise PlanError("P003", f"--{option}: {len(found)} numbers are more than {MOST_COUNTS}", help=["fewer of them"])
+    return found
+
+
+def prices(text: str | None) -> dict[str, float]:
+    """USD per device-hour of `2.4/h` (under "") or `h100=2.4,v5e=1.1` (by hardware)."""
+    found: dict[str, float] = {}
+    for part in (text or "").split(",") if text else ():
+        name, _, value = part.strip().rpartition("=")
+        match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)(?:\s*(?:USD)?/h)?", value.strip())
+        if not match or not float(match[1]):
+            raise PlanError("P003", f"--price: {part!r} is not a price", help=["USD per device-hour: 2.4/h, or by hardware: h100=2.4,v5e=1.1"])
+        found[name] = float(match[1])
+    return found
+
+
+def _by_hardware(paid: dict[str, float], hardware: list[str]) -> dict[str, float]:
+    """Prices under the names the hardware was given by; a name may be any of a device's."""
+    from costmodels import aliases
+    from planner.errors import did_you_mean
+    from planner.slices import named_slice
+
+    def own(name: str) -> str:
+        name = named_slice(name)[0]
+        return aliases().get(name.lower(), name)
+
+    strange = next((name for name in paid if name and own(name) not in {own(h) for h in hardware}), "")
+    if strange:
+        raise PlanError("P003", f"--price: {strange!r} is not among the hardware", help=[h for h in [did_you_mean(strange, hardware)] if h])
+    found = {h: usd for h in hardware for name, usd in paid.items() if name and own(h) == own(name)}
+    return found | {name: usd for name, usd in paid.items() if not name}
+
+
+def run(args: argparse.Namespace) -> int:
+    """One row per point; a point that does not work says why and is no failure of the others."""
+    from planner.report.sweep import as_json, sweep_text
+    from planner.sweep import run_of
+    from planner.sweeper import Sweeper
+
+    asked, points = _asked(args), _points(args)
+    paid = _by_hardware(prices(args.price), [p.hardware for p in points])
+    sweeper = Sweeper(args.model, _common(args), lambda said: console.live(True, said))
+    rows: list[Row] = []
+    stopped = False
+    try:
+        rows.extend(_rows(sweeper, points, args))  # what is done stays when the next is interrupted
+    except KeyboardInterrupt:
+        stopped = True
+    fitting = [r for r in rows if r.strategy is not None]
+    if not fitting:
+        if stopped:
+            raise KeyboardInterrupt
+        raise next(r.error for r in rows if r.error is not None)
+    runs: list[Run | None] = [run_of(r, args.tokens, paid) if args.tokens and r.strategy is not None else None for r in rows]
+    if args.json:
+        console.data(json.dumps(as_json(args.model, rows, runs, asked), indent=2, sort_keys=True))
+    else:
+        console.data(sweep_text(args.model, rows, runs, asked, console.width(), console.colour(sys.stdout)))
+    if stopped:
+        console.say("interrupted: these are the rows that were done")
+        return INTERRUPTED
+    return FINDING if asked.question and asked.best(rows, runs) is None else 0
+
+
+def _asked(args: argparse.Namespace) -> Any:
+    """What is to be answered; options that answer nothing without others are refused."""
+    from planner.report.sweep import Asked
+
+    for name in ("deadline", "budget", "price"):
+        if getattr(args, name) is not None and args.tokens is None:
+            raise PlanError("P003", f"--{name} is about a whole run: how many tokens has it?", help=["--tokens 2T"])
+    return Asked(args.tokens, args.deadline, args.budget, args.pareto)
+
+
+def _common(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of `planner.plan` that all points share."""
+    once = argparse.Namespace(**{**vars(args), "batch": None, "dim": [], "devices": None, "hardware": None})
+    common = arguments(once)
+    for name in ("devices", "hardware", "topology", "batch", "tokens_per_step"):
+        common.pop(name)
+    return {**common, "dims": {k: series(v, "dim")[0] for k, v in args.dim if len(series(v, "dim")) == 1}}
+
+
+def _points(args: argparse.Namespace) -> list[Point]:
+    """Hardware by sizes by batches by devices, in the order given."""
+    from planner.api import DEFAULT_HARDWARE, choose
+    from planner.slices import named_slice
+    from planner.sweep import Point
+
+    hardware = list(dict.fromkeys(h.strip() for h in (args.hardware or DEFAULT_HARDWARE).split(",") if h.strip()))
+    dims = [[(k, n) for n in found] for k, found in ((k, series(v, f"dim {k}", "4k,8k..128k")) for k, v in args.dim) if len(found) > 1]
+    batches: list[int | str | None] = [None] if args.batch is None else [MAX] if args.batch == MAX else [*series(args.batch, "batch", "64,256..1024")]
+    fewest = args.devices == FEWEST
+    counts: list[int | None] = [None] if fewest or args.devices is None else [*series(args.devices)]
+    if args.devices is None and not all(named_slice(h)[1] for h in hardware):
+        raise PlanError("P017", "how many devices?", help=["--devices 8,16..512, or fewest"])
+    if args.scaling is not None:
+        choose("scaling", args.scaling, ("strong", "weak"))
+    largest = args.batch == MAX
+    clashes = {"--batch and --tokens-per-step": args.batch and args.tokens_per_step, "--devices fewest and --batch max": fewest and largest,
+               "--pareto and --batch max": args.pareto and largest, "--pareto and --devices fewest": args.pareto and fewest,
+               "--scaling and --batch max": args.scaling and largest, "--tokens-per-step and --batch max": args.tokens_per_step and largest}  # fmt: skip
+    for what, both in clashes.items():
+        if both:
+            raise PlanError("P003", f"{what} contradict each other", help=["give one of them"])
+    points = [Point(h, None if named_slice(h)[1] else n, d, b, args.tokens_per_step) for h in hardware for d in itertools.product(*dims) for b in batches for n in counts]
+    points = list(dict.fromkeys(points))
+    if len(points) > MOST_POINTS:
+        raise PlanError("P003", f"{len(points)} points are more than {MOST_POINTS}", help=["fewer devices, sizes or batches"])
+    return points
+
+
+def _rows(sweeper: Any, points: list[Point], args: argparse.Namespace) -> Iterator[Row]:
+    """Rows as they are planned; under --scaling with the batch that follows from the first of their series."""
+    from dataclasses import replace
+
+    first: dict[tuple[Any, ...], tuple[int, int]] = {}
+    for point in points:
+        key = (point.hardware, point.dims, point.batch)
+        if args.scaling and key in first:
+            n, batch = first[key]
+            grown = batch if args.scaling == "strong" else max(1, batch * (point.devices or n) // n)
+            point = replace(point, batch=grown, tokens_per_step=None)
+        if args.pareto:
+            yield from sweeper.front(point)
+            continue
+        row = sweeper.row(point)
+        if args.scaling and key not in first:
+            if row.strategy is not None:
+                first[key] = row.devices, row.strategy.workload["batch"]
+            elif isinstance(point.batch, int) and point.devices:
+                first[key] = point.devices, point.batch
+        yield row

@@ -1,0 +1,190 @@
+"""`plan sweep` in words and as JSON: the plans, what a run costs at each, and the answers.
+
+Columns that hold one value throughout stand in the title instead; on narrow terminals the least telling columns go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from planner.report.summary import title, unit_of_work
+from planner.report.tables import fitted, mesh_words, technique_words
+from planner.report.words import Style, count, hang, percent, show_bytes, show_time, visible
+from planner.sweep import DAY_S, Row, Run, best_run, fewest, first_too_large
+
+SPARED = ("efficiency", "step", "fits", "MFU")
+"""Columns that narrow terminals go without, the first to go first."""
+HOW = 22
+"""Columns that leaves for how a plan works."""
+LEFT = ("hardware", "how")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a sweep is to answer: work in tokens or samples, a deadline in seconds, a budget in USD, and whether rows are fronts."""
+
+    work: float | None = None
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    pareto: bool = False
+
+    @property
+    def question(self) -> bool:
+        """Whether one row is asked for."""
+        return self.deadline_s is not None or self.budget_usd is not None
+
+    def best(self, rows: Sequence[Row], runs: Sequence[Run | None]) -> int | None:
+        """The row that answers; None where none does."""
+        return best_run(runs, None if self.deadline_s is None else self.deadline_s / DAY_S, self.budget_usd)
+
+
+def sweep_text(model: str, rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked, width: int, colour: bool) -> str:
+    """The tables and the answers, for people."""
+    style = Style(colour)
+    some = next(r.strategy for r in rows if r.strategy is not None)
+    table, same = _hoisted([_cells(r, rows, unit_of_work(some), style) for r in rows], rows)
+    name = f"{model.removeprefix('zoo:')} (zoo)" if model.startswith("zoo:") else title(some)
+    subject = ", ".join([name, some.workload["kind"], *same])
+    lines = [*(style.bold(line) for line in hang("", subject, width)), *_fit(table, width)]
+    if asked.work:
+        lines += ["", *(style.bold(line) for line in hang("", f"{count(asked.work)} {unit_of_work(some)}", width)), *_fit(_run_table(rows, runs, table[0]), width)]
+        lines += [style.dim(line) for line in hang("", _priced(rows, runs), width)]
+    said = answers(rows, runs, asked)
+    return "\n".join([*lines, *([""] if said else []), *(line for text in said for line in hang("", text, width))])
+
+
+def _names(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Column -> cell per row, of what tells rows apart."""
+    names = {"hardware": [r.point.hardware for r in rows], "devices": [f"{r.devices:,}" if r.devices else "-" for r in rows]}
+    for k in dict.fromkeys(k for r in rows for k, _ in r.point.dims):
+        names[k] = [f"{dict(r.point.dims)[k]:,}" for r in rows]
+    batches = [r.strategy.workload["batch"] if r.strategy is not None else r.point.batch for r in rows]
+    return {**names, "batch": [f"{b:,}" if isinstance(b, int) else "" for b in batches]}
+
+
+def _cells(row: Row, rows: Sequence[Row], unit: str, style: Style) -> dict[str, str]:
+    """What a plan is worth, by column."""
+    rate = f"{unit}/s/dev"
+    if row.strategy is None:
+        assert row.error is not None
+        return {"step": "-", rate: "", "efficiency": "", "MFU": "", "memory": "", "fits": style.bad("no"), "how": f"{row.error.code}: {row.error.what}"}
+    c = row.strategy.costs
+    first = next(r.strategy for r in rows if r.strategy is not None and r.point.hardware == row.point.hardware)
+    base = first.costs["tokens_per_s_per_device"]
+    share = c["tokens_per_s_per_device"] / base if base else 1.0
+    how = mesh_words(dict(row.strategy.mesh_shape)) + technique_words(row.strategy.techniques)
+    return {"step": show_time(c["step_time_s"]), rate: count(c["tokens_per_s_per_device"]), "efficiency": f"{100 * share:.0f} %",
+            "MFU": percent(c["model_flops_utilization"]), "memory": show_bytes(c["memory_per_device_bytes"]), "fits": style.fit(c["fit"]), "how": how}  # fmt: skip
+
+
+def _hoisted(cells: Sequence[Mapping[str, str]], rows: Sequence[Row]) -> tuple[list[list[str]], list[str]]:
+    """The table, and what all rows have in common."""
+    names = _names(rows)
+    known = {k: {v for v in column if v} for k, column in names.items()}
+    same = [k for k, values in known.items() if len(values) <= 1]
+    words = {"hardware": "{}", "devices": "{} devices", "batch": "batch {}"}
+    said = [words.get(k, k + " {}").format(*known[k]) for k in same if known[k]]
+    kept = [k for k in names if k not in same]
+    head = [*kept, *cells[0]]
+    return [head, *([*(names[k][i] for k in kept), *row.values()] for i, row in enumerate(cells))], said
+
+
+def _fit(table: list[list[str]], width: int) -> list[str]:
+    """The table on a terminal: without the least telling columns where it is narrow."""
+    for name in SPARED:
+        if name in table[0] and "how" in table[0] and _least(table) > width:
+            at = table[0].index(name)
+            table = [[c for i, c in enumerate(row) if i != at] for row in table]
+    right = [i for i, name in enumerate(table[0]) if name not in LEFT]
+    return fitted(table, width, right) if "how" in table[0] else fitted([[*row, ""] for row in table], width, right)
+
+
+def _least(table: Sequence[Sequence[str]]) -> int:
+    wide = [max(visible(row[i]) for row in table) for i in range(len(table[0]) - 1)]
+    return sum(wide) + 2 * len(wide) + HOW
+
+
+def _run_table(rows: Sequence[Row], runs: Sequence[Run | None], shown: Sequence[str]) -> list[list[str]]:
+    names = {k: column for k, column in _names(rows).items() if k in shown}
+    out = [[*names, "days", "device-hours", "USD/h", "USD", "MWh"]]
+    for i, run in enumerate(runs):
+        if run is not None:
+            cost = ["-", "-"] if run.usd is None else [f"{run.usd_per_h:g}", count(run.usd)]
+            out.append([*(column[i] for column in names.values()), days(run.days), count(run.device_hours), *cost, "-" if run.kwh is None else f"{run.kwh / 1000:,.3g}"])
+    return out
+
+
+def days(n: float) -> str:
+    """Days for people: "0.3", "12.5", "1,400"."""
+    return f"{n:,.0f}" if n >= 100 or n == int(n) else f"{n:.1f}" if n >= 0.1 else f"{n:.2g}"
+
+
+def _priced(rows: Sequence[Row], runs: Sequence[Run | None]) -> str:
+    """Where prices are from, and what energy means."""
+    pairs = [(r, run) for r, run in zip(rows, runs, strict=True) if run is not None and r.device is not None]
+    dated = sorted({r.device.date for r, run in pairs if r.device is not None and run.usd_per_h is not None and run.usd_per_h == r.device.usd_per_h and r.device.date})
+    said = [f"prices: list prices on demand as of {', '.join(dated)} (--price)"] if dated else []
+    return "; ".join([*said, "MWh: the devices alone, at their limit; - not known"])
+
+
+def answers(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> list[str]:
+    """Sentences: the row asked for, where it stops fitting and what would help, the fewest devices."""
+    out = [_answer(rows, runs, asked)] if asked.question else []
+    tried = {(r.point.hardware, r.point.dims) for r in rows if r.too_large}
+    least = [f"{n} x {_where(*key)}" for key, n in fewest(rows).items() if key in tried]
+    out += [f"fewest that fit: {', '.join(least)}"] if least else []
+    large = first_too_large(rows)
+    if large is not None:
+        sizes = "".join(f", {k} {n:,}" for k, n in large.point.dims) + (f", batch {large.point.batch:,}" if isinstance(large.point.batch, int) else "")
+        out.append(f"first that no longer fits: {large.devices} x {large.point.hardware}{sizes}")
+    for r in rows:
+        if r.too_large and r.error is not None and len(r.error.help) > 1:  # the last line, other hardware, is what a sweep compares anyway
+            sizes = "".join(f", {k} {n:,}" for k, n in r.point.dims)
+            out.append(f"what would make {r.devices} x {r.point.hardware}{sizes} fit: {'; '.join(r.error.help[:-1])}")
+    return out
+
+
+def _where(hardware: str, dims: Sequence[tuple[str, int]]) -> str:
+    return hardware + "".join(f" at {k} {n:,}" for k, n in dims)
+
+
+def _answer(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> str:
+    limits = [f"{days(asked.deadline_s / DAY_S)} days"] if asked.deadline_s is not None else []
+    limits += [f"{count(asked.budget_usd)} USD"] if asked.budget_usd is not None else []
+    i, within = asked.best(rows, runs), " and ".join(limits)
+    fastest, cheapest = best_run(runs, None, None), best_run(runs, float("inf"), None)
+    if i is None:
+        near = fastest if asked.deadline_s is not None else cheapest
+        return f"within {within}: none of these" + (f"; nearest is {_told(rows[near], runs[near])}" if near is not None else "")
+    if asked.deadline_s is not None or i == cheapest or cheapest is None:
+        return f"cheapest within {within}: {_told(rows[i], runs[i])}"
+    return f"fastest within {within}: {_told(rows[i], runs[i])}; cheapest of all: {_told(rows[cheapest], runs[cheapest])}"
+
+
+def _told(row: Row, run: Run | None) -> str:
+    assert run is not None
+    cost = "" if run.usd is None else f", {count(run.usd)} USD"
+    return f"{row.devices} x {_where(row.point.hardware, row.point.dims)} in {days(run.days)} days, {count(run.device_hours)} device-hours{cost}"
+
+
+def as_json(model: str, rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> dict[str, Any]:
+    """The same for scripts: figures in the units their names say."""
+    large, best = first_too_large(rows), asked.best(rows, runs) if asked.question else None
+    least = [{"hardware": h, "dims": dict(d), "devices": n} for (h, d), n in fewest(rows).items()]
+    return {"model": model, "rows": [_row(r, run) for r, run in zip(rows, runs, strict=True)], "pareto": asked.pareto, "fewest_devices": least,
+            "first_too_large": None if large is None else rows.index(large), "best": best, "deadline_s": asked.deadline_s, "budget_usd": asked.budget_usd,
+            "work": asked.work}  # fmt: skip
+
+
+def _row(row: Row, run: Run | None) -> dict[str, Any]:
+    p = row.point
+    batch = row.strategy.workload["batch"] if row.strategy is not None else p.batch if isinstance(p.batch, int) else None
+    out: dict[str, Any] = {"hardware": p.hardware, "devices": row.devices, "dims": dict(p.dims), "batch": batch, "run": None if run is None else asdict(run)}
+    if row.strategy is None:
+        assert row.error is not None
+        return {**out, "error": {"code": row.error.code, "what": row.error.what, "help": list(row.error.help)}, "fit": "no"}
+    c = row.strategy.costs
+    figures = ("step_time_s", "step_time_range_s", "tokens_per_s_per_device", "tokens_per_step", "model_flops_utilization", "memory_per_device_bytes", "memory_limit_bytes", "fit")
+    return {**out, **{k: c[k] for k in figures}, "mesh": dict(row.strategy.mesh_shape), "techniques": dict(row.strategy.techniques), "error": None}
