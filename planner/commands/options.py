@@ -65,11 +65,11 @@ def positive(text: str) -> float:
 def add_model(p: argparse.ArgumentParser, many: bool = False) -> None:
     """What is planned. many: at several sizes."""
     p.add_argument("model", metavar="FILE", help="an ONNX file, zoo:NAME[,key=value...], or a Hugging Face config.json")
-    add_workload(p)
+    add_workload(p, many)
 
 
-def add_workload(p: argparse.ArgumentParser) -> None:
-    """What is run."""
+def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
+    """What is run. many: at several sizes."""
     g = p.add_argument_group("workload")
     g.add_argument("--workload", metavar="KIND", default="train", help="train (default: forward, backward, gradient sync, optimizer) or infer")
     if many:
