@@ -54,6 +54,25 @@ def _as_pin(word: str) -> str:
     return f"--pin {name if name in SHORT else key}={value or 'VALUE'}" if name in SHORT or key in TECHNIQUES or key in SHORT.values() else ""
 
 
+class Completion(argparse.Action):
+    """Prints a completion script and leaves, as --version does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        """The script of a shell, from the parsers of all verbs."""
+        from planner.commands.completion import SHELLS, script
+
+        if values not in SHELLS:
+            raise PlanError("P003", f"--completion {values!r}: unknown shell", help=[f"one of {', '.join(SHELLS)}"])
+        verbs = {verb: (about, {o: a.help or "" for a in options_of(verb) for o in a.option_strings}) for verb, (_, _, about, _) in VERBS.items()}
+        sys.stdout.write(script(values, verbs))
+        parser.exit()
+
+
+def options_of(verb: str) -> list[argparse.Action]:
+    """The options of a verb."""
+    return [a for a in parser(verb)._actions if a.option_strings]
+
+
 # verb -> (module:function under planner.commands, options, one line, example)
 VERBS: dict[str, tuple[str, Add, str, str]] = {
     "make": ("make:run", options.make, "search for the best way to spread a model, print a summary, write MODEL.plan.json", "plan model.onnx --devices 64"),
@@ -89,6 +108,7 @@ def parser(verb: str) -> Parser:
     add(p)
     if verb == "make":
         p.add_argument("--version", action="version", version=f"plan {_version()}")
+        p.add_argument("--completion", action=Completion, metavar="SHELL", help="print the completion script of bash, zsh or fish: plan --completion bash > FILE")
     return p
 
 

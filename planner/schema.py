@@ -1,4 +1,4 @@
-"""The strategy file as types, and the JSON Schema made from them: python -m planner.schema > planner/strategy.schema.json.
+"""The files as types, and the JSON Schemas made from them: python -m planner.schema KIND > planner/KIND.schema.json, KIND strategy, topology or pins.
 
 Keys that may be missing are `NotRequired`; readers ignore keys that they do not know, so every object is open.
 """
@@ -220,17 +220,89 @@ class StrategyFile(TypedDict):
     provenance: dict[str, Any]
 
 
+class TopologyLevel(TypedDict):
+    """One [[level]] of a topology file; quantities with their units ("450 GB/s", "2 us"). A torus has `shape` instead of `size`."""
+
+    name: NotRequired[str]
+    size: NotRequired[int]
+    shape: NotRequired[list[int]]
+    kind: NotRequired[Literal["switch", "mesh", "torus"]]
+    wrap: NotRequired[bool]
+    bandwidth: str
+    latency: str
+    efficiency: NotRequired[float]
+    all_reduce_bandwidth: NotRequired[str]
+    all_reduce_latency: NotRequired[str]
+    source: NotRequired[str]
+
+
+class TopologyFile(TypedDict):
+    """A topology file: a device and the levels of links that join as many, innermost first."""
+
+    device: str
+    level: list[TopologyLevel]
+    summary: NotRequired[str]
+    date: NotRequired[str]
+
+
+class SizeTable(TypedDict):
+    """The size of a mesh axis, or a choice of sizes."""
+
+    size: int | list[int]
+
+
+class PinTechniques(TypedDict):
+    """Techniques that are fixed."""
+
+    zero_stage: NotRequired[Literal[0, 1, 2, 3]]
+    recompute: NotRequired[Literal["none", "block", "block-keep", "full", "selective"]]
+    microbatches: NotRequired[int]
+    schedule: NotRequired[Literal["1f1b", "gpipe"]]
+    tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]
+
+
+class ForbidTable(TypedDict):
+    """What no split may cut."""
+
+    factors: NotRequired[list[str]]
+
+
+class NodePin(TypedDict):
+    """The split of nodes, or the layout of their first result; the key is an id, a tensor, a scope or a glob of these."""
+
+    split: NotRequired[Split]
+    layout: NotRequired[list[list[str]]]
+
+
+class PinsFile(TypedDict):
+    """A file of pins; other keys are pins of nodes."""
+
+    mesh: NotRequired[dict[str, int | list[int] | SizeTable]]
+    techniques: NotRequired[PinTechniques]
+    forbid: NotRequired[ForbidTable]
+
+
+CLOSED: dict[str, Any] = {"TopologyFile": False, "TopologyLevel": False, "PinTechniques": False, "SizeTable": False, "NodePin": False,
+                          "PinsFile": {"$ref": "#/$defs/NodePin"}}  # fmt: skip
+"""Tables of files that users write: keys beside those named are mistakes, or all of one type."""
+
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema of a strategy file."""
+def schema(kind: str = "strategy") -> dict[str, Any]:
+    """The JSON Schema of a file: strategy, topology or pins."""
     tables: dict[str, Any] = {}
-    root = _schema(StrategyFile, tables)
-    name = root["$ref"].rpartition("/")[2]
-    major = FORMAT_VERSION.partition(".")[0]
-    tables[name]["properties"]["format_version"]["pattern"] = rf"^{major}\.\d+$"
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"Meshwright strategy, format {FORMAT_VERSION}", **root, "$defs": tables}
+    root = _schema(FILES[kind], tables)
+    if kind == "pins":
+        _schema(NodePin, tables)
+    for name in tables.keys() & CLOSED.keys():
+        tables[name]["additionalProperties"] = CLOSED[name]
+    title = f"Meshwright {kind}"
+    if kind == "strategy":
+        name, major = root["$ref"].rpartition("/")[2], FORMAT_VERSION.partition(".")[0]
+        tables[name]["properties"]["format_version"]["pattern"] = rf"^{major}\.\d+$"
+        title = f"Meshwright strategy, format {FORMAT_VERSION}"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **root, "$defs": tables}
 
 
 def _schema(of: Any, tables: dict[str, Any]) -> dict[str, Any]:
@@ -255,10 +327,13 @@ def _schema(of: Any, tables: dict[str, Any]) -> dict[str, Any]:
     return {} if of is Any else {"type": _PLAIN[of]}
 
 
-def text() -> str:
+FILES: dict[str, Any] = {"strategy": StrategyFile, "topology": TopologyFile, "pins": PinsFile}
+
+
+def text(kind: str = "strategy") -> str:
     """The schema as the shipped file holds it."""
-    return json.dumps(schema(), indent=1, sort_keys=True) + "\n"
+    return json.dumps(schema(kind), indent=1, sort_keys=True) + "\n"
 
 
 if __name__ == "__main__":
-    sys.stdout.write(text())
+    sys.stdout.write(text(*sys.argv[1:2]))

@@ -99,21 +99,17 @@ class Strategy:
             row = self.tensors[hits[0]]
         return Layout(tuple(tuple(a) for a in row["layout"]), tuple(row["partial"]))
 
-    def shardings(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """NamedSharding per parameter label of a flat dict: for device_put, jit and checkpoint restore. Imports jax."""
-        import jax
-        from jax.sharding import AxisType, NamedSharding, PartitionSpec
+    def shardings(self, params: Any, *, optimizer: bool = False) -> Any:
+        """NamedSharding for every leaf of a pytree of parameters (by label), or of an optimizer's state: for device_put, jit and checkpoint restore. Imports jax."""
+        from planner.shardings import shardings
 
-        sizes = dict(self.mesh_shape)
-        mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-        by_label = {row["label"]: row for row in self.tensors.values() if row.get("label")}
-        out = {}
-        for label in params:
-            row = by_label.get(label) or self.tensors.get(label)
-            if row is None:
-                raise PlanError("P052", f"no parameter named {label!r}", help=[h for h in [did_you_mean(label, list(by_label))] if h])
-            out[label] = NamedSharding(mesh, PartitionSpec(*(tuple(a) or None for a in row["layout"])))
-        return out
+        return shardings(self, params, optimizer=optimizer)
+
+    def _repr_html_(self) -> str:
+        """The summary, for notebooks."""
+        from html import escape
+
+        return f"<pre>{escape(str(self))}</pre>"
 
     def to_json(self) -> str:
         """The file's text."""

@@ -1,8 +1,9 @@
-"""The shipped JSON Schema is the one the types give, accepts what is written and refuses what is wrong."""
+"""The shipped JSON Schemas are those the types give, accept what is written and refuse what is wrong."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 import planner
 from planner import schema
+from planner.errors import PlanError
+from planner.pins import TECHNIQUES, from_table
 
 ROOT = Path(__file__).parents[1]
 CASES: dict[str, dict[str, Any]] = {
@@ -21,8 +24,36 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_the_shipped_file_is_current() -> None:
-    assert (ROOT / "planner" / "strategy.schema.json").read_text() == schema.text(), "python -m planner.schema > planner/strategy.schema.json"
+@pytest.mark.parametrize("kind", schema.FILES)
+def test_the_shipped_file_is_current(kind: str) -> None:
+    assert (ROOT / "planner" / f"{kind}.schema.json").read_text() == schema.text(kind), f"python -m planner.schema {kind} > planner/{kind}.schema.json"
+
+
+def test_shipped_topologies_are_accepted_and_faults_are_not() -> None:
+    table = {}
+    for path in sorted((ROOT / "costmodels" / "topologies").glob("*.toml")):
+        table = tomllib.loads(path.read_text())
+        jsonschema.validate(table, schema.schema("topology"))
+    level = table["level"][0]
+    for fault in ({"devices": 8}, {"level": [{**level, "bandwith": "1 GB/s"}]}, {"level": [{**level, "kind": "ring"}]}, {"level": [{**level, "bandwidth": 450e9}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(table | fault, schema.schema("topology"))
+
+
+def test_pins_are_accepted_as_the_reader_takes_them() -> None:
+    table = {"mesh": {"model": {"size": 8}, "data": [4, 8], "stage": 2}, "techniques": {"zero_stage": 1, "recompute": "selective", "microbatches": 4, "tensor": "megatron"},
+             "forbid": {"factors": ["s"]}, "layers.*.mlp.up": {"split": {"n": ["model"], "k": []}}, "x": {"layout": [["data"], []]}}  # fmt: skip
+    jsonschema.validate(table, schema.schema("pins"))
+    from_table(table)
+    for fault in ({"techniques": {"zero": 1}}, {"techniques": {"zero_stage": 4}}, {"mesh": {"model": "8"}}, {"x": {"splits": {}}}, {"x": 3}, {"mesh": {"model": {"sizes": 8}}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(table | fault, schema.schema("pins"))
+        with pytest.raises(PlanError):
+            from_table(table | fault)
+
+
+def test_every_technique_of_a_pin_is_in_its_schema() -> None:
+    assert schema.PinTechniques.__annotations__.keys() == TECHNIQUES.keys()
 
 
 @pytest.mark.parametrize("spec", CASES)
