@@ -23,7 +23,7 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     if train:
         how = f"pipeline_{w.pipeline.schedule}" if w.pipeline else f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{steps}"
         files += ["stages"] if w.pipeline else []
-        files += [w.training.optimizer, how, f"step_{steps}", "main_train"]
+        files += [w.training.optimizer, how, f"step_{steps}", "feed", "checkpoint", "main_train"]
     else:
         files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
     roots = {"main", "make_gradients"} if train else {"main"}
@@ -50,8 +50,7 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
     parts = [mesh_line(w), f"COMPUTE = {DTYPES[compute]}\n", f"GPU_MEMORY = {w.gpu_memory}  # share of it that JAX takes at the start: what the plan may use; None: as it does\n"]
     if train:
         parts.append(f"LEARNING_RATE = {w.training.lr!r}\n")
-        if w.flow.plan.microbatches > 1:
-            parts.append(f"MICROBATCHES = {w.flow.plan.microbatches}\n")
+        parts.append(f"MICROBATCHES = {w.flow.plan.microbatches}\n")
     parts.append(inputs_table(w))
     parts.append(parameter_table(w, "PARAMS", "trained parameter", params))
     parts.append(parameter_table(w, "FROZEN", "weight that does not change", frozen))

@@ -102,7 +102,8 @@ def inputs_table(w: Writer) -> str:
             t, layout = graph.tensors[name], w.flow.source[name]
             shape, layout = ((micro, *t.shape), Layout(((), *layout.dims))) if micro > 1 else (t.shape, layout)
             rows.append(f'    {literal(name)}: ({shape}, "{_kind(t.dtype)}", {index_limit(graph, name)}, {spec_text(layout, *_even(w, shape))}),')
-    return "\n".join([*rows, "}", ""])
+    text = "\n".join([*rows, "}", ""])
+    return f"BATCH = {graph.dims.get('batch', 0) * micro}  # samples of a step\n{text}" if w.flow.training else text
 
 
 def _kind(dtype: str) -> str:

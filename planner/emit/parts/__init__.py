@@ -4,8 +4,11 @@
     kernels, nets   one operator each, on local shapes
     exchange     conversions and rematerialisation under shard_map
     stages, pipeline_1f1b, pipeline_gpipe   pipeline stages
-    frame        mesh, weights, batches, command line
-    train, train_shard_map, train_jit, infer   the step
+    frame        mesh, weights, synthetic batches, command line
+    adamw, sgd   the optimizer
+    once, accumulate, counted, infer, step   gradients and the step, one file a back end
+    feed, checkpoint   batches of real data; saving, resuming, exporting
+    main_train, main_infer   what a program does when it is run
 
 A program gets those it calls, directly or not, in the order of these files.
 """

@@ -6,6 +6,7 @@ import argparse
 import functools
 import json
 import os
+import zlib
 from pathlib import Path
 
 import jax
@@ -63,29 +64,31 @@ def labels_of(key, row):
     return LABELS.get(key) or (tuple(key.replace("*", str(i)) for i in range(row[2])) if row[2] else (key,))
 
 
+def initial_value(key, row, seed, weights):
+    """A parameter's stored value, else seeded normal (norm scales around one), drawn by its names: the same under every plan. Floats as float32."""
+    shape, dtype, repeats, mean, _ = row
+    names = labels_of(key, row)
+    if all(name in weights for name in names):
+        parts = [weights[name] for name in names]
+    elif dtype == "float":
+        parts = [mean + 0.02 * np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape[bool(repeats) :], np.float32) for name in names]
+    else:
+        return np.zeros(shape, dtype)
+    return (np.stack(parts) if repeats else parts[0]).astype(np.float32 if dtype == "float" else dtype)
+
+
 def initial_values(table, seed, weights):
-    """Values of every parameter of a table: stored ones, else seeded normal (norm scales around one). Floats as float32."""
-    rng, out = np.random.default_rng(seed), {}
-    for key, row in table.items():
-        shape, dtype, repeats, mean, _ = row
-        stored = [weights[name] for name in labels_of(key, row) if name in weights]
-        if len(stored) == max(repeats, 1):
-            value = np.stack(stored) if repeats else stored[0]
-            out[key] = value.astype(np.float32) if dtype == "float" else value.astype(dtype)
-        elif dtype == "float":
-            out[key] = mean + 0.02 * rng.standard_normal(shape, np.float32)
-        else:
-            out[key] = np.zeros(shape, dtype)
-    return out
+    """Values of every parameter of a table."""
+    return {key: initial_value(key, row, seed, weights) for key, row in table.items()}
 
 
 def place(values, specs, mesh):
-    """Arrays on the mesh under their PartitionSpecs, padded up to what their shards need."""
+    """Arrays on the mesh under their PartitionSpecs, padded up to what their shards need; each process gives its devices' pieces."""
     out = {}
     for key, value in values.items():
         full = padded_shape(value.shape, specs[key])
         value = np.pad(value, [(0, f - n) for f, n in zip(full, value.shape, strict=True)]) if full != value.shape else value
-        out[key] = jax.device_put(value, NamedSharding(mesh, specs[key]))
+        out[key] = jax.make_array_from_callback(full, NamedSharding(mesh, specs[key]), functools.partial(np.ndarray.__getitem__, np.asarray(value)))
     return out
 
 
@@ -119,16 +122,21 @@ def synthetic_batch(seed):
     return out
 
 
-def command_line():
-    """Options; sets up the devices before jax first looks for them."""
+def command_line(more=()):
+    """Options, `more` of them as (name, add_argument's keywords); sets up the devices, and joins the other processes, before jax first looks for devices."""
     global COMPUTE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--virtual-devices", type=int, metavar="N", help="run on N virtual CPU devices")
+    parser.add_argument("--virtual-devices", type=int, metavar="N", help="run on N virtual CPU devices, of this process")
     parser.add_argument("--float32", action="store_true", help="compute in float32 throughout")
     parser.add_argument("--seed", type=int, default=0, help="of the data, and of weights that are stored nowhere")
     parser.add_argument("--weights", type=Path, default=Path(__file__).with_suffix(".safetensors"), help="parameters by name, default beside this program")
     parser.add_argument("--model-folder", type=Path, default=Path(__file__).parent / MODEL_FOLDER, help="where the model's own data files lie")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, where several processes run this program together; auto: as the cluster says")
+    parser.add_argument("--processes", type=int, metavar="N", help="with --coordinator: how many there are")
+    parser.add_argument("--process", type=int, metavar="I", help="with --coordinator: which of them this is, from 0")
+    for name, keywords in more:
+        parser.add_argument(name, **keywords)
     args = parser.parse_args()
     if args.virtual_devices:
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={args.virtual_devices} " + os.environ.get("XLA_FLAGS", "")
@@ -137,9 +145,17 @@ def command_line():
         jax.config.update("jax_platforms", "cpu")
     elif GPU_MEMORY and not {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"} & os.environ.keys():  # JAX refuses both at once
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(GPU_MEMORY)
+    if args.coordinator:
+        jax.distributed.initialize(*(() if args.coordinator == "auto" else (args.coordinator, args.processes, args.process)))
     if args.float32:
         COMPUTE = jnp.float32
     return args
+
+
+def say(text):
+    """Print, by the first process alone."""
+    if jax.process_index() == 0:
+        print(text, flush=True)
 
 
 def stored_weights(args, *tables):
@@ -151,5 +167,5 @@ def stored_weights(args, *tables):
     found = sum(name in weights for name in names)
     rest = "" if found == len(names) else f", {len(names) - found} seeded normal"
     mesh = ", ".join(f"{axis}={size}" for axis, size in MESH.items()) or "one device"
-    print(f"mesh {mesh} on {jax.default_backend()}, {np.dtype(COMPUTE).name}; parameters: {found} of {len(names)} stored{rest}")
+    say(f"mesh {mesh} on {jax.default_backend()}, {np.dtype(COMPUTE).name}; parameters: {found} of {len(names)} stored{rest}")
     return weights

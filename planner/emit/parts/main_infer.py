@@ -6,7 +6,7 @@ import time
 
 import jax
 
-from planner.emit.parts.frame import command_line, computed, initial_values, make_mesh, place, specs_of, stored_weights, synthetic_batch
+from planner.emit.parts.frame import command_line, computed, initial_values, make_mesh, place, say, specs_of, stored_weights, synthetic_batch
 from planner.emit.parts.infer_shard_map import make_inference
 from planner.emit.parts.tables import FROZEN, INPUTS, PARAMS
 
@@ -23,7 +23,7 @@ def main():
         start = time.perf_counter()
         outputs = jax.block_until_ready(run(params, frozen, batch))
         shapes = ", ".join(str(o.shape) for o in outputs)
-        print(f"step {i}  outputs {shapes}  {1e3 * (time.perf_counter() - start):.1f} ms", flush=True)
+        say(f"step {i}  outputs {shapes}  {1e3 * (time.perf_counter() - start):.1f} ms")
 
 
 if __name__ == "__main__":

@@ -3,33 +3,63 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from planner.emit.parts.adamw import start_state
-from planner.emit.parts.frame import command_line, computed, initial_values, make_mesh, place, specs_of, stored_weights, synthetic_batch
+from planner.emit.parts.checkpoint import export, open_checkpoints, restore, save
+from planner.emit.parts.feed import next_batch, open_data
+from planner.emit.parts.frame import command_line, computed, initial_value, initial_values, make_mesh, place, say, specs_of, stored_weights
 from planner.emit.parts.step_shard_map import make_step
-from planner.emit.parts.tables import FROZEN, GRADIENTS, INPUTS, PARAMS
+from planner.emit.parts.tables import FROZEN, GRADIENTS, PARAMS
+
+TRAINING_OPTIONS = (
+    ("--data", {"metavar": "WHERE", "help": "folder with .safetensors or INPUT.npy shards, or FILE.py:function that returns a dataset; default: seeded random"}),
+    ("--checkpoints", {"metavar": "DIR", "help": "save here, and go on from the last checkpoint that is here"}),
+    ("--save-every", {"type": int, "default": 100, "metavar": "STEPS", "help": "with --checkpoints; the last step is saved too (default 100)"}),
+    ("--keep", {"type": int, "default": 3, "metavar": "N", "help": "checkpoints to keep (default 3)"}),
+    ("--export", {"type": Path, "metavar": "FILE.safetensors", "help": "write the parameters by name when done"}),
+)
+
+
+def begin(args, weights, mesh):
+    """(0, params, state) from stored or seeded weights, one parameter at a time in the host's memory."""
+    params: dict = {}
+    masters: dict = {}
+    for key, row in PARAMS.items():
+        value = {key: initial_value(key, row, args.seed, weights)}
+        params |= place(computed(value), specs_of(PARAMS), mesh)
+        masters |= place(value, specs_of(GRADIENTS), mesh)
+    return 0, params, jax.jit(start_state, out_shardings={key: NamedSharding(mesh, row[-1]) for key, row in GRADIENTS.items()})(masters)
 
 
 def main():
-    """Train for --steps steps on synthetic data."""
-    args = command_line()
+    """Train up to --steps steps."""
+    args = command_line(TRAINING_OPTIONS)
     mesh = make_mesh()
+    data = open_data(args.data)
     weights = stored_weights(args, PARAMS, FROZEN)
-    values = initial_values(PARAMS, args.seed, weights)
-    params = place(computed(values), specs_of(PARAMS), mesh)
-    frozen = place(computed(initial_values(FROZEN, args.seed + 1, weights)), specs_of(FROZEN), mesh)
-    state = jax.jit(start_state, out_shardings={key: NamedSharding(mesh, row[-1]) for key, row in GRADIENTS.items()})(place(values, specs_of(GRADIENTS), mesh))
+    frozen = place(computed(initial_values(FROZEN, args.seed, weights)), specs_of(FROZEN), mesh)
+    saved = open_checkpoints(args.checkpoints, args.keep)
+    done, params, state = restore(saved, mesh) or begin(args, weights, mesh)
+    if done:
+        say(f"going on after step {done - 1}, saved in {args.checkpoints}")
     step = make_step(mesh)
-    for i in range(args.steps):
-        batch = place(computed(synthetic_batch(args.seed + i)), specs_of(INPUTS), mesh)
+    for i in range(done, args.steps):
+        batch = next_batch(data, i, args.seed, mesh)
         start = time.perf_counter()
         params, state, loss = step(params, state, frozen, batch, jnp.float32(i + 1))
         loss.block_until_ready()
-        print(f"step {i}  loss {float(loss):.6f}  {1e3 * (time.perf_counter() - start):.1f} ms", flush=True)
+        say(f"step {i}  loss {float(loss):.6f}  {1e3 * (time.perf_counter() - start):.1f} ms")
+        if saved and ((i + 1) % args.save_every == 0 or i + 1 == args.steps):
+            save(saved, i + 1, params, state)
+    if saved:
+        saved.close()  # waits for a save that is being written
+    if args.export:
+        export(args.export, params, state)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     MESH              axis -> size, outermost first
     COMPUTE           dtype of parameters and activations
     GPU_MEMORY        share of a GPU's memory to preallocate, None where no GPU is planned for
+    BATCH             samples of a step (0: inputs have no common first dim)
     INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
     PARAMS, FROZEN    name -> (shape, dtype, repeats stacked along the first dim or 0, mean of a fresh start, PartitionSpec)
     LABELS            stacked parameter -> names in the weights file, where the repeats do not count from 0
@@ -25,6 +26,7 @@ from typing import Any
 MESH: dict[str, int] = {}
 COMPUTE: Any = None
 GPU_MEMORY: float | None = None
+BATCH = 0
 INPUTS: dict[str, tuple[Any, ...]] = {}
 PARAMS: dict[str, tuple[Any, ...]] = {}
 FROZEN: dict[str, tuple[Any, ...]] = {}

@@ -1,0 +1,134 @@
+"""Checkpoints: saved by orbax as they lie on the devices, read back as any program of the model cuts, pads and stacks its parameters."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from planner.emit.parts.adamw import start_state
+from planner.emit.parts.frame import labels_of, padded_shape
+from planner.emit.parts.tables import COMPUTE, GRADIENTS, PARAMS
+
+
+def open_checkpoints(folder, keep):
+    """Orbax's manager of a folder, None without one. A checkpoint is written aside, in the background, and gets its name when it is whole."""
+    if not folder:
+        return None
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as e:
+        raise SystemExit("--checkpoints needs orbax: pip install orbax-checkpoint") from e
+    where = folder if "://" in folder else os.path.abspath(folder)
+    return ocp.CheckpointManager(where, options=ocp.CheckpointManagerOptions(max_to_keep=keep))
+
+
+def values_of(params, state):
+    """parameter -> [float32 value, moments...]: where parameters are kept in a shorter type, the value is the master copy."""
+    master = jnp.dtype(COMPUTE).itemsize < 4
+    return {key: [state[key][-1], *state[key][:-1]] if master else [p, *state[key]] for key, p in params.items()}
+
+
+def save(saved, done, params, state):
+    """Value and moments of every parameter after `done` steps, with its names in the model and its shape without padding."""
+    import orbax.checkpoint as ocp
+
+    values = values_of(params, state)
+    count = max(len(v) for v in values.values())
+    about = {"values": count, "parameters": [[list(labels_of(key, row)), row[2] > 0, row[0]] for key, row in PARAMS.items()]}
+    items = {f"value{k}": ocp.args.PyTreeSave({str(i): values[key][k] for i, key in enumerate(PARAMS)}) for k in range(count)}
+    saved.save(done, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items))
+
+
+def restore(saved, mesh):
+    """(steps done, params, state) of the last whole checkpoint, cut as this program cuts them; None where there is none."""
+    import orbax.checkpoint as ocp
+
+    done = saved.latest_step() if saved else None
+    if done is None:
+        return None
+    about = saved.restore(done, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+    master = jnp.dtype(COMPUTE).itemsize < 4
+    shapes = {key: jax.ShapeDtypeStruct(row[0], jnp.float32) for key, row in PARAMS.items()}
+    moments = max(len(leaves) for leaves in jax.eval_shape(start_state, shapes).values()) - master
+    if moments != about["values"] - 1:
+        raise SystemExit(f"the checkpoint of step {done} has {about['values'] - 1} moments a parameter, this program's optimizer {moments}: it was saved by another")
+    params = read(saved, done, about, 0, PARAMS, COMPUTE, mesh)
+    rows = [read(saved, done, about, k, GRADIENTS, jnp.float32, mesh) for k in [*range(1, moments + 1), *([0] if master else [])]]
+    return done, params, {key: tuple(row[key] for row in rows) for key in params}
+
+
+def read(saved, done, about, k, table, dtype, mesh):
+    """Value k of every parameter, cut as `table` says; repeated blocks that the program which saved them stacked otherwise are stacked anew."""
+    import orbax.checkpoint as ocp
+
+    sources = {key: sources_of(key, done, about) for key in PARAMS}
+    same: dict = {}
+    ways: dict = {}
+    for key, row in PARAMS.items():
+        spec = tuple(table[key][-1])
+        for i, _ in sources[key]:
+            names, stacked, shape = about["parameters"][i]
+            if (names, stacked) == (list(labels_of(key, row)), row[2] > 0):
+                same[key] = str(i)
+            else:
+                spec = (*[None] * stacked, *table[key][-1][bool(row[2]) :])
+            way = ocp.ArrayRestoreArgs(sharding=NamedSharding(mesh, P(*spec)), global_shape=padded_shape(shape, spec), dtype=dtype, strict=False)
+            ways.setdefault(str(i), way)
+    item = ocp.args.PyTreeRestore(dict.fromkeys(ways, 0), restore_args=ways, partial_restore=True)
+    found = saved.restore(done, args=ocp.args.Composite(**{f"value{k}": item}))[f"value{k}"]
+    out = {}
+    for key, row in PARAMS.items():
+        if key in same:
+            out[key] = found[same[key]]
+            continue
+        repeats = padded_shape(row[0], table[key][-1])[0] if row[2] else 0
+        places = tuple(j if about["parameters"][i][1] else None for i, j in sources[key])
+        stack = jax.jit(restacked, static_argnums=(1, 2), out_shardings=NamedSharding(mesh, table[key][-1]))
+        out[key] = stack([found[str(i)] for i, _ in sources[key]], places, repeats)
+    return out
+
+
+def sources_of(key, done, about):
+    """Where a parameter, or each of its repeats, is in a checkpoint: (number of the saved array, place in its stack)."""
+    row = PARAMS[key]
+    where = {label: (i, j) for i, (names, _, _) in enumerate(about["parameters"]) for j, label in enumerate(names)}
+    for label in labels_of(key, row):
+        here = list(row[0][bool(row[2]) :])
+        _, stacked, shape = about["parameters"][where[label][0]] if label in where else (None, False, None)
+        if shape is None or shape[stacked:] != here:
+            raise SystemExit(f"the checkpoint of step {done} is of another model: {label!r} is {shape and shape[stacked:]} in it, here {here}")
+    return [where[label] for label in labels_of(key, row)]
+
+
+def restacked(arrays, places, repeats):
+    """Parameters of repeats, each a place in a stack (or None: an array of its own), stacked and filled up to `repeats`; the only one where that is 0."""
+    parts = [a if j is None else a[j] for a, j in zip(arrays, places, strict=True)]
+    return jnp.pad(jnp.stack(parts), [(0, repeats - len(parts)), *[(0, 0)] * parts[0].ndim]) if repeats else parts[0]
+
+
+def export(path, params, state):
+    """Parameters in float32 by their names in the model, without padding, as .safetensors: what --weights reads. Written aside by the first process, then named."""
+    from jax.experimental import multihost_utils
+
+    header, end = {}, 0
+    for key, row in PARAMS.items():
+        shape = row[0][bool(row[2]) :]
+        for label in labels_of(key, row):
+            header[label] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + 4 * int(np.prod(shape, dtype=int))]}
+            end = header[label]["data_offsets"][1]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    aside = path.with_name(f".{path.name}.part") if jax.process_index() == 0 else os.devnull
+    with open(aside, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for key, values in values_of(params, state).items():
+            whole = np.asarray(multihost_utils.process_allgather(values[0], tiled=True))
+            out.write(np.ascontiguousarray(whole[tuple(slice(n) for n in PARAMS[key][0])], np.float32).tobytes())
+    if jax.process_index() == 0:
+        os.replace(aside, path)
