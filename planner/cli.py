@@ -31,7 +31,10 @@ class Parser(argparse.ArgumentParser):
         raise PlanError("P003", message.removeprefix("argument "), help=[f"{self.prog} --help"])
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse; unknown options are named before anything else is complained about."""
+        """Parse; unknown options are named before anything else is complained about. A verb with `arguments` hands on what follows --."""
+        passed = list(argv)[list(argv).index("--") + 1 :] if self.get_default("arguments") is not None and "--" in argv else None
+        if passed is not None:
+            argv = list(argv)[: list(argv).index("--")]
         known = list(self._option_string_actions)
         for word in argv[: list(argv).index("--")] if "--" in argv else argv:
             name = word.partition("=")[0]
@@ -42,6 +45,8 @@ class Parser(argparse.ArgumentParser):
         args, extra = self.parse_known_intermixed_args(list(argv))  # positionals may stand on both sides of an option
         if extra:
             raise PlanError("P002", f"`{self.prog}` does not understand {' '.join(extra)!r}", help=[f"{self.prog} --help"])
+        if passed is not None:
+            args.arguments = tuple(passed)
         return args
 
 
@@ -87,6 +92,7 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
                "plan export model.plan.json --to megatron -o parallel.yaml"),
     "import": ("exchange:import_", options.import_, "a configuration of Megatron, MaxText or torchtitan as a priced plan",
                "plan import megatron.yaml --model model.onnx --devices 64 -o mine.json"),
+    "launch": ("launch:run", options.launch, "run the program in several processes, or write scripts for a cluster", "plan launch model.plan.json --local 2 -- --steps 10"),
     "verify": ("emit:verify", options.verify, "compile and run the program on virtual devices, predicted beside actual", "plan verify model.plan.json"),
     "compare": ("survey:compare", options.compare, "all solvers and the baselines in one table", "plan compare model.onnx --devices 64"),
     "sweep": ("sweep:run", options.sweep, "a row per device count, hardware, size and batch; what a run costs", "plan sweep model.onnx --devices 64..512 --batch 512 --tokens 2T"),

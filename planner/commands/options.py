@@ -210,6 +210,27 @@ def import_(p: argparse.ArgumentParser) -> None:
     g.add_argument("--force", action="store_true", help="overwrite the file")
 
 
+def launch(p: argparse.ArgumentParser) -> None:
+    """Options of `plan launch`; what follows -- is the program's."""
+    saved(p)
+    g = p.add_argument_group("where (one of these)")
+    g.add_argument("--local", type=whole, metavar="N", help="N processes on this machine, on virtual CPU devices")
+    g.add_argument("--nnodes", type=whole, metavar="N", help="this node is one of N that run this command; ranks are given as they join")
+    g.add_argument("--hostfile", metavar="FILE", help="lines HOST slots=N [rank=I]: a process on each, through ssh")
+    g.add_argument("--to", metavar="KIND", help="write files instead: slurm, mpirun, kubernetes or gke-tpu")
+    g = p.add_argument_group("how")
+    g.add_argument("--coordinator", metavar="HOST:PORT", help="with --nnodes: where nodes join, an address of one of them")
+    g.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for nodes to join, and for processes to write nothing (default 600)")
+    g.add_argument("--cpu", action="store_true", help="virtual CPU devices in place of the planned ones (--local implies it)")
+    g.add_argument("--backend", default="shard_map", metavar="NAME", help="of the program: shard_map (default) or jit")
+    g.add_argument("--python", metavar="FILE", help="the interpreter that runs it (default this one; python3 in scripts)")
+    g.add_argument("--image", default="", metavar="NAME", help="with --to kubernetes, gke-tpu: a container image with jax")
+    g.add_argument("--volume", default="", metavar="CLAIM", help="with --to kubernetes, gke-tpu: a PersistentVolumeClaim, at /data")
+    g.add_argument("-o", dest="output", metavar="DIR", help="folder of program, logs and scripts (default MODEL.launch)")
+    g.add_argument("--force", action="store_true", help="overwrite a program that this command did not write")
+    p.set_defaults(arguments=())
+
+
 def verify(p: argparse.ArgumentParser) -> None:
     """Options of `plan verify`."""
     saved(p)

@@ -1,0 +1,141 @@
+"""`plan launch`: run the program of a plan here, on nodes that join, on listed hosts; or write the scripts that do."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.commands import console, files
+from planner.commands.emit import write_program
+from planner.errors import PlanError
+from planner.launch.job import Host, Job, check_count, node_slots, read_hosts
+
+if TYPE_CHECKING:
+    from planner.strategy import Strategy
+
+SCHEDULERS = ("slurm", "mpirun", "kubernetes", "gke-tpu")
+
+
+def run(args: argparse.Namespace) -> int:
+    """`plan launch`."""
+    strategy = files.load(args.strategy)
+    hosts = _check(args, strategy)
+    source = files.model_of(strategy, args.strategy, args.model)
+    name = files.stem(source)
+    folder = Path(args.output or f"{name}.launch")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as e:
+        raise PlanError("P056", f"cannot make the folder {str(folder)!r}: {e.strerror}", help=["-o a folder in one that exists and is writable"]) from e
+    program = folder / f"{name.replace('-', '_')}.py"
+    write_program(strategy, source, program, args.backend, False, args.force)
+    nodes = int(strategy.topology["devices"]) // node_slots(strategy)
+    processes = args.local or args.nnodes or len(hosts) or nodes
+    own = () if source.startswith("zoo:") or "--model-folder" in args.arguments else ("--model-folder", str(Path(source).resolve().parent))
+    job = Job(name, program, str(strategy.topology["device"]), int(strategy.topology["devices"]), processes, bool(args.cpu or args.local), (*own, *args.arguments))
+    if args.to:
+        return _write(args, job, strategy, hosts)
+    if args.nnodes:
+        _joined(args, job)
+    else:
+        _supervised(args, job, hosts or tuple(Host("localhost", job.slots) for _ in range(processes)))
+    console.say(f"all {processes} processes have ended   logs: {folder}/rank-*.log")
+    return 0
+
+
+def _check(args: argparse.Namespace, strategy: Strategy) -> tuple[Host, ...]:
+    """Refuse what cannot run, before anything is written; returns the hosts of --hostfile."""
+    from planner.api import choose
+
+    ways = [f"--{way}" for way in ("local", "nnodes", "to") if getattr(args, way)] or ["--hostfile"] * bool(args.hostfile)
+    if len(ways) != 1:
+        given = " and ".join(ways) or "none of them"
+        raise PlanError("P186", f"one of --local, --nnodes, --hostfile and --to says where to run; given: {given}", help=["plan launch model.plan.json --local 2"])
+    if args.to:
+        choose("to", args.to, SCHEDULERS)
+    if bool(args.nnodes) != bool(args.coordinator):
+        raise PlanError("P186", "--nnodes and --coordinator go together", help=["--nnodes 8 --coordinator node0:29400, on every node"])
+    if args.hostfile and args.to not in (None, "mpirun"):
+        raise PlanError("P186", f"--hostfile is not for --to {args.to}", help=["leave it out, or --to mpirun"])
+    virtual = bool(args.cpu or args.local)
+    if args.local or args.nnodes:
+        check_count(strategy, args.local or args.nnodes, virtual, f"--local {args.local}" if args.local else f"--nnodes {args.nnodes}")
+    if args.to in ("kubernetes", "gke-tpu") and not args.image:
+        raise PlanError("P186", f"--to {args.to} needs --image", help=["--image NAME of a container image with python3 and jax"])
+    devices, slots = int(strategy.topology["devices"]), node_slots(strategy)
+    if args.to and not args.hostfile and devices % slots:
+        what = f"--to {args.to}: {devices} devices are no whole number of nodes of {slots}"
+        raise PlanError("P180", what, help=["plan for whole nodes, or describe the machine with --topology"])
+    return read_hosts(Path(args.hostfile), strategy, virtual) if args.hostfile else ()
+
+
+def _write(args: argparse.Namespace, job: Job, strategy: Strategy, hosts: tuple[Host, ...]) -> int:
+    """Scripts or manifests beside the program."""
+    from planner.launch.kubernetes import manifests
+    from planner.launch.scripts import mpirun, slurm
+    from planner.strategy import write_atomically
+
+    python = args.python or "python3"
+    if args.to == "slurm":
+        made = {"job.sbatch": slurm(job, python)}
+    elif args.to == "mpirun":
+        made = {"mpirun.sh": mpirun(job, python, hosts)}
+    else:
+        made = manifests(job, strategy, args.image, args.volume, args.to == "gke-tpu")
+    for file, text in made.items():
+        write_atomically(job.program.parent / file, text)
+    first = job.program.parent / next(iter(made))
+    how = {"slurm": f"cd {job.program.parent} && sbatch {first.name}", "mpirun": f"bash {first}"}.get(args.to, f"kubectl apply -f {first}")
+    console.say(f"wrote {job.program}, {', '.join(str(job.program.parent / f) for f in made)}   next: {how}")
+    return 0
+
+
+def _supervised(args: argparse.Namespace, job: Job, hosts: tuple[Host, ...]) -> None:
+    """All processes started from here: those of other hosts through ssh, in the same folder there."""
+    from planner.launch.join import free_port
+    from planner.launch.processes import Process, supervise
+
+    local = [h.name in ("localhost", "127.0.0.1", socket.gethostname()) for h in hosts]
+    coordinator = f"{'127.0.0.1' if all(local) else socket.gethostname() if local[0] else hosts[0].name.rpartition('@')[2]}:{free_port()}"
+    made = []
+    for i, host in enumerate(hosts):
+        words = job.command(args.python or sys.executable, str(job.program.resolve()), coordinator, str(i))
+        log = job.program.parent / f"rank-{i}.log"
+        if local[i]:
+            made.append(Process(i, words, log))
+            continue
+        variables = [f"{k}={v}" for k, v in job.environment().items()]
+        remote = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*variables, *words])}"
+        made.append(Process(i, ("ssh", "-tt", "-o", "BatchMode=yes", host.name, remote), log, host.name))  # -tt: what runs there ends with the connection
+    supervise(made, _environment(job), args.timeout, console.data)
+
+
+def _joined(args: argparse.Namespace, job: Job) -> None:
+    """This node's process of a job whose nodes join at --coordinator."""
+    from planner.launch.join import join
+    from planner.launch.processes import Process, supervise
+
+    digest = hashlib.sha256(repr((job.program.read_text(), job.arguments, job.processes)).encode()).hexdigest()
+    seat = join(args.coordinator, job.processes, digest, args.timeout, socket.gethostname(), console.say)
+    words = job.command(args.python or sys.executable, str(job.program.resolve()), seat.coordinator, str(seat.rank))
+    console.say(f"this node is rank {seat.rank} of {job.processes}")
+    why = "was interrupted"
+    try:
+        supervise([Process(seat.rank, words, job.program.parent / f"rank-{seat.rank}.log")], _environment(job), args.timeout, console.data, seat.stopped)
+        why = ""
+    except PlanError as e:
+        why = f"failed: {e.what}"
+        raise
+    finally:
+        seat.leave(why)
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """The job's variables before those that are set."""
+    return {name: f"{value} {os.environ[name]}" if name in os.environ else value for name, value in job.environment().items()}

@@ -1,0 +1,121 @@
+"""What is launched: a program, its arguments, and how the planned devices are dealt out to processes.
+
+Devices are numbered process by process and laid out in the mesh row-major with the innermost axis last, so that inner axes fall inside
+processes, and processes of neighbouring rank are neighbours on the inner links. Every process holds the same number of devices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    from planner.strategy import Strategy
+
+TPU_HOST_CHIPS = 4
+"""Chips of a host in a TPU slice of several hosts (all generations from v4 on)."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A line of a host file: where a process runs and how many devices it has."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program for `devices` devices, run by `processes` processes of `slots` devices each; `virtual`: on CPU devices in place of the planned ones."""
+
+    name: str
+    program: Path
+    device: str
+    devices: int
+    processes: int
+    virtual: bool
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """Devices of a process."""
+        return self.devices // self.processes
+
+    def command(self, python: str, program: str, coordinator: str, process: str) -> tuple[str, ...]:
+        """The words that run one process. `coordinator`: HOST:PORT of process 0, or "auto"."""
+        own = ("--virtual-devices", str(self.slots)) if self.virtual else ()
+        place = () if coordinator == "auto" else ("--processes", str(self.processes), "--process", process)
+        return (python, program, *own, "--coordinator", coordinator, *place, *self.arguments)
+
+    def environment(self) -> dict[str, str]:
+        """Variables of every process: XLA may run collectives beside computation on GPUs (on TPUs it does so by itself)."""
+        gpu = not self.virtual and not self.device.startswith(("tpu", "cpu", "ascend"))
+        return {"XLA_FLAGS": "--xla_gpu_enable_latency_hiding_scheduler=true"} if gpu else {}
+
+
+def node_slots(strategy: Strategy) -> int:
+    """Devices of a node, as planned: the innermost level of links, or the chips of a TPU host."""
+    levels = strategy.topology["levels"]
+    torus = prod(level["size"] for level in levels if level["kind"] == "torus")
+    inner = int(levels[0]["size"]) if levels else 1
+    return min(TPU_HOST_CHIPS, torus) if str(strategy.topology["device"]).startswith("tpu") else inner
+
+
+def check_count(strategy: Strategy, processes: int, virtual: bool, what: str) -> None:
+    """Refuse a number of processes that the planned devices cannot be dealt out to, or whose processes are no nodes of the plan."""
+    devices = int(strategy.topology["devices"])
+    if devices % processes:
+        fit = [str(n) for n in range(1, devices + 1) if devices % n == 0]
+        shown = ", ".join(fit) if len(fit) < 10 else f"{', '.join(fit[:8])} ... {devices}"
+        raise PlanError("P180", f"{what}: {devices} devices cannot be dealt out evenly to {processes} processes", help=[f"one of {shown}"])
+    slots = node_slots(strategy)
+    if not virtual and devices // processes != slots:
+        raise PlanError("P180", f"{what}: the plan has {slots} devices a node, so {devices} devices are {devices // slots} nodes, not {processes}",
+                        detail=[f"inner axes of the mesh {_mesh(strategy)} would leave their links"],
+                        help=[f"{devices // slots} nodes; or plan again with --topology for nodes of {devices // processes}; or --cpu to try it on virtual devices"])  # fmt: skip
+
+
+def _mesh(strategy: Strategy) -> str:
+    return ", ".join(f"{a}={n}" for a, n in strategy.mesh_shape) or "of one device"
+
+
+def read_hosts(path: Path, strategy: Strategy, virtual: bool) -> tuple[Host, ...]:
+    """Hosts in the order of their ranks from a file of lines `HOST slots=N [rank=I]`; # begins a comment. A host may have several lines.
+
+    Raises PlanError P181 for lines that cannot be read, P180 where the slots are not the plan's devices.
+    """
+    rows: list[tuple[int | None, Host]] = []
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise PlanError("P181", f"cannot read the host file {str(path)!r}: {e}", help=["a text file, a line a host: HOST slots=8"]) from e
+    for i, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._:@-]*) slots=([1-9]\d{0,5})(?: rank=(\d{1,6}))?", " ".join(words))
+            if not match:
+                raise PlanError("P181", f"{path}:{i}: cannot read {line.strip()[:80]!r}", help=["HOST slots=N, and rank=I on every line or on none"])
+            rows.append((None if match[3] is None else int(match[3]), Host(match[1], int(match[2]))))
+    ranks = [rank for rank, _ in rows if rank is not None]
+    if ranks:
+        if sorted(ranks) != list(range(len(rows))):
+            raise PlanError("P181", f"{path}: ranks {ranks} of {len(rows)} hosts", help=[f"every rank from 0 to {len(rows) - 1} once, or none"])
+        rows.sort(key=lambda row: row[0] or 0)
+    hosts = tuple(host for _, host in rows)
+    _check_slots(path, hosts, strategy, virtual)
+    return hosts
+
+
+def _check_slots(path: Path, hosts: Sequence[Host], strategy: Strategy, virtual: bool) -> None:
+    devices, slots = int(strategy.topology["devices"]), sorted({h.slots for h in hosts})
+    if sum(h.slots for h in hosts) != devices:
+        raise PlanError("P180", f"{path} has {sum(h.slots for h in hosts)} slots, the plan {devices} devices", help=["as many slots as devices, or plan again with --devices"])
+    if len(slots) > 1:
+        raise PlanError("P180", f"{path} has hosts of {' and '.join(map(str, slots))} slots", help=["hosts of the same size: axes of a mesh are cut evenly"])
+    check_count(strategy, len(hosts), virtual, str(path))

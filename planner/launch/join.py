@@ -1,0 +1,258 @@
+"""Nodes that run one identical command find each other at HOST:PORT and get their ranks.
+
+The node that HOST is an address of binds PORT and serves; every node, this one too, connects and says what it runs. When all have come they are
+ranked by the natural order of their host names (node-2 before node-10: neighbours in name are mostly neighbours on the links), and the first names the address of
+jax's coordinator. Connections stay open while the job runs: a node that fails, or whose connection breaks, ends it for all.
+
+Messages are lines of JSON: {program, host, port} to the server; {rank, coordinator} or {refused} back; then {ended: "" or why} and {stop: why}.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.errors import PlanError
+
+RETRY_S = 0.2
+LONGEST_LINE_BYTES = 1 << 16
+
+
+@dataclass
+class _Member:
+    """A node at the server."""
+
+    wire: socket.socket
+    address: str
+    order: int
+    received: bytes = b""
+    hello: dict[str, Any] = field(default_factory=dict)
+    done: bool = False
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT. PlanError P182 otherwise."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise PlanError("P182", f"--coordinator {text!r} is not HOST:PORT", help=["--coordinator node0:29400"])
+    return host.strip("[]"), int(port)
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return int(s.getsockname()[1])
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Key that sorts node-2 before node-10."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))
+
+
+class Server:
+    """Gathers `nodes` nodes, ranks them, then passes on the first failure. One thread; ends with the job."""
+
+    def __init__(self, listener: socket.socket, nodes: int, program: str, timeout_s: float) -> None:
+        self.listener, self.nodes, self.program = listener, nodes, program
+        self.deadline = time.monotonic() + timeout_s
+        self.timeout_s = timeout_s
+        self.members: list[_Member] = []
+        self.ranked = False
+        self.selector = selectors.DefaultSelector()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        listener.setblocking(False)
+        self.selector.register(listener, selectors.EVENT_READ, None)
+        self.thread.start()
+
+    def _run(self) -> None:
+        count = 0
+        while not (self.ranked and all(m.done for m in self.members)):
+            for key, _ in self.selector.select(RETRY_S):
+                if key.data is None:
+                    try:
+                        wire, (host, *_) = self.listener.accept()
+                    except OSError:
+                        continue  # it left before it was let in
+                    wire.setblocking(False)
+                    count += 1
+                    self.selector.register(wire, selectors.EVENT_READ, _Member(wire, host, count))
+                else:
+                    self._read(key.data)
+            if not self.ranked and time.monotonic() > self.deadline:
+                here = ", ".join(m.hello["host"] for m in self.members) or "none"
+                for m in list(self.members):
+                    self._refuse(m, f"{len(self.members)} of {self.nodes} nodes joined within {self.timeout_s:.0f} s: {here}")
+                break
+        for key in list(self.selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self.selector.close()
+
+    def _read(self, m: _Member) -> None:
+        try:
+            data = m.wire.recv(LONGEST_LINE_BYTES)
+        except OSError:
+            data = b""
+        m.received += data
+        *lines, m.received = m.received.split(b"\n")
+        for line in lines:
+            try:
+                self._message(m, json.loads(line))
+            except (ValueError, TypeError, KeyError):  # no node of ours: a port scan, a browser
+                self._drop(m)
+                return
+        if not data or len(m.received) > LONGEST_LINE_BYTES:
+            self._drop(m)
+
+    def _message(self, m: _Member, said: dict[str, Any]) -> None:
+        if m in self.members:
+            m.done = True
+            if said["ended"]:
+                self._stop(m, str(said["ended"]))
+            return
+        m.hello = {"program": str(said["program"]), "host": str(said["host"]), "port": int(said["port"])}
+        if self.ranked:
+            return self._refuse(m, f"all {self.nodes} nodes have joined already: {', '.join(x.hello['host'] for x in self.members)}")
+        if m.hello["program"] != self.program:
+            return self._refuse(m, "it has another program, other arguments, or another number of nodes than the coordinating one")
+        self.members.append(m)
+        if len(self.members) == self.nodes:
+            self.ranked = True
+            self.members.sort(key=lambda x: (natural(x.hello["host"]), x.order))
+            first = self.members[0]
+            for rank, x in enumerate(self.members):
+                self._send(x, {"rank": rank, "coordinator": f"{first.address}:{first.hello['port']}"})
+        return None
+
+    def _stop(self, cause: _Member, why: str) -> None:
+        for m in self.members:
+            if m is not cause and not m.done:
+                self._send(m, {"stop": f"node {self.members.index(cause)} ({cause.hello['host']}) {why}"})
+
+    def _drop(self, m: _Member) -> None:
+        self.selector.unregister(m.wire)
+        m.wire.close()
+        if m in self.members and not self.ranked:
+            self.members.remove(m)
+        elif m in self.members and not m.done:
+            m.done = True
+            self._stop(m, "is gone: its connection broke")
+
+    def _refuse(self, m: _Member, why: str) -> None:
+        self._send(m, {"refused": why})
+
+    @staticmethod
+    def _send(m: _Member, what: dict[str, Any]) -> None:
+        with suppress(OSError):  # noted when its connection is read
+            m.wire.send(json.dumps(what).encode() + b"\n")
+
+
+@dataclass
+class Seat:
+    """A node's place in the job, while it lasts."""
+
+    rank: int
+    coordinator: str
+    wire: socket.socket
+    server: Server | None
+    received: bytes = b""
+    broken: str = ""
+
+    def stopped(self) -> str:
+        """Why another node has ended the job, "" while none has."""
+        if not self.broken:
+            try:
+                data = self.wire.recv(LONGEST_LINE_BYTES)
+                self.received += data
+                if b"\n" in self.received:
+                    self.broken = str(json.loads(self.received.partition(b"\n")[0])["stop"]) + "; the job was ended"
+                elif not data:
+                    self.broken = "the coordinating node is gone; the job was ended"
+            except BlockingIOError:
+                pass
+            except (OSError, ValueError, KeyError):
+                self.broken = "the connection to the coordinating node broke; the job was ended"
+        return self.broken
+
+    def leave(self, why: str = "") -> None:
+        """Tell the others how this node ended; the serving node waits until all have."""
+        with suppress(OSError):  # nobody to tell
+            self.wire.setblocking(True)
+            self.wire.sendall(json.dumps({"ended": why}).encode() + b"\n")
+        if self.server:
+            self.server.thread.join(LEAVE_S)
+        self.wire.close()
+
+
+LEAVE_S = 30.0
+"""How long the serving node waits for the others to end after it has."""
+
+
+def join(coordinator: str, nodes: int, program: str, timeout_s: float, host: str, say: Callable[[str], None]) -> Seat:
+    """Serve where HOST is this machine and nobody serves yet, then join. program: digest of what runs, the same on every node.
+
+    Raises PlanError: P182 when nobody answers at the address, P183 when the node is not wanted (surplus, another program) or others did not come.
+    """
+    where = address_of(coordinator)
+    server = _serve(where, nodes, program, timeout_s)
+    deadline = time.monotonic() + timeout_s
+    say(f"{'serving' if server else 'joining'} at {coordinator}, waiting for {nodes} nodes (at most {timeout_s:.0f} s, --timeout)")
+    wire = _connect(where, deadline, coordinator, timeout_s)
+    wire.sendall(json.dumps({"program": program, "host": host, "port": free_port()}).encode() + b"\n")
+    wire.settimeout(max(deadline - time.monotonic(), 0) + 5)  # the server gives up first, and says who is missing
+    received = b""
+    try:
+        while b"\n" not in received:
+            data = wire.recv(LONGEST_LINE_BYTES)
+            if not data:
+                raise OSError("the connection was closed")
+            received += data
+        line, _, rest = received.partition(b"\n")
+        answer = json.loads(line)
+    except (OSError, ValueError) as e:
+        wire.close()
+        raise PlanError("P183", f"{coordinator} did not give this node a rank: {e}", help=["start all nodes within --timeout of each other"]) from e
+    if "refused" in answer:
+        wire.close()
+        raise PlanError("P183", f"this node ({host}) has no place in the job: {answer['refused']}", help=[f"the same command on {nodes} nodes, within --timeout of each other"])
+    wire.setblocking(False)
+    return Seat(int(answer["rank"]), str(answer["coordinator"]), wire, server, rest)
+
+
+def _serve(where: tuple[str, int], nodes: int, program: str, timeout_s: float) -> Server | None:
+    """A server on the address, None where it is not this machine's or is served already."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
+    except OSError as e:
+        raise PlanError("P182", f"--coordinator: the host {where[0]!r} cannot be found: {e.strerror}", help=["a name or address that every node resolves"]) from e
+    listener = socket.socket(family, kind)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as e:
+        listener.close()
+        if e.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            return None
+        raise PlanError("P182", f"cannot serve at {where[0]}:{where[1]}: {e.strerror}", help=["another port of --coordinator, above 1023"]) from e
+    return Server(listener, nodes, program, timeout_s)
+
+
+def _connect(where: tuple[str, int], deadline: float, coordinator: str, timeout_s: float) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection(where, timeout=max(min(5.0, deadline - time.monotonic()), 0.1))
+        except OSError as e:
+            if time.monotonic() > deadline:
+                raise PlanError("P182", f"nobody answers at {coordinator} within {timeout_s:.0f} s: {e.strerror or e}",
+                                help=[f"run the same command on {where[0]}; --timeout S to wait longer"]) from e  # fmt: skip
+            time.sleep(RETRY_S)

@@ -1,0 +1,97 @@
+"""Kubernetes manifests: an indexed Job with its service, and a JobSet, for nodes of GPUs or hosts of a TPU slice.
+
+A pod a node. Its rank is its completion index; pods of an indexed Job are called NAME-0, NAME-1 ... in the domain of the headless service, so the coordinator's address
+is known beforehand. A pod that fails ends the Job; a JobSet starts all pods anew, which go on from the last whole checkpoint.
+Field names: the Kubernetes API reference (batch/v1 Job, v1 Service, v1 ConfigMap) and jobset.x-k8s.io/v1alpha2.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlanError
+from planner.launch.job import Job
+from planner.launch.scripts import PORT, plain_name
+from planner.launch.yaml import dump
+
+if TYPE_CHECKING:
+    from planner.strategy import Strategy
+
+LARGEST_PROGRAM_BYTES = 900_000
+"""A ConfigMap holds 1 MiB with everything around it."""
+RESTARTS = 3
+ACCELERATORS = {"tpu-v4": "tpu-v4-podslice", "tpu-v5e": "tpu-v5-lite-podslice", "tpu-v5p": "tpu-v5p-slice", "tpu-v6e": "tpu-v6e-slice", "tpu-v7x": "tpu7x"}
+"""Device -> value of the node label cloud.google.com/gke-tpu-accelerator."""
+
+
+def manifests(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool) -> dict[str, str]:
+    """File name -> YAML: job.yaml (an indexed Job) and jobset.yaml. volume: a PersistentVolumeClaim mounted at /data, "" for none.
+
+    Raises PlanError: P186 where the plan is for another kind of machine, P187 for a program that no ConfigMap holds.
+    """
+    name = plain_name(job.name)
+    slices = _slices(strategy) if tpu else 1
+    program = _config(job, name)
+    service: dict[str, Any] = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
+                               "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}}}  # fmt: skip
+    alone = _pod(job, strategy, image, volume, tpu, name, f"{name}-0.{name}")
+    single: dict[str, Any] = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": _job_spec(job.processes, alone)}
+    # pods of a JobSet are NAME-workers-REPLICA-INDEX in the domain NAME
+    inside = _pod(job, strategy, image, volume, tpu, "", f"{name}-workers-0-0.{name}")
+    topology = {"metadata": {"annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}}} if tpu else {}
+    template = {**topology, "spec": _job_spec(job.processes // slices, inside)}
+    jobs = [{"name": "workers", "replicas": slices, "template": template}]
+    whole: dict[str, Any] = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name},
+                             "spec": {"failurePolicy": {"maxRestarts": RESTARTS}, "network": {"enableDNSHostnames": True, "subdomain": name}, "replicatedJobs": jobs}}  # fmt: skip
+    files = {"jobset.yaml": [program, whole]}
+    if slices == 1:  # pods of several slices are told apart by a JobSet alone
+        files["job.yaml"] = [program, service, single]
+    return {file: "---\n".join(dump(part) for part in parts) for file, parts in files.items()}
+
+
+def _slices(strategy: Strategy) -> int:
+    """TPU slices: what is not torus is the network between them."""
+    device = str(strategy.topology["device"])
+    if device not in ACCELERATORS:
+        raise PlanError("P186", f"the plan is for {device}, not for TPUs", help=[f"--to kubernetes, or plan for one of {', '.join(ACCELERATORS)}"])
+    return prod(int(level["size"]) for level in strategy.topology["levels"] if level["kind"] != "torus")
+
+
+def _config(job: Job, name: str) -> dict[str, Any]:
+    beside = job.program.with_suffix(".safetensors")
+    text = job.program.read_text()
+    if beside.exists() or len(text) > LARGEST_PROGRAM_BYTES:
+        what = f"{beside.name} ({beside.stat().st_size:,} bytes) lies beside it" if beside.exists() else f"it has {len(text):,} bytes"
+        raise PlanError("P187", f"the program cannot travel in a ConfigMap: {what}", help=["--to slurm or mpirun, where its folder is shared"])
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {Path(job.program).name: text}}
+
+
+def _job_spec(pods: int, pod: dict[str, Any]) -> dict[str, Any]:
+    return {"completions": pods, "parallelism": pods, "completionMode": "Indexed", "backoffLimit": 0, "template": pod}
+
+
+def _pod(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool, subdomain: str, coordinator: str) -> dict[str, Any]:
+    """A pod template. TPU hosts find each other by what GKE puts into their environment; GPU nodes by rank and coordinator."""
+    mounts = [{"name": "program", "mountPath": "/program"}, {"name": "shm", "mountPath": "/dev/shm"}]
+    volumes: list[dict[str, Any]] = [{"name": "program", "configMap": {"name": plain_name(job.name)}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    if volume:
+        mounts.append({"name": "data", "mountPath": "/data"})
+        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": volume}})
+    words = job.command("python3", f"/program/{job.program.name}", "auto" if tpu else f"{coordinator}:{PORT}", "RANK")
+    own = len(words) - len(job.arguments)
+    # $(NAME) in a command is a variable's value; $$ is a dollar sign
+    command = ["$(RANK)" if w == "RANK" and i < own else w.replace("$", "$$") for i, w in enumerate(words)]
+    rank = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}}
+    variables = [rank, *({"name": k, "value": v} for k, v in job.environment().items())]
+    resource = "" if job.virtual or job.device.startswith("cpu") else "google.com/tpu" if tpu else "amd.com/gpu" if job.device.startswith("mi") else "nvidia.com/gpu"
+    limits = {"resources": {"limits": {resource: job.slots}}} if resource else {}
+    container = {"name": "worker", "image": image, "command": command, "env": variables, "ports": [{"containerPort": PORT}], **limits, "volumeMounts": mounts}
+    spec: dict[str, Any] = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    if subdomain:
+        spec["subdomain"] = subdomain
+    if tpu:
+        grid = "x".join(str(level["size"]) for level in strategy.topology["levels"] if level["kind"] == "torus")
+        spec["nodeSelector"] = {"cloud.google.com/gke-tpu-accelerator": ACCELERATORS[job.device], "cloud.google.com/gke-tpu-topology": grid}
+    return {"spec": spec}

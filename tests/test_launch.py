@@ -1,0 +1,296 @@
+"""Launching: counts and host files refused before anything starts, nodes that join, processes that fail, scripts and manifests. No program of a model runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planner
+from planner.cli import main
+from planner.errors import PlanError
+from planner.launch.job import Job, check_count, node_slots, read_hosts
+from planner.launch.join import Server, address_of, free_port, join, natural
+from planner.launch.processes import Process, supervise
+from planner.launch.scripts import mpirun, plain_name, slurm
+
+NASTY = ["a b", "$(touch pwned)", "'; touch pwned; '", '"`touch pwned`"', "\\", "-x", "${HOME}", "ü\n#"]
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> planner.Strategy:
+    return planner.plan("zoo:mlp-tiny", devices=8, hardware="cpu", batch=8, baselines=False)
+
+
+@pytest.fixture(scope="module")
+def on_nodes() -> planner.Strategy:
+    return planner.plan("zoo:mlp-tiny", devices=16, hardware="h100-sxm", batch=16, baselines=False)
+
+
+# --- what does not fit is refused
+
+
+def test_counts_that_do_not_fit_are_refused(on_cpu: planner.Strategy, on_nodes: planner.Strategy) -> None:
+    assert node_slots(on_nodes) == 8
+    check_count(on_nodes, 2, False, "--nnodes 2")
+    check_count(on_nodes, 16, True, "--local 16")
+    with pytest.raises(PlanError, match="P180.*16 devices cannot be dealt out evenly to 3 processes\nhelp: one of 1, 2, 4, 8, 16"):
+        check_count(on_nodes, 3, True, "--local 3")
+    with pytest.raises(PlanError, match="8 devices a node, so 16 devices are 2 nodes, not 4"):
+        check_count(on_nodes, 4, False, "--nnodes 4")
+
+
+@pytest.mark.parametrize(("text", "order"), [("b slots=8\na slots=8", "ba"), ("# two nodes\nb slots=8 rank=1\n\na slots=8 rank=0 # first", "ab")])
+def test_host_files_give_the_order_of_ranks(on_nodes: planner.Strategy, tmp_path: Path, text: str, order: str) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    assert "".join(h.name for h in read_hosts(file, on_nodes, False)) == order
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("a slots=8", "P180"), ("a slots=4\nb slots=12", "P180"), ("a slots=4\nb slots=4\nc slots=4\nd slots=4", "P180"), ("a slots=8 rank=0\nb slots=8 rank=0", "P181"),
+     ("a slots=8 rank=0\nb slots=8", "P181"), ("-oProxyCommand=x slots=8\nb slots=8", "P181"), ("a slots=0\nb slots=16", "P181"), ("a 8", "P181"),
+     ("", "P180"), ("a;b slots=16", "P181")],
+)  # fmt: skip
+def test_host_files_that_do_not_fit_are_refused(on_nodes: planner.Strategy, tmp_path: Path, text: str, code: str) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    with pytest.raises(PlanError) as e:
+        read_hosts(file, on_nodes, False)
+    assert e.value.code == code and e.value.help
+    with pytest.raises(PlanError, match="P181"):
+        read_hosts(tmp_path, on_nodes, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [([], "P186"), (["--local", "2", "--to", "slurm"], "P186"), (["--nnodes", "2"], "P186"), (["--coordinator", "a:1", "--local", "2"], "P186"), (["--to", "pbs"], "P018"),
+     (["--local", "3"], "P180"), (["--nnodes", "8", "--coordinator", "a:1"], "P180"), (["--to", "kubernetes"], "P186"), (["--to", "gke-tpu", "--image", "i"], "P186"),
+     (["--hostfile", "none"], "P181"), (["--nnodes", "1", "--coordinator", "nonsense", "--cpu"], "P182"), (["--nnodes", "1", "--coordinator", "a:99999", "--cpu"], "P182")],
+)  # fmt: skip
+def test_the_command_refuses_before_it_starts_anything(on_cpu: planner.Strategy, tmp_path: Path, capsys: Any, monkeypatch: Any, words: list[str], code: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    on_cpu.save("s.json")
+    assert main(["launch", "s.json", *words]) == 2
+    assert f"error[{code}]" in capsys.readouterr().err and not list(tmp_path.glob("*/rank-*"))
+
+
+# --- processes end together
+
+
+def scripts_of(folder: Path, *texts: str) -> list[Process]:
+    made = []
+    for i, text in enumerate(texts):
+        (folder / f"p{i}.py").write_text(text)
+        made.append(Process(i, (sys.executable, str(folder / f"p{i}.py")), folder / f"rank-{i}.log"))
+    return made
+
+
+WAIT = "import time, pathlib, os\npathlib.Path(__file__).with_suffix('.pid').write_text(str(os.getpid()))\ntime.sleep(60)"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_output_of_the_first_is_passed_on_and_all_are_logged(tmp_path: Path) -> None:
+    said: list[str] = []
+    supervise(scripts_of(tmp_path, "print('[Gloo] noise'); print('one'); print('two')", "import os; print(os.environ['X'])"), {"X": "y"}, 20, said.append)
+    assert said == ["one", "two"] and (tmp_path / "rank-1.log").read_text() == "y\n"
+
+
+def test_a_failure_ends_the_others_and_names_the_log(tmp_path: Path) -> None:
+    made = scripts_of(tmp_path, WAIT, "import time; time.sleep(1); print('reason'); raise SystemExit(3)")
+    start = time.monotonic()
+    with pytest.raises(PlanError) as e:
+        supervise(made, {}, 60, print)
+    assert time.monotonic() - start < 20 and e.value.exit_code == 1
+    assert "rank 1 failed with exit code 3" in e.value.what and str(tmp_path / "rank-1.log") in e.value.detail[0] and "reason" in e.value.detail[1]
+    assert not alive(int((tmp_path / "p0.pid").read_text()))
+
+
+def test_the_one_that_was_killed_is_the_cause(tmp_path: Path) -> None:
+    """What aborts because a peer is gone may be seen first; the message names the peer."""
+    wait = "import os, pathlib, time\nwhile not pathlib.Path('PID').exists() or pathlib.Path('PID').read_text() == '': time.sleep(0.01)\n"
+    gone = wait.replace("PID", str(tmp_path / "p1.pid")) + f"os.kill(int(pathlib.Path('{tmp_path}/p1.pid').read_text()), 9)\nos.abort()"
+    with pytest.raises(PlanError, match="rank 1 was killed by SIGKILL") as e:
+        supervise(scripts_of(tmp_path, gone, WAIT), {}, 60, print)
+    assert any("rank 0 ended after it: was killed by SIGABRT" in line for line in e.value.detail)
+
+
+def test_silence_ends_a_job_and_another_node_does(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"P185.*no process has written anything for 1 s"):
+        supervise(scripts_of(tmp_path, WAIT, WAIT), {}, 1, print)
+    with pytest.raises(PlanError, match="node 1 is gone"):
+        supervise(scripts_of(tmp_path, WAIT), {}, 60, print, lambda: "node 1 is gone")
+    with pytest.raises(PlanError, match="P184.*cannot be started"):
+        supervise([Process(0, ("/no/such/python",), tmp_path / "log")], {}, 60, print)
+
+
+def test_processes_do_not_outlive_a_launcher_that_is_told_to_end(tmp_path: Path) -> None:
+    scripts_of(tmp_path, WAIT)
+    own = f"from planner.launch.processes import *\nsupervise([Process(0, ({sys.executable!r}, {str(tmp_path / 'p0.py')!r}), Path({str(tmp_path / 'log')!r}))], {{}}, 60, print)"
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        (tmp_path / "p0.pid").unlink(missing_ok=True)
+        launcher = subprocess.Popen([sys.executable, "-c", own], stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 20
+        while not ((tmp_path / "p0.pid").exists() and (tmp_path / "p0.pid").read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        pid = int((tmp_path / "p0.pid").read_text())
+        launcher.send_signal(number)
+        launcher.wait(20)
+        while alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not alive(pid)
+
+
+# --- nodes join
+
+
+def joined(coordinator: str, names: list[str], nodes: int, timeout_s: float = 10, program: str = "p") -> dict[str, Any]:
+    """What each node gets: a Seat, or the PlanError."""
+    out: dict[str, Any] = {}
+
+    def one(name: str) -> None:
+        try:
+            out[name] = join(coordinator, nodes, program, timeout_s, name, lambda text: None)
+        except PlanError as e:
+            out[name] = e
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in names]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    return out
+
+
+def stop_of(seat: Any) -> str:
+    deadline = time.monotonic() + 10
+    while not seat.stopped() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return str(seat.stopped())
+
+
+def test_ranks_follow_the_names_and_a_surplus_node_is_told() -> None:
+    at = f"127.0.0.1:{free_port()}"
+    seats = joined(at, ["n10", "n2", "n1"], 3)
+    assert {name: seat.rank for name, seat in seats.items()} == {"n1": 0, "n2": 1, "n10": 2}
+    assert len({seat.coordinator for seat in seats.values()}) == 1 and all(seat.stopped() == "" for seat in seats.values())
+    (late,) = joined(at, ["n11"], 3).values()
+    assert late.code == "P183" and "all 3 nodes have joined already: n1, n2, n10" in late.what
+    threading.Thread(target=seats["n2"].leave, args=("failed: rank 1 was killed by SIGKILL",)).start()
+    assert "node 1 (n2) failed: rank 1 was killed by SIGKILL" in stop_of(seats["n1"]) and stop_of(seats["n10"])
+    for seat in sorted((seats["n10"], seats["n1"]), key=lambda seat: seat.server is not None):  # the serving one waits for the others
+        seat.leave()
+
+
+def test_a_node_that_vanishes_ends_the_job() -> None:
+    seats = joined(f"127.0.0.1:{free_port()}", ["a", "b"], 2)
+    seats["b"].wire.close()
+    assert "node 1 (b) is gone" in stop_of(seats["a"])
+    seats["a"].leave()
+
+
+def test_nodes_that_do_not_come_and_other_programs_are_named() -> None:
+    at = f"127.0.0.1:{free_port()}"
+    (alone,) = joined(at, ["a"], 2, timeout_s=0.6).values()
+    assert alone.code == "P183" and "1 of 2 nodes joined within 1 s: a" in alone.what
+    with pytest.raises(PlanError, match=r"P182.*nobody answers at 192\.0\.2\.1|P182.*nobody answers"):
+        join("192.0.2.1:9", 2, "p", 0.3, "a", print)
+    at = f"127.0.0.1:{free_port()}"
+    listener = socket.create_server(address_of(at))
+    server = Server(listener, 2, "mine", 1)
+    (other,) = joined(at, ["x"], 2, program="theirs").values()
+    assert other.code == "P183" and "another program" in other.what and not server.members
+    server.thread.join(10)
+
+
+def test_strangers_at_the_port_are_sent_away() -> None:
+    at = address_of(f"127.0.0.1:{free_port()}")
+    server = Server(socket.create_server(at), 1, "p", 10)
+    for noise in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"rank": 1}\n', b"\xff" * 70000, b'{"program": "p", "host": "h", "port": "x"}\n'):
+        with socket.create_connection(at, timeout=5) as s:
+            s.sendall(noise)
+            s.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                assert s.recv(10) == b""
+    assert server.thread.is_alive() and not server.members
+    (seat,) = joined(f"{at[0]}:{at[1]}", ["a"], 1).values()
+    assert seat.rank == 0
+    seat.leave()
+    server.thread.join(10)
+
+
+@given(st.lists(st.text("ab0123456789-.", max_size=8), max_size=6))
+def test_natural_order_is_total(names: list[str]) -> None:
+    ordered = sorted(names, key=natural)
+    assert sorted(ordered) == sorted(names) and sorted(["n10", "n9", "n", "10", "9"], key=natural) == ["9", "10", "n", "n9", "n10"]
+
+
+# --- scripts and manifests
+
+
+def job(tmp_path: Path, arguments: tuple[str, ...] = (), **other: Any) -> Job:
+    program = tmp_path / "p.py"
+    program.write_text("import sys, json\nprint(json.dumps(sys.argv[1:]))\n")
+    return Job(**{"name": "gpt 'x' $(y)", "program": program, "device": "h100-sxm", "devices": 16, "processes": 2, "virtual": False, "arguments": arguments, **other})
+
+
+def test_hostile_words_reach_the_program_as_they_are(tmp_path: Path) -> None:
+    """The scripts run with stand-ins for srun and mpirun that do what those do with their words: start them, rank in the environment."""
+    stand = tmp_path / "bin"
+    stand.mkdir()
+    (stand / "srun").write_text('#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nSLURM_PROCID=1 "$@"\n')
+    (stand / "scontrol").write_text("#!/bin/bash\necho node0\necho node1\n")
+    (stand / "mpirun").write_text('#!/bin/bash\nwhile [[ $1 != bash ]]; do shift; done\nOMPI_COMM_WORLD_RANK=1 "$@"\n')
+    for file in stand.iterdir():
+        file.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{stand}:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[0-1]", "COORDINATOR": "node0"}
+    for name, text in (("job.sbatch", slurm(job(tmp_path, tuple(NASTY)), sys.executable)), ("mpirun.sh", mpirun(job(tmp_path, tuple(NASTY)), sys.executable))):
+        (tmp_path / name).write_text(text)
+        done = subprocess.run(["bash", name], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        words = json.loads(done.stdout)
+        assert words == ["--coordinator", "node0:8476", "--processes", "2", "--process", "1", *NASTY]
+    assert not (tmp_path / "pwned").exists()
+    short = subprocess.run(["bash", "job.sbatch"], cwd=tmp_path, env={**environment, "SLURM_JOB_NUM_NODES": "3"}, capture_output=True, text=True, check=False)
+    assert short.returncode == 1 and "for 2 nodes, the allocation has 3" in short.stderr
+
+
+def test_scripts_hold_what_the_plan_says(tmp_path: Path) -> None:
+    text = slurm(job(tmp_path), "python3")
+    assert "#SBATCH --nodes=2\n" in text and "#SBATCH --gpus-per-node=8\n" in text and "--kill-on-bad-exit=1" in text and "xla_gpu_enable_latency_hiding_scheduler" in text
+    assert "gpus-per-node" not in slurm(job(tmp_path, virtual=True), "python3") and "--virtual-devices 8" in slurm(job(tmp_path, virtual=True), "python3")
+    assert "--map-by ppr:1:node" in mpirun(job(tmp_path), "python3")
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
+    for name, text in (("a.sh", slurm(job(tmp_path, tuple(NASTY)), "my python")), ("b.sh", mpirun(job(tmp_path, tuple(NASTY)), "python3"))):
+        (tmp_path / name).write_text(text)
+        done = subprocess.run(["shellcheck", "-S", "style", name], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=50)
+def test_names_suit_kubernetes_and_slurm(name: str) -> None:
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", plain_name(name)) and len(plain_name(name)) <= 40
