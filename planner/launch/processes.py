@@ -6,8 +6,8 @@ A job is over when every process has ended well, when one ends otherwise, when n
 
 from __future__ import annotations
 
-import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +24,8 @@ SETTLE_S = 0.5
 """After the first failure: how long the others may take to show theirs, so that the first cause is named, not a consequence."""
 POLL_S = 0.05
 FAILED = 1
+TIED = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+"""Linux: a process that becomes another one, and is killed when its launcher is (prctl PR_SET_PDEATHSIG, SIGKILL)."""
 LAST_LINES = 8
 CONNECTING = b"[Gloo]"
 """Lines that CPU collectives write for every group of devices; logs keep them."""
@@ -79,17 +81,11 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _start(p: Process, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    if shutil.which(p.command[0]) is None:
+        raise PlanError("P184", f"rank {p.rank} cannot be started: there is no program {p.command[0]!r}", help=["--python FILE"], exit_code=FAILED)
+    command = (sys.executable, "-S", "-c", TIED, *p.command) if sys.platform == "linux" else p.command
     with p.log.open("wb") as out:
-        try:
-            return subprocess.Popen(p.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment},
-                                    start_new_session=True, preexec_fn=_die_with_parent if sys.platform == "linux" else None)  # fmt: skip
-        except OSError as e:
-            raise PlanError("P184", f"rank {p.rank} cannot be started: {p.command[0]!r}: {e.strerror}", exit_code=FAILED) from e
-
-
-def _die_with_parent() -> None:
-    """Linux: a process whose launcher is killed is killed too (prctl PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True)
 
 
 def _follow(log: Path, start: int, say: Callable[[str], None]) -> int:
