@@ -5,7 +5,6 @@
     join       nodes find each other at one address and get their ranks
     scripts    SLURM and Open MPI
     kubernetes Jobs and JobSets for GPU nodes and TPU slices
-    yaml       the little YAML that manifests need
 
 jax.distributed is the engine: every process runs the same program with --coordinator, --processes and --process. Nothing here imports jax.
 """

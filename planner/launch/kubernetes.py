@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import PlanError
 from planner.launch.job import Job
 from planner.launch.scripts import PORT, plain_name
-from planner.launch.yaml import dump
 
 if TYPE_CHECKING:
     from planner.strategy import Strategy
@@ -45,10 +44,20 @@ def manifests(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool) 
     jobs = [{"name": "workers", "replicas": slices, "template": template}]
     whole: dict[str, Any] = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name},
                              "spec": {"failurePolicy": {"maxRestarts": RESTARTS}, "network": {"enableDNSHostnames": True, "subdomain": name}, "replicatedJobs": jobs}}  # fmt: skip
-    files = {"jobset.yaml": [program, whole]}
-    if slices == 1:  # pods of several slices are told apart by a JobSet alone
-        files["job.yaml"] = [program, service, single]
-    return {file: "---\n".join(dump(part) for part in parts) for file, parts in files.items()}
+    # pods of several slices are told apart by a JobSet alone
+    files = {**({"job.yaml": [program, service, single]} if slices == 1 else {}), "jobset.yaml": [program, whole]}
+    return {file: _yaml(parts) for file, parts in files.items()}
+
+
+def _yaml(parts: list[dict[str, Any]]) -> str:
+    """The documents in the order of their keys, text of several lines as a literal block where YAML can hold it so."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Its own, so that the representer is."""
+
+    Dumper.add_representer(str, lambda d, text: d.represent_scalar("tag:yaml.org,2002:str", text, style="|" if text.count("\n") > 1 else None))
+    return str(yaml.dump_all(parts, Dumper=Dumper, sort_keys=False, width=160))
 
 
 def _slices(strategy: Strategy) -> int:
