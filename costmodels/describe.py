@@ -38,10 +38,15 @@ def describe(device: Device) -> str:
     said = (device.kind, f"also {', '.join(device.aliases)}" if device.aliases else "", f"figures and price of {device.date}" if device.date else "")
     lines = [f"{device.name}: {', '.join(x for x in said if x)}", ""]
     for key, value in figures(device):
-        lines += _row(key, value, origin(device, key))
+        error = device.uncertainty.get(key)
+        lines += _row(key, value + (f" +- {error:.0%}" if error else ""), origin(device, key))
     curve = device.guessed.get("matmul.flops")
     if curve:
         lines += _row("matmul curve", "", f"guessed: {curve}")
+    for runtime, rates in device.rates.items():
+        lines += _row(f"rates.{runtime}", ", ".join(f"{k} {v:g}" for k, v in rates.items()), origin(device, f"rates.{runtime}"))
+    if device.measured:
+        lines += ["", "measured: " + ", ".join(f"{k} {v}" for k, v in device.measured.items())]
     unknown = [what for what, value in (("power", device.watts), ("price", device.usd_per_h)) if value is None]
     if unknown:
         lines += ["", f"not known: {' and '.join(unknown)}"]

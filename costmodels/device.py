@@ -40,6 +40,10 @@ A TOML file in costmodels/devices (or the user's own):
     device = "6.88 USD/h"                 # of one device with its share of the host and the network
     [sources]                             # "table.key" -> where the figure is from
     [guessed]                             # "table.key" -> why this value
+    [measured]                            # optional, of a calibrated file: host, device, devices, cores, jax, runs
+    [uncertainty]                         # optional: "table.key" -> relative standard error of a measured figure
+    [rates.megatron]                      # optional: what a runtime profile reaches of these figures, fitted to runs (costmodels.runtime.Rates)
+    memory = 0.9
 """
 
 from __future__ import annotations
@@ -47,12 +51,13 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from costmodels.runtime import RUNTIMES, Rates
 from costmodels.units import UnitError, bandwidth_bytes_per_s, power_w, price_usd_per_h, rate_flops_per_s, size_bytes, time_s
 
 DEVICES = Path(__file__).with_name("devices")
@@ -68,7 +73,7 @@ _KEYS: dict[str, set[str]] = {
     "outer": {"bandwidth", "efficiency", "latency"}, "package": {"size", "bandwidth", "efficiency", "latency"}, "host": {"bandwidth"},
     "power": {"device"}, "price": {"device"},
 }  # fmt: skip
-_TOP = {"name", "kind", "node_size", "date", "aliases", "peak", "sources", "guessed", *_KEYS}
+_TOP = {"name", "kind", "node_size", "date", "aliases", "peak", "sources", "guessed", "measured", "uncertainty", "rates", *_KEYS}
 
 
 class DeviceError(ValueError):
@@ -126,6 +131,12 @@ class Device:
     """Power of the device alone at its limit; None where nobody publishes it."""
     usd_per_h: float | None = None
     """Price of one device for an hour, host and network included; None where none is known."""
+    measured: Mapping[str, str] = field(default_factory=dict)
+    """Of a calibrated file: where and with what it was measured."""
+    uncertainty: Mapping[str, float] = field(default_factory=dict)
+    """"table.key" -> relative standard error of a measured figure."""
+    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Runtime profile -> fields of costmodels.runtime.Rates that were fitted to runs on this device."""
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of a type; types without a figure of their own run at the nearest wider one's rate."""
@@ -199,6 +210,8 @@ def from_table(data: Mapping[str, Any], where: str) -> Device:
             str(data.get("date", "")), tuple(str(a) for a in data.get("aliases", ())),
             _above_zero(power_w(data["power"]["device"]), "power.device") if "power" in data else None,
             _above_zero(price_usd_per_h(data["price"]["device"]), "price.device") if "price" in data else None,
+            measured={str(k): str(v) for k, v in data.get("measured", {}).items()},
+            uncertainty={str(k): fraction(v, f"uncertainty of {k}") for k, v in data.get("uncertainty", {}).items()}, rates=_rates(data.get("rates", {})),
         )  # fmt: skip
     except KeyError as e:
         raise DeviceError(f"{where}: key {e.args[0]!r} is missing") from e
@@ -215,6 +228,18 @@ def _known(data: Mapping[str, Any]) -> None:
         for key in content:
             if key not in keys:
                 raise ValueError(f"key {f'{table}.{key}'.lstrip('.')!r} is not known here; known: {', '.join(sorted(keys))}")
+
+
+def _rates(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """What runtimes reach, by name: fields of Rates, all of them numbers at least 0."""
+    names = {f.name for f in fields(Rates)}
+    for runtime, row in table.items():
+        for key, value in row.items():
+            if runtime not in RUNTIMES or key not in names:
+                raise ValueError(f"key {f'rates.{runtime}.{key}'!r} is not known here; runtimes: {', '.join(RUNTIMES)}; rates: {', '.join(sorted(names))}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e3:
+                raise ValueError(f"rates.{runtime}.{key} is a number at least 0, not {value!r}")
+    return {str(runtime): {k: float(v) for k, v in row.items()} for runtime, row in table.items()}
 
 
 def _curve(table: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:

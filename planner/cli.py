@@ -98,6 +98,7 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
     "sweep": ("sweep:run", options.sweep, "a row per device count, hardware, size and batch; what a run costs", "plan sweep model.onnx --devices 64..512 --batch 512 --tokens 2T"),
     "ops": ("survey:ops", options.ops, "operator coverage before planning; --parameters: what trains", "plan ops model.onnx"),
     "hardware": ("survey:hardware", options.hardware, "the devices and machines that ship, with their figures and sources", "plan hardware h100-sxm"),
+    "calibrate": ("calibrate:run", options.calibrate, "measure the devices here, or learn from measured runs: a file for --hardware", "plan calibrate -o mine.toml"),
     "solve": ("survey:solve", options.solve, "solve a bare strategy-selection problem", "plan solve problem.json --time-limit 60 -o choice.json"),
 }
 

@@ -64,7 +64,10 @@ class Pricer:
 
     @cached_property
     def rates(self) -> Rates:
-        """What the runtime reaches of this device."""
+        """What the runtime reaches of this device; what was fitted to runs on it goes before what ships."""
+        device = self.topology.device
+        if self.runtime.name in device.rates:
+            return Rates(**device.rates[self.runtime.name])
         return self.runtime.per_device.get(self.topology.device.name, self.runtime.rates)
 
     @cached_property

@@ -1,0 +1,111 @@
+"""The cases as JAX programs: one `shard_map` over all devices whose body runs a case `turns` times, each on the result of the time before.
+
+    seconds of one run = (time of turns + 1 runs - time of 1 run) / turns
+
+so that dispatch and the way back to Python cancel. The number of turns is an argument of the compiled program. Values stay finite: products are with a
+matrix whose rows sum to one, sums over devices are of zeros.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from planner.calibrate.cases import HEADS, ITEM_BYTES, Case
+
+ALL = ("outer", "group", "inner")
+TINY = 8
+TINY_CHAIN = 16
+"""Kernels of one run of the case `tiny`."""
+Body = Callable[[Any, Any], Any]
+
+
+@dataclass
+class Timed:
+    """A compiled program with its arguments."""
+
+    case: Case
+    run: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    turns: int = 1
+
+    def seconds(self, turns: int) -> float:
+        """Wall time of so many runs, dispatch included."""
+        start = time.perf_counter()
+        jax.block_until_ready(self.run(turns, *self.arguments))
+        return time.perf_counter() - start
+
+    def one(self) -> float:
+        """Seconds of one run (module docstring), of one kernel for `tiny`."""
+        short = self.seconds(1)
+        return (self.seconds(1 + self.turns) - short) / self.turns / (TINY_CHAIN if self.case.kind == "tiny" else 1)
+
+
+def build(case: Case, devices: list[Any]) -> Timed:
+    """The program of a case over all the devices, compiled."""
+    n = len(devices)
+    mesh = Mesh(np.array(devices).reshape(n // (case.members * case.stride), case.members, case.stride), ALL)
+    body, shape, other = _body(case)
+    spread = NamedSharding(mesh, P(ALL))
+
+    def local(turns: Any, x: Any, w: Any) -> Any:
+        x, w = x[0], w[0]
+        return lax.fori_loop(0, turns, lambda _, y: body(y, w), x)[None]
+
+    program = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P(), P(ALL), P(ALL)), out_specs=P(ALL), check_vma=False))
+    x = jax.device_put(jnp.zeros((n, *shape), case.dtype), spread)
+    w = jax.device_put(jnp.broadcast_to(other, (n, *other.shape)).astype(case.dtype), spread)
+    done = program.lower(jnp.int32(1), x, w).compile()
+    return Timed(case, lambda turns, *rest: done(jnp.int32(turns), *rest), (x, w))
+
+
+def _body(case: Case) -> tuple[Body, tuple[int, ...], Any]:
+    """(one run of the case, local shape of what it works on, its second operand)."""
+    if case.kind == "tiny":
+        return _chain, (TINY, TINY), jnp.full((TINY, TINY), 1.0 / TINY)
+    if case.kind == "matmul":
+        return lambda x, w: (x @ w).astype(x.dtype), (case.rows, case.edge), jnp.full((case.edge, case.edge), 1.0 / case.edge)
+    if case.kind == "attention":
+        return _attend, (HEADS, case.rows, case.edge), jnp.zeros((1,))
+    item = ITEM_BYTES[case.dtype]
+    if case.kind == "stream":
+        return lambda x, w: x * w[0] + w[1], (case.size_bytes // 2 // item,), jnp.array([0.5, 1.0])
+    if case.kind == "reduce":  # the first element depends on the sum, so that no run can be left out or moved out of the loop
+        return lambda x, w: x.at[0].set(jnp.sum(jnp.maximum(x, x[0])) * w[0]), (case.size_bytes // item,), jnp.zeros(1)
+    return _collective(case, case.size_bytes // item)
+
+
+def _chain(x: Any, w: Any) -> Any:
+    for _ in range(TINY_CHAIN):
+        x = x @ w
+    return x
+
+
+def _attend(x: Any, _: Any) -> Any:
+    scores = jnp.einsum("hsd,htd->hst", x, x, preferred_element_type=jnp.float32) * x.shape[-1] ** -0.5
+    return jnp.einsum("hst,htd->hsd", jax.nn.softmax(scores, -1).astype(x.dtype), x)
+
+
+def _collective(case: Case, elements: int) -> tuple[Body, tuple[int, ...], Any]:
+    """A collective of that many elements of payload. Its result is put where the next run reads it."""
+    n = case.members
+    elements -= elements % n
+    piece, none = elements // n, jnp.zeros(1)
+    bodies: dict[str, tuple[Body, int]] = {
+        "all-reduce": (lambda x, _: lax.psum(x, "group"), elements),
+        "all-gather": (lambda x, _: lax.all_gather(x, "group", tiled=True)[:piece], piece),
+        "reduce-scatter": (lambda x, _: x.at[:piece].set(lax.psum_scatter(x, "group", tiled=True)), elements),
+        "all-to-all": (lambda x, _: lax.all_to_all(x, "group", 0, 0, tiled=True), elements),
+        "collective-permute": (lambda x, _: lax.ppermute(x, "group", [(i, (i + 1) % n) for i in range(n)]), elements),
+    }
+    body, size = bodies[case.kind]
+    return body, (size,), none

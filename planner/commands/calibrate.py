@@ -1,0 +1,56 @@
+"""`plan calibrate`: a device file measured here, or one that has learned from runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.commands import console
+from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    from planner.calibrate.fit import LinkFit
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure or learn, say what came out, write the file."""
+    target = Path(args.output)
+    if target.exists() and not args.force:
+        raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
+    if args.runs:
+        given = [name for name, value in (("--devices", args.devices), ("--node-size", args.node_size), ("--quick", args.quick)) if value]
+        if given:
+            raise PlanError("P182", f"--runs measures nothing here: {given[0]} says nothing to it", help=["leave it out"])
+        return _learn(args, target)
+    return _measure(args, target)
+
+
+def _measure(args: argparse.Namespace, target: Path) -> int:
+    from costmodels.describe import describe
+    from planner.calibrate.fit import fit
+    from planner.calibrate.measure import measure
+    from planner.calibrate.profile import shipped_name, table, text
+    from planner.strategy import write_atomically
+    from planner.topology import device
+
+    measured = measure(args.devices, args.node_size, args.quick, console.say)
+    base = device(args.hardware or shipped_name(measured.device))
+    figures = fit(measured.samples, measured.kind, measured.devices, measured.node_size)
+    content = text(table(figures, measured, base, target.stem), f"Measured by `plan calibrate`; docs/calibrate.md says how. {len(measured.samples)} samples.")
+    write_atomically(target, content)
+    console.data(describe(device(str(target))))
+    for name, link in (("inner", figures.inner), ("outer", figures.outer)):
+        if link:
+            console.say(_link_line(name, link))
+    console.say(f"wrote {target}   next: plan MODEL --devices {measured.devices} --hardware {target}")
+    return 0
+
+
+def _link_line(name: str, link: LinkFit) -> str:
+    off = ", ".join(f"{kind} {x:.0%}" for kind, x in link.off.items())
+    return f"{name} link as a {link.kind}: collectives are typically off by {off}"
+
+
+def _learn(args: argparse.Namespace, target: Path) -> int:
+    raise NotImplementedError
