@@ -1,0 +1,61 @@
+"""Runs emitted programs side by side: `python -m benchmarks.rank_cpu_run REQUEST ANSWER`. The request names program files and a number of rounds; the answer
+has the seconds of one training step of each, a value a round. Every round goes through all programs, one step each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SKIPPED = 2
+"""Steps after the one that compiles which fill caches and do not count."""
+
+
+def stepper(path: str) -> Callable[[], float]:
+    """A function that makes one training step of a program in float32 and returns its seconds."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding
+
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.COMPUTE = jnp.float32
+    mesh = module.make_mesh()
+    values = module.initial_values(module.PARAMS, 0, {})
+    params = module.place(values, module.specs_of(module.PARAMS), mesh)
+    frozen = module.place(module.computed(module.initial_values(module.FROZEN, 1, {})), module.specs_of(module.FROZEN), mesh)
+    shardings = {key: NamedSharding(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
+    state = jax.jit(module.start_state, out_shardings=shardings)(module.place(values, module.specs_of(module.GRADIENTS), mesh))
+    batch = module.place(module.computed(module.synthetic_batch(0)), module.specs_of(module.INPUTS), mesh)
+    step, held = module.make_step(mesh), [params, state]
+
+    def one() -> float:
+        start = time.perf_counter()
+        held[0], held[1], loss = step(held[0], held[1], frozen, batch, jnp.float32(1))
+        jax.block_until_ready((held[0], loss))
+        return time.perf_counter() - start
+
+    return one
+
+
+def main(request: str, answer: str) -> None:
+    """Run what the request names."""
+    asked = json.loads(Path(request).read_text())
+    steps: dict[str, Callable[[], float]] = {}
+    for name, path in asked["files"].items():
+        steps[name] = stepper(path)
+        first = [steps[name]() for _ in range(1 + SKIPPED)]
+        print(f"  {name}: compiled and made a step in {first[0]:.1f} s, then {first[-1]:.3f} s", file=sys.stderr, flush=True)
+    rounds = [{name: one() for name, one in steps.items()} for _ in range(asked["rounds"])]
+    Path(answer).write_text(json.dumps({name: [r[name] for r in rounds] for name in steps}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
