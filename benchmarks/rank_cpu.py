@@ -31,7 +31,7 @@ MODELS = {
     "resnet": ("zoo:resnet-tiny,width=16", 64),
 }
 """name -> (spec, batch of a step)."""
-DENSE = ("dp=8", "dp=8,zero=1", "dp=8,zero=2", "dp=8,zero=3", "dp=8,zero=3,micro=4", "dp=8,zero=3,recompute=block", "dp=8,micro=4", "dp=8,recompute=block",
+DENSE = ("dp=8", "dp=8,zero=1", "dp=8,zero=2", "dp=8,zero=3", "dp=8,zero=3,micro=2", "dp=8,zero=3,recompute=block", "dp=8,micro=2", "dp=8,recompute=block",
          "dp=4,tp=2", "dp=4,tp=2,zero=3", "dp=4,tp=2,micro=4", "dp=2,tp=4", "dp=2,tp=4,recompute=block", "tp=8", "tp=8,micro=4",
          "pp=2,dp=4,micro=4", "pp=4,dp=2,micro=8", "pp=2,dp=2,tp=2,micro=4")  # fmt: skip
 PINS = {"gpt": DENSE, "llama": DENSE,

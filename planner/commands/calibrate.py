@@ -53,4 +53,18 @@ def _link_line(name: str, link: LinkFit) -> str:
 
 
 def _learn(args: argparse.Namespace, target: Path) -> int:
-    raise NotImplementedError
+    from planner.calibrate.learn import learn, prepared, read, table
+    from planner.calibrate.profile import text
+    from planner.strategy import write_atomically
+
+    rows, left = prepared(read(Path(args.runs)), args.hardware or "")
+    learned = learn(rows, left)
+    name = args.hardware or rows[0].case.topology.device.name
+    content = text(table(learned, name, target.stem, Path(args.runs).name), "Learned by `plan calibrate --runs`; docs/calibrate.md says how.")
+    write_atomically(target, content)
+    for x in learned:
+        console.data("\n".join((x.line(), *(f"  {rate:<12}{change}" for rate, change in x.rows()))))
+    for why, n in left.items():
+        console.say(f"left out: {n} runs: {why}")
+    console.say(f"wrote {target}   next: plan MODEL --devices N --hardware {target} --runtime {learned[0].runtime}")
+    return 0

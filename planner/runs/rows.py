@@ -66,8 +66,8 @@ class Case:
         return capacity(self.topology.device, int(self.row["devices"]), 0).usable
 
 
-def case_of(row: Row) -> Case:
-    """The case of a row. Raises Left."""
+def case_of(row: Row, hardware: str = "") -> Case:
+    """The case of a row; on `hardware`, a device by name or file, instead of the one that the row names. Raises Left."""
     for key in ("layers", "hidden", "heads", "seq", "devices", "global_batch", "microbatch", "dp"):
         if not row.get(key):
             raise Left(f"no {key}")
@@ -84,7 +84,7 @@ def case_of(row: Row) -> Case:
     if any(word in str(row["model"]).lower() for word in ("mixtral", "moe", "a3b", "a22b", "deepseek", "oss", "kimi")):
         raise Left("experts")
     zero = level(row)
-    topology = machine(str(row["hardware"]), str(row.get("notes", "")), int(row["devices"]))
+    topology = machine(str(row["hardware"]), str(row.get("notes", "")), int(row["devices"]), hardware)
     copies = replicas(str(row.get("notes", "")), topology, dp) if zero == 3 else 1
     sizes = {name: n for name, n in (("stage", pp), (REPLICA, copies), ("data", dp // copies), ("model", tp)) if n > 1} or {"data": 1}
     try:
@@ -147,9 +147,9 @@ def runtime_of(row: Row, zero: int) -> Runtime:
 
 
 @lru_cache(maxsize=256)
-def machine(hardware: str, notes: str, devices: int) -> Topology:
-    """The machine of a row, with the network between nodes that the source names. Raises Left."""
-    name = next((device for word, device in HARDWARE if word.lower() in hardware.lower()), None)
+def machine(hardware: str, notes: str, devices: int, given: str = "") -> Topology:
+    """The machine of a row (of the device `given`, where that is), with the network between nodes that the source names. Raises Left."""
+    name = given or next((device for word, device in HARDWARE if word.lower() in hardware.lower()), None)
     if name is None:
         raise Left(f"hardware {hardware.split(' ')[0]}")
     try:
