@@ -24,7 +24,7 @@ from planner.verify.worker import environment
 
 DEVICES = 8
 MARK = 0.8
-TIMEOUT_S = 900.0
+TIMEOUT_S = 1800.0
 MODELS = {
     "gpt": ("zoo:gpt-tiny,layers=4,hidden=256,heads=8,seq=64,vocab=1024", 16),
     "llama": ("zoo:llama-tiny,layers=4,hidden=256,heads=8,kv_heads=8,ff=704,seq=64,vocab=1024", 16),
