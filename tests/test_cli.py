@@ -228,8 +228,6 @@ def test_help_promises_nothing_unbuilt() -> None:
     for verb in VERBS:
         text = parser(verb).format_help()
         assert not any(option in text for option in UNBUILT)
-    for verb in ("calibrate",):
-        assert verb not in VERBS
 
 
 def test_examples_in_help_parse() -> None:
