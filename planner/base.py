@@ -15,7 +15,7 @@ from planner.kernels import find_savers
 from planner.ops.control import Region, region
 from planner.rule import PENDING, Rule, Split
 
-STRUCTURE = ("dealt", "kept", "own", "repeated", "replayed", "savers", "tail", "wires")
+STRUCTURE = ("dealt", "kept", "own", "repeated", "replayed", "savers", "still", "tail", "wires")
 """Derived parts of a Base that follow from the nodes and how they are wired, whatever the extents."""
 
 
@@ -96,6 +96,21 @@ class Base:
                     alike[key] = dots(self.graph, i, rule, self.grad)
                 found[i] = alike[key]
         return found
+
+    @cached_property
+    def still(self) -> frozenset[str]:
+        """Tensors outside repeated blocks that are the same in every microbatch: no input of the graph reaches them. Compilers take the forward
+        collectives of those out of the loop (`planner.account`)."""
+        moving, made = set(self.graph.inputs), set(self.graph.weights)
+        for i, node in enumerate(self.graph.nodes):
+            outputs = [o for o in node.outputs if o]
+            if any(n in moving for n in node.inputs):
+                moving.update(outputs)
+            if i not in self.repeated:
+                made.update(outputs)
+            else:
+                made.difference_update(node.inputs)
+        return frozenset(made - moving)
 
     @cached_property
     def repeated(self) -> frozenset[int]:

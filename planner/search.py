@@ -4,7 +4,7 @@
     each        is searched best first under lower bounds (planner.explore); spaces and priced plans are shared (planner.space, planner.evaluate)
     the winner  is the cheapest plan of all that fit, baselines included; its model axis is then split in two where that may pay
 
-Ties (within a thousandth): less memory first, then the simpler mesh.
+Ties (within a thousandth): less memory first (by more than a hundredth), then the simpler mesh and techniques.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
 from planner.topology import Mesh, Topology, divisors, finer_meshes, meshes, pinned_mesh, staged_meshes
 
-TIE = 1e-3
+TIE, TIE_MEMORY = 1e-3, 1e-2
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
 """Work units of one solve: about a third of a second where the memory limit binds hard; the bound is kept either way."""
 BEHIND = 1.1
@@ -91,10 +91,11 @@ class Candidate:
     status: str = "feasible"
 
     def key(self, request: Request) -> tuple:
-        """Order among plans that fit: the objective in steps of a tie, then memory, then the simpler mesh and techniques."""
+        """Order among plans that fit: the objective in steps of a tie, then memory in steps of its own, then the simpler mesh and techniques."""
         main = self.cost.memory.total if request.objective == "memory" else self.cost.step_time_s
         simple = (self.plan.zero, RECOMPUTE.index(self.plan.recompute), self.plan.microbatches)
-        return (round(np.log(max(main, 1e-12)) / TIE), self.cost.memory.total, len(self.plan.mesh), self.plan.mesh, simple)
+        size = self.cost.memory.total
+        return (round(np.log(max(main, 1e-12)) / TIE), round(np.log(max(size, 1)) / TIE_MEMORY), len(self.plan.mesh), simple, size, self.plan.mesh)
 
 
 @dataclass

@@ -283,7 +283,7 @@ class _Builder:
         # A branch costs its conversion from the hub; without one the diagonal, from the hub to itself, costs nothing.
         inner = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), [h for h, _ in pairs], [h if b < 0 else b for h, b in pairs],
                                   name in self.base.grad)  # fmt: skip
-        v.forward_s, v.backward_s = np.diag(inner[0]).copy(), np.diag(inner[1]).copy()
+        v.forward_s, v.backward_s = np.diag(inner[0]) * self._each(name), np.diag(inner[1]).copy()
         v.spared_s, v.kept_bytes, v.again_bytes, v.inner_bytes, v.work_bytes, v.tail_bytes, v.late_bytes = v.forward_s, *np.zeros((6, len(pairs)))
         v.pieces = np.full(len(pairs), np.inf)
         twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot in wire.uses)
@@ -300,7 +300,8 @@ class _Builder:
     def _link(self, wire: Wire, a: int, sources: Sequence[tuple[int, int]], b: int, targets: Sequence[int]) -> None:
         """Add the table of conversions from each option of a (a layout, and a branch already made from it) to each option of b."""
         t, grad = self.graph.tensors[wire.name], wire.name in self.base.grad
-        key = (t.shape, t.dtype, grad, tuple(sources), tuple(targets))
+        each = self._each(wire.name)
+        key = (t.shape, t.dtype, grad, each, tuple(sources), tuple(targets))
         if key not in self._linked:
             hubs, hub_of = _unique([h for h, _ in sources])
             columns, column_of = _unique(targets)
@@ -309,6 +310,7 @@ class _Builder:
             ready = np.array([branch for _, branch in sources])[:, None] == np.array(targets)[None, :]
             forward[ready] = 0.0
             backward[ready] = 0.0
+            forward *= each
             self._linked[key] = forward, backward
         forward, backward = self._linked[key]
         if a == b:
@@ -317,6 +319,10 @@ class _Builder:
             self.variables[a].backward_s = self.variables[a].backward_s + times * np.diag(backward)
         else:
             self.links.append(Link(a, b, forward, backward, wire.count))
+
+    def _each(self, name: str) -> float:
+        """What part of its forward conversions a tensor needs in every microbatch: all, or its share of one where microbatches do not differ in it."""
+        return 1 / self.parts if name in self.base.still else 1.0
 
     def _outputs(self) -> None:
         """Graph outputs are handed out without anything pending."""

@@ -50,6 +50,18 @@ def test_solvers_agree_and_bounds_hold(solver: str) -> None:
     assert best[1].bound_s <= first.cost.step_time_s * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("source", "devices", "batch"), [("zoo:gpt2-xl,layers=4", 16, 512), ("zoo:llama3-8b,layers=2", 8, 16), ("zoo:resnet50", 16, 64)])
+def test_an_unstaged_plan_costs_no_less_than_its_solver_said(source: str, devices: int, batch: int) -> None:
+    """What microbatches share is not paid in each: the position embedding of gpt2-xl is gathered once a step."""
+    request = make_request(devices=devices, hardware=None, topology=None)
+    made = Search(Model.open(source, Workload(batch=batch), devices), request)
+    made.run()
+    priced = [c for c, *_ in made._details.values() if c.mesh.stages == 1]
+    assert len(priced) >= 3
+    for c in priced:
+        assert c.objective_s <= c.cost.step_time_s * (1 + 1e-9), (c.label, c.mesh.shape, c.techniques)
+
+
 @pytest.mark.parametrize("pins", ["dp=4,tp=2", "dp=2,tp=4", "zero=3", "recompute=block", "micro=4", "dp=8,zero=0,micro=2"])
 def test_no_pinned_plan_is_below_the_bound(pins: str) -> None:
     free, pinned = search(GPT, 8, 64), search(GPT, 8, 64, pins=pins, mode="semi-auto", baselines=False)
