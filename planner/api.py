@@ -77,6 +77,7 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
     from costmodels.runtime import RUNTIMES
     from planner.pins import Pins, parse_pins
     from planner.search import Request
+    from planner.spread import MODES
     from planner.topology import for_devices, from_file
 
     if topology is not None and hardware is not None:
@@ -86,12 +87,17 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
     choose("optimizer", optimizer, OPTIMIZERS)
     choose("runtime", runtime, tuple(RUNTIMES))
     choose("solver", solver, ("auto", "dp", "recursive", "ilp"))
-    choose("mode", mode, ("auto", "data-parallel", "semi-auto", "manual"))
+    choose("mode", mode, ("auto", "data-parallel", "hybrid", "semi-auto", "propagate", "manual"))
     choose("objective", objective, ("step", "memory"))
     choose("workload", workload, ("train", "infer"))
     parsed = pins if isinstance(pins, Pins) else parse_pins(pins)
     if mode == "semi-auto" and parsed.empty:
         raise PlanError("P059", "--mode semi-auto completes pins, and there are none", help=["--pin tp=8 or a TOML file, or --mode auto"])
+    if mode in MODES:
+        if not parsed.mesh or not parsed.nodes:
+            raise PlanError("P059", f"--mode {mode} takes the mesh and the splits of some operators from the user, and there are none",
+                            help=["--pin FILE.toml with [mesh] and a table per operator or parameter (docs/modes.md)"])  # fmt: skip
+        parsed = replace(parsed, techniques={"zero_stage": 0, "recompute": "none", "microbatches": 1, **parsed.techniques})
     return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
                    RUNTIMES[runtime], solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines)  # fmt: skip
 

@@ -6,7 +6,7 @@
                   tensor = "megatron"     what "model" cuts: columns and rows, never positions ("megatron-sp": positions too, outside products)
     [forbid]      factors = ["s"]
     ["layers.*.mlp.up"]   split = { n = ["model"] }      ids, fused members, tensors or scope globs
-                          layout = [["data"], []]        of the first result
+                          layout = [["data"], []]        of the first result, or of the parameter where the name is a parameter's
 
 A split holds the factors it names, each cut by the axes listed and no others (`n = []`: left whole); the other axes are free to cut the other factors.
 A short form for the command line: `tp=8,pp=4,micro=8,recompute=block,zero=3,dp=8`.
@@ -97,7 +97,7 @@ class Pins:
                 raise PlanError("P023", f"pin {glob!r} matches no node, tensor or scope", help=[h for h in [did_you_mean(glob, known)] if h])
             usable = 0
             for i in hits:
-                splits = self._pinned(base, i, table, mesh)
+                splits = self._pinned(base, i, glob, table, mesh)
                 if splits:
                     c = base.shared[i]
                     both = tuple(s for s in out.get(c, splits) if s in splits)
@@ -113,7 +113,7 @@ class Pins:
                                 detail=[f"factors {dict(base.rules[hits[0]].sizes)}, mesh {dict(mesh)}"])  # fmt: skip
         return out
 
-    def _pinned(self, base: Base, i: int, table: Mapping[str, Any], mesh: Mapping[str, int]) -> tuple[Split, ...]:
+    def _pinned(self, base: Base, i: int, glob: str, table: Mapping[str, Any], mesh: Mapping[str, int]) -> tuple[Split, ...]:
         rule = base.rules[i]
         if "split" in table:
             held = {str(f): tuple(a) for f, a in table["split"].items()}
@@ -126,8 +126,20 @@ class Pins:
             return base.reachable(i, tuple(s for s in joined if legal(rule, s, mesh, Limits(waste=0.5))))
         if "layout" in table:
             want = tuple(tuple(a) for a in table["layout"])
+            slot = _weight_slot(glob, base.graph.nodes[i], base)
+            if slot is not None:
+                return tuple(s for s in base.reachable(i, candidates(rule, mesh)) if rule.operand(slot, s, tuple(mesh)).dims == want)
             return tuple(s for s in base.reachable(i, candidates(rule, mesh)) if rule.result(0, s, tuple(mesh)).dims == want)
         return base.reachable(i, candidates(rule, mesh))
+
+
+def _weight_slot(glob: str, node: Any, base: Base) -> int | None:
+    """The operand that a glob means where it is a parameter's name and not the node's own."""
+    if any(name and fnmatch.fnmatchcase(name, glob) for name in (node.id, node.scope, *node.members, *node.outputs)):
+        return None
+    graph = base.graph
+    named = (k for k, n in enumerate(node.inputs) if n in graph.weights and any(fnmatch.fnmatchcase(x, glob) for x in (n, graph.labels.get(n, n))))
+    return next(named, None)
 
 
 def _matches(glob: str, node: Any, labels: Mapping[str, str]) -> bool:

@@ -38,6 +38,7 @@ from planner.relax import Arithmetic
 from planner.rule import Limits, Split, candidates
 from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
+from planner.spread import by_hand, propagated
 from planner.topology import Mesh, Topology, divisors, finer_meshes, meshes, pinned_mesh, staged_meshes
 
 TIE, TIE_MEMORY = 1e-3, 1e-2
@@ -259,7 +260,10 @@ class Search:
         """What the pins and the names of pinned axes leave."""
         pins = self.request.pins
         held = pins.allowed(base, dict(mesh.shape))
-        return as_named(base, mesh, pins.axes, held, limits, pins.tensor) if pins.axes else held
+        if self.request.mode == "propagate":
+            return propagated(base, mesh, held)
+        named = as_named(base, mesh, pins.axes, held, limits, pins.tensor) if pins.axes else held
+        return by_hand(base, mesh, held, named) if self.request.mode == "hybrid" else named
 
     def _levels(self) -> tuple[int, ...]:
         pinned = self.request.pins.techniques.get("zero_stage")

@@ -112,7 +112,8 @@ def add_machine(p: argparse.ArgumentParser, many: bool = False) -> None:
 def add_search(p: argparse.ArgumentParser, solver: bool = True) -> None:
     """How it is searched."""
     g = p.add_argument_group("search")
-    g.add_argument("--mode", default="auto", metavar="MODE", help="auto (default), data-parallel, semi-auto (with --pin), manual (--pin strategy.json)")
+    g.add_argument("--mode", default="auto", metavar="MODE",
+                   help="who decides: auto (default), data-parallel; with --pin: semi-auto, hybrid, propagate (docs/modes.md), manual (a strategy.json)")
     if solver:
         g.add_argument("--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp")
     g.add_argument("--pin", metavar="FILE|LIST", help="decisions to respect: a TOML file, tp=8,dp=8,micro=2,zero=3,recompute=block, or `annotated`: those in the ONNX file")

@@ -28,8 +28,8 @@ def compare(args: argparse.Namespace) -> int:
     import planner.api as api
     from planner.report.tables import comparison
 
-    if args.mode == "manual":
-        raise PlanError("P018", "--mode 'manual': there is nothing to compare solvers on", help=["one of auto, data-parallel, semi-auto"])
+    if args.mode in ("manual", "propagate"):
+        raise PlanError("P018", f"--mode {args.mode!r}: there is nothing to compare solvers on", help=["one of auto, data-parallel, semi-auto, hybrid"])
     rows: list[tuple[str, Strategy | str]] = []
     common = arguments(args)
     for name in SOLVERS:
