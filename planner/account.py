@@ -84,11 +84,11 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         yield from _tree(outer, name, tree, times, times if name in varying else 1, once, size, "after" if late else "before")
     for i in loose:
         late = pipeline is not None and pipeline.late(i)
-        yield from _inner(flow, i, pipeline.turns(i) if pipeline else micro, size, "after" if late else "before")
+        yield from _inner(flow, i, int(pipeline.turns(i)) if pipeline else micro, size, "after" if late else "before")
     gathered: dict[str, list[bool]] = {}  # sharded weight -> per function that gathers it, whether the backward pass gathers it again
     for run in runs:
         dealt = pipeline is not None and run.first == pipeline.first
-        times = ticks * (pipeline.per_stage if pipeline and dealt else run.repeats)
+        times = ticks * (pipeline.per_tick if pipeline and dealt else run.repeats)
         body = inner_flow(outer, run)
         again = repeated(body, run)
         own = range(run.first, run.first + run.period)
@@ -112,18 +112,22 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         for name in dict.fromkeys(n for i in part for n in graph.nodes[i].inputs if n and sharded(flow, n)):
             gathered.setdefault(name, []).append(name in again.weights)
     if flow.training:
-        elsewhere, held = frozenset[str](), frozenset[str]()
+        elsewhere, held, first = frozenset[str](), frozenset[str](), frozenset[str]()
         if pipeline:
             run = dealt_run(flow, runs, pipeline)
             elsewhere, held = of_other_stages(graph, pipeline), frozenset(n for names in run.weights for n in names)
+            first = frozenset(n for names in run.weights for n in names[: pipeline.per_tick])
             for carry in run.carries:
                 yield from _handed(flow, carry, pipeline, size)
             loss = graph.outputs[0]
             yield Use("all-reduce", (STAGE,), int(size(graph.tensors[loss].dtype)), 1, "forward", graph.labels.get(loss, loss))
 
         def reductions(name: str) -> int:
-            """How often a gradient that is scattered in every microbatch is: with the blocks, with what follows them, or with both."""
+            """How often a gradient that is scattered in every microbatch is: with the blocks, with what follows them, or with both. Every tick scatters
+            one chunk's: all are counted at the first."""
             assert pipeline is not None
+            if name in held:
+                return ticks if name in first else 0
             ends = {pipeline.late(i) for i, _ in graph.consumers[name]}
             return (ticks if False in ends else 0) + (pipeline.after_times if True in ends else 0)
 
@@ -151,8 +155,8 @@ def _handed(flow: Flow, carry: Carry, pipeline: Pipeline, size: ItemSize) -> Ite
 
 def of_other_stages(graph: Graph, pipeline: Pipeline) -> frozenset[str]:
     """Weights of blocks beyond the first stage's; where the blocks do not divide evenly the first stages hold the most."""
-    beyond = range(pipeline.first + pipeline.period * pipeline.per_stage, pipeline.end)
-    mine = {n for i in range(beyond.start) for n in graph.nodes[i].inputs}
+    beyond = [i for i in pipeline.nodes if pipeline.holder(i)]
+    mine = {n for i in range(pipeline.end) if pipeline.holder(i) < 1 for n in graph.nodes[i].inputs}
     return frozenset(n for i in beyond for n in graph.nodes[i].inputs if n in graph.weights and n not in mine)
 
 

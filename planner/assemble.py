@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.emit.replay import reads
+from planner.flow import Plan
 from planner.pipeline import Pipeline
 from planner.problem import FORBIDDEN, Problem
 from planner.rule import Split
@@ -29,13 +30,19 @@ MOST_SLOWDOWN = 2.0
 
 @dataclass(frozen=True)
 class Techniques:
-    """Structural choices around one solve. recompute: none | block | block-keep (collective results kept). schedule: of pipeline stages, where the
+    """Structural choices around one solve. recompute: none | block | block-keep (collective results kept). schedule, virtual: of pipeline stages, where the
     space's mesh has some. microbatches: 0 stands for as many as would hide the bubble, in bounds."""
 
     zero: int = 0
     recompute: str = "none"
     microbatches: int = 1
     schedule: str = "1f1b"
+    virtual: int = 1
+
+    @classmethod
+    def of(cls, plan: Plan) -> Techniques:
+        """Those of a plan."""
+        return cls(plan.zero, plan.recompute, plan.microbatches, plan.schedule, plan.virtual)
 
 
 def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *, uncut: bool = False, unit_s: float = 1 / PICO) -> Problem:
@@ -110,7 +117,7 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     state = flat.state[techniques.zero] + flat.held[techniques.zero] if techniques.microbatches > 1 else flat.state[techniques.zero]
     if dealt is not None:
         inner = flat.inner if again else 0.0
-        kept, state = dealt.passes * dealt.share * (kept - inner) + inner, dealt.share * state
+        kept, state = dealt.kept * dealt.share * (kept - inner) + inner, dealt.share * state
     bytes_: np.ndarray = state + (kept * space.parts / techniques.microbatches if uncut else kept)
     return bytes_
 
@@ -124,9 +131,9 @@ class _Dealt:
     links: list[float]
     late: np.ndarray  # [options] whether it follows the blocks
     late_links: list[bool]
-    passes: float  # microbatches whose activations are kept
+    kept: np.ndarray  # [options] microbatches whose activations are kept
     slowdown: float
-    """The largest ratio: ticks per microbatch."""
+    """The ratio of the blocks, which no other but that of what follows them is below."""
 
 
 def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
@@ -137,7 +144,7 @@ def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
     if space.base.dealt is None:
         return None
     run, ending, twice = space.base.dealt
-    return Pipeline(*run, stages, techniques.microbatches, techniques.schedule, ending, twice)
+    return Pipeline(*run, stages, techniques.microbatches, techniques.schedule, ending, twice, techniques.virtual)
 
 
 def ticking(space: Space, techniques: Techniques) -> np.ndarray:
@@ -158,7 +165,7 @@ def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> li
 
 
 def slowdown(space: Space, techniques: Techniques) -> float:
-    """Ticks per microbatch of a pipeline; 1 without stages."""
+    """How often a stage runs each of its blocks per microbatch; 1 without a pipeline."""
     dealt = _dealt(space, techniques)
     return dealt.slowdown if dealt is not None else 1.0
 
@@ -167,22 +174,23 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
     pipeline = pipeline_in(space, techniques)
     if pipeline is None:
         return None
-    key = ("dealt", techniques.microbatches, techniques.schedule)
+    key = ("dealt", techniques.microbatches, techniques.schedule, techniques.virtual)
     if key not in space.memo:
         micro = techniques.microbatches
         places = [_place(space, v, pipeline) for v in space.variables]
         share = [float(pipeline.share(i)) for i in places]
-        ratio = [pipeline.turns(i) / micro if micro else 1.0 for i in places]
+        ratio = [float(pipeline.turns(i) / micro) if micro else 1.0 for i in places]
         links, late_links = [], []
         for link in space.links:
             a, b = places[link.a], places[link.b]
             inside, late = a in pipeline.nodes and b in pipeline.nodes, pipeline.late(a) or pipeline.late(b)
-            turns = pipeline.turns(pipeline.end if late else -1) / micro if micro else 1 / MOST_SLOWDOWN if late else 1.0
+            turns = float(pipeline.turns(pipeline.end if late else pipeline.first if inside else -1) / micro) if micro else 1 / MOST_SLOWDOWN if late else 1.0
             late_links.append(late)
             links.append((float(pipeline.blocks_share) if inside else 1.0) * turns)
         sizes = [len(v.kept_bytes) for v in space.variables]
         after = np.repeat([pipeline.late(i) for i in places], sizes)
-        space.memo[key] = _Dealt(np.repeat(share, sizes), np.repeat(ratio, sizes), links, after, late_links, pipeline.kept_passes, pipeline.ticks / micro if micro else 1.0)
+        kept, slow = [pipeline.kept(i) for i in places], float(pipeline.turns(pipeline.first) / micro) if micro else 1.0
+        space.memo[key] = _Dealt(np.repeat(share, sizes), np.repeat(ratio, sizes), links, after, late_links, np.repeat(kept, sizes), slow)
     found: _Dealt = space.memo[key]
     return found
 

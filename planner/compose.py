@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.assemble import PICO
 from planner.evaluate import Cost, price_plan
-from planner.flow import Flow
+from planner.flow import Flow, Plan
 from planner.graph import Graph
 from planner.kernels import kernel_times
 from planner.model import Model
@@ -42,7 +42,7 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     if found.stopped:
         solver["stopped"] = found.stopped
     techniques = {"microbatches": best.plan.microbatches, "schedule": best.plan.schedule or "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
-                  "recompute": best.plan.recompute, "offload": [], "copies": 1, "fused_collective_bytes": 0}  # fmt: skip
+                  "recompute": best.plan.recompute, "offload": [], "copies": 1, "fused_collective_bytes": 0} | chunks(best.plan)  # fmt: skip
     workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}
     return Strategy(
         {"name": model.name, "sha256": model.sha256(), "nodes": len(graph.nodes), "parameters": graph.parameters}, request.topology.to_json(), workload,
@@ -51,6 +51,11 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
         tensor_table(graph, flow, base), techniques, cost_table(pricer_cost, request, base, model), solver,
         {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions, provenance, graph,
     )  # fmt: skip
+
+
+def chunks(plan: Plan) -> dict[str, int]:
+    """The entry of files for the chunks of blocks that a pipeline stage holds, where they are several."""
+    return {"virtual": plan.virtual} if plan.virtual > 1 else {}
 
 
 def _pricer(request: Request, c: Candidate):
@@ -191,7 +196,7 @@ def baseline_row(c: Candidate, request: Request, base: Base, model: Model) -> di
     """The same summary for a baseline, with its tuned techniques."""
     table = cost_table(c.cost, request, base, model)
     return {**table, "mesh": dict(c.plan.mesh), "zero_stage": c.plan.zero, "recompute": c.plan.recompute, "microbatches": c.plan.microbatches,
-            "schedule": c.plan.schedule or "none"}  # fmt: skip
+            "schedule": c.plan.schedule or "none"} | chunks(c.plan)  # fmt: skip
 
 
 def tokens_per_step(graph: Graph, model: Model) -> int:

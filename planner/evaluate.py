@@ -80,8 +80,9 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
         f, b = done[key]
         twice = f if i in replayed or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i)) else 0.0
         turn = (f + b + twice) * (float(pipeline.share(i)) if pipeline else 1.0)
-        compute, again = compute + micro * turn, again + micro * turn * twice / (f + b + twice or 1.0)
-        bubble += (pipeline.turns(i) - micro) * turn if pipeline else 0.0
+        wanted = pipeline.wanted(i) if pipeline else micro
+        compute, again = compute + wanted * turn, again + wanted * turn * twice / (f + b + twice or 1.0)
+        bubble += float(pipeline.turns(i) - wanted) * turn if pipeline else 0.0
     overlapped = exposed = 0.0
     by_axes: dict[tuple[str, str], float] = {}
     uses = account.collectives(flow, runs, pricer.itemsize)
@@ -132,7 +133,7 @@ def kept_collectives(flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> float
     """Bytes of the results of collectives that recomputed blocks keep, of all repeats."""
     total, mesh, pipeline = 0.0, dict(flow.plan.mesh), pipeline_of(flow.graph, flow.plan)
     for run, replay in _replays(flow, runs):
-        times = run.repeats if pipeline is None else pipeline.kept_passes * (pipeline.per_stage if run.first == pipeline.first else run.repeats)
+        times = run.repeats if pipeline is None else pipeline.kept_passes * (pipeline.per_tick if run.first == pipeline.first else run.repeats)
         for name, way in replay.kept:
             step = way[-1]
             size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
@@ -216,7 +217,7 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, flo
         if key not in sizes:
             sizes[key] = prod(local_shape(tensor.shape, layout, mesh)) * pricer.itemsize(tensor.dtype)
         size = sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer)
-        times = pipeline.kept_passes * float(pipeline.share(i)) if pipeline else 1.0
+        times = pipeline.kept(i) * float(pipeline.share(i)) if pipeline else 1.0
         if i in base.tail:
             tail += size
         elif plan.recompute != "none" and i in inside:

@@ -20,6 +20,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,11 +64,12 @@ class Leaf:
     mesh: int
     stage: int = field(compare=False, default=0)
     schedule: str = field(compare=False, default="1f1b")
+    virtual: int = field(compare=False, default=1)
 
     @property
     def techniques(self) -> Techniques:
         """As the problem knows them."""
-        return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro, self.schedule)
+        return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro, self.schedule, self.virtual)
 
 
 class Explorer:
@@ -88,7 +90,7 @@ class Explorer:
         self._uncut_up_to: dict[int, float] = {}  # mesh -> microbatches up to which no split of the batch becomes too fine
         self.unit_s = 1 / PICO
         """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range of exact floats."""
-        self._known: list[tuple[int, int, int, int, float]] = []  # mesh, level, recompute, microbatches, bound of all leaves beyond
+        self._known: list[tuple[int, int, int, int, int, float]] = []  # mesh, level, recompute, microbatches, chunks a stage, bound of all leaves beyond
         self._relaxed: dict[int, Relaxed] = {}
         self._free: dict[tuple, tuple[np.ndarray, float] | None] = {}
         self._sizes: list[tuple[float, Leaf]] = []  # least usage of each leaf
@@ -174,7 +176,7 @@ class Explorer:
         space = self._first[index] = self._large(mesh)
         if space is None:
             return
-        levels = [k for k in self.levels if mesh.stages == 1 or LEVEL_ORDER[k] <= MOST_LEVEL[self.search.schedule]]
+        levels = [k for k in self.levels if mesh.stages == 1 or LEVEL_ORDER[k] <= max(MOST_LEVEL[s] for s, _ in self.search.schedules(mesh))]
         if not levels:
             return
         self._uncut_up_to[index] = space.parts * min((float(v.pieces.min()) for v in space.variables), default=math.inf)
@@ -185,12 +187,14 @@ class Explorer:
         if bound > LONG_S:
             self.unit_s = 1e-9
         again = {r: self._relaxed[index].again(r) for r in self.search.recomputes(space.base)}
-        for micro in self.search.microbatches(mesh):
-            once = bound + self._relaxed[index].waiting(micro)
+        for micro, (schedule, virtual) in product(self.search.microbatches(mesh), self.search.schedules(mesh)):
+            if virtual > 1 and micro % mesh.stages:
+                continue
+            once = bound + self._relaxed[index].waiting(micro, virtual)
             for recompute in self.search.recomputes(space.base):
                 least = once + again[recompute]
                 for level in levels:
-                    leaf = Leaf(least, RECOMPUTE.index(recompute), micro, level, index, schedule=self.search.schedule)
+                    leaf = Leaf(least, RECOMPUTE.index(recompute), micro, level, index, schedule=schedule, virtual=virtual)
                     usage = least_usage(space, leaf.techniques, uncut=True)
                     self._sizes.append((usage, leaf))
                     if usage <= self.search.request.limit_bytes:
@@ -215,13 +219,13 @@ class Explorer:
         """A bound of the leaf at its stage, None where it proves impossible."""
         if self.memory_first:
             return leaf.bound
-        same = [(k, v) for m, z, r, k, v in self._known if m == leaf.mesh and z == leaf.level and r <= leaf.recompute]
+        same = [(k, v) for m, z, r, k, n, v in self._known if m == leaf.mesh and z == leaf.level and r <= leaf.recompute and n == leaf.virtual]
         known = max((v for k, v in same if k == leaf.micro or (k < leaf.micro and not self._staged(leaf))), default=0.0)
         if known > leaf.bound:
             return known
         limit = self.search.request.limit_bytes
         if leaf.stage == 0:
-            return self._free_bound(leaf, 0)[0] + self._relaxed[leaf.mesh].waiting(leaf.micro) if self._staged(leaf) else self._free_bound(leaf, 1)[0]
+            return self._free_bound(leaf, 0)[0] + self._relaxed[leaf.mesh].waiting(leaf.micro, leaf.virtual) if self._staged(leaf) else self._free_bound(leaf, 1)[0]
         if leaf.stage == 1 and leaf.micro > 1:
             bound, usage = self._free_bound(leaf, leaf.micro)
             if usage <= limit or bound > leaf.bound:
@@ -240,7 +244,7 @@ class Explorer:
         micro: reductions are repeated at least that often. What is reduced once a step makes the same problem for any number that leaves every split legal.
         """
         each = micro if self._staged(leaf) or LEVEL_ORDER[leaf.level] >= 2 or micro > self._uncut_up_to[leaf.mesh] else 1
-        key = (leaf.mesh, leaf.level, leaf.recompute, each)
+        key = (leaf.mesh, leaf.level, leaf.recompute, each, leaf.virtual if each else 1)
         relaxed = self._relaxed[leaf.mesh]
         if key not in self._free:
             self._free[key] = relaxed.free(leaf.techniques, each)
@@ -264,7 +268,7 @@ class Explorer:
             return
         if solved.bound is not None:
             leaf.bound = max(leaf.bound, search.proven(problem, solved, self.unit_s))
-            self._known.append((leaf.mesh, leaf.level, leaf.recompute, leaf.micro, leaf.bound))
+            self._known.append((leaf.mesh, leaf.level, leaf.recompute, leaf.micro, leaf.virtual, leaf.bound))
         self.closed.append(leaf.bound)
         if not solved.choice:
             return

@@ -47,7 +47,7 @@ class Plan:
 
     runs: repeated blocks as (first node, nodes per block, repeats). recompute: "none", "block" (collectives replayed)
     or "block-keep" (collective results kept). microbatches: gradient-accumulation steps; the graph is that of one microbatch.
-    schedule: "" or how microbatches pass through pipeline stages, "1f1b" or "gpipe"; the mesh then has an axis "stage".
+    schedule: "" or how microbatches pass through pipeline stages (planner.pipeline); the mesh then has an axis "stage". virtual: chunks of blocks a stage holds.
     """
 
     mesh: tuple[tuple[str, int], ...]
@@ -59,6 +59,7 @@ class Plan:
     runs: tuple[tuple[int, int, int], ...] = ()
     weight_plans: Mapping[str, WeightPlan] = field(default_factory=dict)
     schedule: str = ""
+    virtual: int = 1
 
     @property
     def stages(self) -> int:

@@ -2,7 +2,7 @@
 
     [mesh]        model = { size = 8 }        or  model = 8, data = [4, 8]  (a list: one of these)
                   stage = [1, 4]          pipeline stages; the other axes are those of one stage
-    [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "1f1b"
+    [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "interleaved", virtual = 2
                   tensor = "megatron"     what "model" cuts: columns and rows, never positions ("megatron-sp": positions too, outside products)
     [forbid]      factors = ["s"]
     ["layers.*.mlp.up"]   split = { n = ["model"] }      ids, fused members, tensors or scope globs
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError, did_you_mean
-from planner.pipeline import SCHEDULES
+from planner.pipeline import INTERLEAVED, SCHEDULES
 from planner.rule import PENDING, Limits, Split, candidates, legal
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SHORT = {"tp": "model", "dp": "data", "pp": "stage", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
 TENSOR = ("any", "megatron", "megatron-sp")
-TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR}
+TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR, "virtual": None}
 AXES = re.compile(r"stage|(data|model|sequence|expert)\d*")
 """Axes of the short form; a TOML file may name others."""
 RECOMPUTE_WORDS = {"full": "block", "selective": "block-keep"}
@@ -47,6 +47,13 @@ class Pins:
     techniques: Mapping[str, Any] = field(default_factory=dict)
     forbidden_factors: frozenset[str] = frozenset()
     nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises PlanError P024 for techniques that contradict each other."""
+        schedule, chunks = self.techniques.get("schedule"), self.techniques.get("virtual")
+        if schedule is not None and chunks is not None and (schedule == INTERLEAVED) != (chunks > 1):
+            raise PlanError("P024", f"pins schedule = {schedule!r} and virtual = {chunks} contradict each other: {INTERLEAVED} stages hold several chunks of blocks, others one",
+                            help=["remove one of them"])  # fmt: skip
 
     @property
     def empty(self) -> bool:

@@ -10,8 +10,13 @@ bubble. Schedules:
 
     1f1b    backward in tick m + 2 (S - 1) - i: a stage has at most 2 S - 1 microbatches waiting for their backward pass, whose residuals are kept
     gpipe   all forward ticks, then all backward: every tick's residuals are kept, head and loss are computed again
+    interleaved   1f1b in finer pieces: a stage holds V chunks of blocks, chunk v of stage i being number v S + i, so that a microbatch passes all stages
+            V times and a tick is a V-th as long. Microbatches go in groups of S, each group through one chunk after the other: work n of a stage is
+            microbatch s of group g in chunk v, n = g S V + v S + s, forward in tick n + i; its backward pass takes the chunks in reverse, in
+            tick g S V + (V - 1 - v) S + s + S V + S - 2 - i. At most S (V + 1) - 1 chunks' residuals wait. S divides m
 
-Both need (m + S - 1) times a stage's forward and backward pass. Under 1f1b `after` runs m times, under gpipe in every tick.
+With S stages and m microbatches 1f1b and gpipe need (m + S - 1) times a stage's forward and backward pass, interleaved (m + (S - 1) / V) times; what comes
+before the blocks runs in every tick. `after` runs m times, under gpipe in every tick.
 """
 
 from __future__ import annotations
@@ -23,12 +28,13 @@ from fractions import Fraction
 from planner.flow import Plan
 from planner.graph import Graph
 
-SCHEDULES = ("1f1b", "gpipe")
-MOST_LEVEL = {"1f1b": 2, "gpipe": 1}
+INTERLEAVED = "interleaved"
+SCHEDULES = ("1f1b", "gpipe", INTERLEAVED)
+MOST_LEVEL = {"1f1b": 2, "gpipe": 1, "interleaved": 2}
 """Optimizer levels that go with stages: level 3 would gather weights anew in every tick, and under gpipe there is one backward pass for all microbatches."""
 
-BESIDE = {"1f1b": 1.5, "gpipe": 0.0}
-"""Microbatches' residuals beside those that wait, measured with the GPU compiler on GPT-2 medium, 2 and 4 stages: 1.3 to 1.5."""
+BESIDE = {"1f1b": 1.5, "gpipe": 0.0, "interleaved": 1.5}
+"""Ticks' residuals beside those that wait, measured with the GPU compiler on GPT-2 medium, 2 and 4 stages: 1.3 to 1.5."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,8 @@ class Pipeline:
     """Nodes before the blocks that only what follows them reads."""
     twice: frozenset[int] = frozenset()
     """Nodes before the blocks that both read."""
+    virtual: int = 1
+    """Chunks of blocks that a stage holds."""
 
     @property
     def end(self) -> int:
@@ -57,33 +65,48 @@ class Pipeline:
         return -(-self.repeats // self.stages)
 
     @property
+    def per_tick(self) -> int:
+        """Blocks a stage runs in a tick: all of its own, or a chunk of them."""
+        return self.per_stage // self.virtual
+
+    @property
     def ticks(self) -> int:
         """Lock-step ticks in which stages run forward, and as many in which they run backward."""
-        return self.microbatches + self.stages - 1
+        return self.microbatches * self.virtual + self.stages - 1
 
     @property
     def waiting(self) -> int:
-        """Microbatches for whose residuals a stage has room."""
-        return min(2 * self.stages - 1, self.microbatches + 1) if self.schedule == "1f1b" else self.ticks
+        """Ticks for whose residuals a stage has room."""
+        return self.ticks if self.schedule == "gpipe" else min(self.stages * (self.virtual + 1) - 1, self.microbatches * self.virtual + 1)
 
     @property
     def kept_passes(self) -> float:
-        """How many microbatches' residuals are in memory at most: those that wait, and beside the ring what is being made and read."""
+        """How many ticks' residuals are in memory at most: those that wait, and beside the ring what is being made and read."""
         return self.waiting + BESIDE[self.schedule]
 
     @property
     def after_times(self) -> int:
         """How often what follows the blocks runs."""
-        return self.microbatches if self.schedule == "1f1b" else self.ticks
+        return self.ticks if self.schedule == "gpipe" else self.microbatches
 
     @property
     def blocks_share(self) -> Fraction:
         """What part of all repeats one stage runs."""
         return Fraction(self.per_stage, self.repeats)
 
-    def turns(self, i: int) -> int:
-        """How often a device that holds node i runs it forward in a step."""
-        return self.after_times if self.late(i) else self.ticks + (self.after_times if i in self.twice else 0)
+    def turns(self, i: int) -> Fraction:
+        """How often a device that holds node i runs it forward in a step: its blocks once in as many ticks as it has chunks."""
+        if self.late(i):
+            return Fraction(self.after_times)
+        return Fraction(self.ticks, self.virtual) if i in self.nodes else Fraction(self.ticks + (self.after_times if i in self.twice else 0))
+
+    def wanted(self, i: int) -> int:
+        """Those of its turns that are for a microbatch: what comes before the blocks runs for each chunk."""
+        return self.microbatches * (1 if self.late(i) or i in self.nodes else self.virtual)
+
+    def kept(self, i: int) -> float:
+        """Of how many microbatches node i, where a device holds it, keeps what its backward pass reads."""
+        return self.kept_passes / (self.virtual if i in self.nodes else 1)
 
     def late(self, i: int) -> bool:
         """Whether node i runs with what follows the blocks, and only there."""
@@ -91,11 +114,11 @@ class Pipeline:
 
     def share(self, i: int) -> Fraction:
         """What part of nodes like node i one stage holds."""
-        return self.blocks_share if self.first <= i < self.end else Fraction(1)
+        return self.blocks_share if i in self.nodes else Fraction(1)
 
     def holder(self, i: int) -> int:
         """The stage that alone has node i, -1 where every stage has it."""
-        return (i - self.first) // self.period // self.per_stage if self.first <= i < self.end else -1
+        return (i - self.first) // self.period // self.per_tick % self.stages if i in self.nodes else -1
 
     @property
     def nodes(self) -> range:
@@ -119,7 +142,7 @@ def pipeline_of(graph: Graph, plan: Plan) -> Pipeline | None:
     if plan.stages < 2:
         return None
     run = pipelined_run(graph, plan.runs)
-    return Pipeline(*run, plan.stages, plan.microbatches, plan.schedule, *read_late(graph, run)) if run else None
+    return Pipeline(*run, plan.stages, plan.microbatches, plan.schedule, *read_late(graph, run), plan.virtual) if run else None
 
 
 def read_late(graph: Graph, run: tuple[int, int, int]) -> tuple[frozenset[int], frozenset[int]]:

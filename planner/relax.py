@@ -9,7 +9,7 @@ Costs are picoseconds in float64, not rounded; what rounding in their sums can a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -55,10 +55,11 @@ class Arithmetic:
                 found[i not in inside] += (1 + backward) * pricer.kernel_s(rule.flops, 0.0, pricer.recipe.compute)
         return cls(found[0], found[1], run[2])
 
-    def least(self, mesh: Mesh, microbatches: int) -> float:
-        """No plan on the mesh with at most so many microbatches is faster (seconds): every stage runs its blocks in each tick, and the rest itself."""
+    def least(self, mesh: Mesh, microbatches: int, virtual: int = 1) -> float:
+        """No plan on the mesh with at most so many microbatches, and chunks of blocks a stage, is faster (seconds): every stage runs its blocks in as many
+        ticks as it has chunks, and the rest itself."""
         stages, devices = mesh.stages, prod(a.size for a in mesh.inner)
-        share = -(-self.repeats // stages) / self.repeats * (1 + (stages - 1) / microbatches) if stages > 1 else 1.0
+        share = -(-self.repeats // stages) / self.repeats * (1 + (stages - 1) / (microbatches * virtual)) if stages > 1 else 1.0
         return (share * self.blocks_s + self.rest_s) / devices * (1 - ROUNDING)
 
 
@@ -78,9 +79,9 @@ class Relaxed:
         found = self._run(np.minimum.reduce([seconds_of(self.space, t, uncut=True) for t in endless]), endless[0], None)
         return np.inf if found is None else found[1]
 
-    def waiting(self, microbatches: int) -> float:
+    def waiting(self, microbatches: int, virtual: int = 1) -> float:
         """What the bubble of a pipeline adds at least (seconds) to any bound for endless microbatches: its ticks, each at least as long as the shortest."""
-        slow = slowdown(self.space, Techniques(microbatches=microbatches))
+        slow = slowdown(self.space, Techniques(microbatches=microbatches, virtual=virtual))
         if slow == 1:
             return 0.0
         if self._tick is None:
@@ -93,7 +94,7 @@ class Relaxed:
     def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
         """A fastest choice (empty where only the bound is known) and the bound (seconds) without a memory limit, for this many microbatches; None where none
         is possible."""
-        at = Techniques(techniques.zero, techniques.recompute, microbatches, techniques.schedule)
+        at = replace(techniques, microbatches=microbatches)
         return self._run(seconds_of(self.space, at, uncut=True), at, None)
 
     def again(self, recompute: str) -> float:
@@ -144,7 +145,7 @@ class Relaxed:
         if key not in self._trees:
             tables: dict[tuple, np.ndarray] = {}
             pairs: dict[tuple[int, int], np.ndarray] = {}
-            scale = link_scale(self.space, Techniques(techniques.zero, techniques.recompute, 0, techniques.schedule), ends=ends)
+            scale = link_scale(self.space, replace(techniques, microbatches=0), ends=ends)
             for link, again, part in zip(self.space.links, twice, scale, strict=True):
                 at = (id(link.forward_s), id(link.backward_s), link.count, again, part)
                 if at not in tables:

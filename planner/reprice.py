@@ -23,7 +23,7 @@ from planner.price import Pricer
 from planner.rule import Split
 from planner.search import Candidate, Found, Request, Search
 from planner.space import Base
-from planner.strategy import Strategy, schedule_of
+from planner.strategy import Strategy, schedule_of, virtual_of
 from planner.topology import Mesh, Topology, for_devices, from_json, pinned_mesh
 
 
@@ -106,7 +106,7 @@ def plan_on(strategy: Strategy, base: Base) -> Plan:
                         detail=[f"first: {lost[0]}"], help=[h for h in (did_you_mean(lost[0], list(strategy.nodes)), "plan again") if h])  # fmt: skip
     t = strategy.techniques
     return Plan(strategy.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]),
-                base.runs if strategy.blocks else (), schedule=schedule_of(t))  # fmt: skip
+                base.runs if strategy.blocks else (), schedule=schedule_of(t), virtual=virtual_of(t))  # fmt: skip
 
 
 def reprice(strategy: Strategy, model: Model, topology: Topology) -> Priced:
@@ -159,7 +159,7 @@ def manual(strategy: Strategy, source: str | Path) -> Strategy:
                         help=["a higher zero_stage, recompute or more microbatches in the strategy file, or plan without --mode manual"])  # fmt: skip
     from planner.assemble import Techniques
 
-    best = Candidate("manual", priced.mesh, priced.plan, c, Techniques(priced.plan.zero, priced.plan.recompute, priced.plan.microbatches, priced.plan.schedule), c.step_time_s)
+    best = Candidate("manual", priced.mesh, priced.plan, c, Techniques.of(priced.plan), c.step_time_s)
     baselines = Search(model, priced.request).tuned_baselines() if strategy.baselines else {}
     found = Found(best, baselines, priced.base, None, (), None, 0.0, 1)
     provenance: Mapping[str, Any] = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "source": str(source),

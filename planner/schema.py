@@ -132,7 +132,7 @@ class TensorTable(TypedDict):
 
 
 class TechniqueTable(TypedDict):
-    """What was chosen beside the splits."""
+    """What was chosen beside the splits; `virtual`: chunks of blocks that a pipeline stage holds, where several."""
 
     microbatches: int
     schedule: str
@@ -142,6 +142,7 @@ class TechniqueTable(TypedDict):
     offload: list[str]
     copies: int
     fused_collective_bytes: int
+    virtual: NotRequired[int]
 
 
 class MemoryTable(TypedDict):
@@ -194,6 +195,7 @@ class BaselineTable(CostTable):
     recompute: str
     microbatches: int
     schedule: NotRequired[str]
+    virtual: NotRequired[int]
 
 
 # `from` is a keyword of the language.

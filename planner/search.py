@@ -31,7 +31,7 @@ from planner.flow import Plan
 from planner.model import Model
 from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space
 from planner.pins import Pins
-from planner.pipeline import MOST_LEVEL, SCHEDULES
+from planner.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.relax import Arithmetic
@@ -49,6 +49,8 @@ FINER = 2
 """Three-axis meshes tried around the best plan: most of what more axes gain is in the most even ones."""
 MOST_MICROBATCHES = 1024
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
+CHUNKS = (2, 4)
+"""Chunks of blocks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
 Progress = Callable[[str, float | None, float | None], None]
 Family = Callable[[Base, Mesh], Allowed]
 
@@ -278,10 +280,15 @@ class Search:
         pinned = self.request.pins.techniques.get("recompute")
         return RECOMPUTE if pinned is None else (str(pinned),)
 
-    @property
-    def schedule(self) -> str:
-        """How microbatches pass through pipeline stages, where there are some: 1F1B takes GPipe's time and less memory."""
-        return str(self.request.pins.techniques.get("schedule", SCHEDULES[0]))
+    def schedules(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
+        """(how microbatches pass through the stages of a mesh, chunks of blocks a stage) to consider: 1F1B, which takes GPipe's time and less memory, and in chunks."""
+        pins, base = self.request.pins.techniques, self.base(1)
+        pinned, chunks = pins.get("schedule"), pins.get("virtual")
+        repeats = base.dealt[0][2] if base is not None and base.dealt else 0
+        finer = tuple((INTERLEAVED, v) for v in ((int(chunks),) if chunks else CHUNKS) if v > 1 and mesh.stages > 1 and repeats and repeats % (mesh.stages * v) == 0)
+        if pinned == INTERLEAVED or int(chunks or 1) > 1:
+            return finer
+        return ((str(pinned), 1),) if pinned else ((SCHEDULES[0], 1), *(finer if chunks is None else ()))
 
     def microbatches(self, mesh: Mesh) -> tuple[int, ...]:
         """Numbers of microbatches to consider on a mesh: with pipeline stages at least as many as keep half of the ticks busy, and one row a device."""
@@ -355,21 +362,26 @@ class Search:
             base = self.base(1)
             assert base is not None
             self._arithmetic = Arithmetic.of(base, self._pricer(mesh))
-        return self._arithmetic.least(mesh, microbatches)
+        return self._arithmetic.least(mesh, microbatches, max((v for _, v in self.schedules(mesh)), default=1))
 
     def _can_stage(self, base: Base, mesh: Mesh) -> bool:
         """Whether the model has blocks for every stage of the mesh; if not, why is remembered."""
         if mesh.stages == 1:
             return True
         run, techniques = base.dealt[0] if self.training and base.dealt else None, self.request.pins.techniques
-        level, most = int(techniques.get("zero_stage", 0)), MOST_LEVEL[self.schedule]
+        schedule, chunks, micro = str(techniques.get("schedule", SCHEDULES[0])), int(techniques.get("virtual", 1)), int(techniques.get("microbatches", 0))
+        level, most = int(techniques.get("zero_stage", 0)), MOST_LEVEL[schedule]
         what = ""
         if run is None or run[2] < mesh.stages:
             what = "it is run, not trained" if not self.training else f"the model has {run[2] if run else 'no'} repeated blocks"
         elif level > most:
-            what = f"under {self.schedule} the optimizer level is at most {most}, pinned is {level}"
-        elif int(techniques.get("microbatches", 2)) < 2:
+            what = f"under {schedule} the optimizer level is at most {most}, pinned is {level}"
+        elif micro == 1:
             what = "they need at least two microbatches, pinned is one"
+        elif not self.schedules(mesh):
+            what = f"{run[2]} repeated blocks do not divide into {mesh.stages} stages of {chunks if chunks > 1 else 'several'} chunks"
+        elif (schedule == INTERLEAVED or chunks > 1) and micro % mesh.stages:
+            what = f"chunks are passed by groups of {mesh.stages} microbatches, and {micro} do not divide into them"
         if what:
             self._refused = PlanError("P068", f"{mesh.stages} pipeline stages are not possible: {what}", help=["pin less, or other stages"] if run else [])
         return not what
@@ -420,7 +432,7 @@ class Search:
         choice = tuple(int(x) for x in solved.choice)
         objective = evaluate(problem, choice).cost / PICO
         plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, tuple(space.pricer.sizes), techniques.recompute, techniques.microbatches,
-                    space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "")  # fmt: skip
+                    space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "", virtual=techniques.virtual)  # fmt: skip
         try:
             cost, _, _ = price_plan(space.base, plan, space.pricer)
         except PlanError as e:

@@ -83,7 +83,8 @@ class Strategy:
                                 help=[h for h in (did_you_mean(node.id, list(self.nodes)), "plan again, or plan diff") if h])  # fmt: skip
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
         t = self.techniques
-        plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs, schedule=schedule_of(t))
+        plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs,
+                    schedule=schedule_of(t), virtual=virtual_of(t))  # fmt: skip
         check_splits(graph, plan)
         return plan
 
@@ -175,6 +176,11 @@ def schedule_of(techniques: Mapping[str, Any]) -> str:
     """The pipeline schedule of a file's techniques, "" for none."""
     found = str(techniques.get("schedule", "none"))
     return "" if found == "none" else found
+
+
+def virtual_of(techniques: Mapping[str, Any]) -> int:
+    """Chunks of blocks that a pipeline stage holds; files name them where they are several."""
+    return int(techniques.get("virtual", 1))
 
 
 def _plain(value: Any) -> Any:

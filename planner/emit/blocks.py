@@ -43,7 +43,7 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
     w.functions.append(block)
     out = body.fresh("x")
     if pipeline:
-        entering = _handed(body, entering)
+        entering = _handed(body, entering, pipeline)
     start = entering[0] if len(entering) == 1 else f"({', '.join(entering)})"
     name = block.name
     if mode and not (w.backend == "jit" and mode == "part"):
@@ -69,18 +69,20 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
         body.bind(carry.leaves[-1], carry.layout, out if len(run.carries) == 1 else f"{out}[{i}]")
 
 
-def _handed(body: Body, entering: list[str]) -> list[str]:
-    """What this stage's blocks begin with: in the first stage what enters, elsewhere what the stage before hands on (the argument x)."""
+def _handed(body: Body, entering: list[str], pipeline: Pipeline) -> list[str]:
+    """What this stage's blocks begin with: in the first stage (and its first chunk) what enters, elsewhere what the stage before hands on (the argument x)."""
     given = [body.fresh("x") for _ in entering]
     body.helpers.add("handed")
-    body.lines.append(f"{', '.join(given)}, = handed(lax.axis_index({literal(STAGE)}) == 0, ({', '.join(entering)},), x)")
+    first = f"lax.axis_index({literal(STAGE)}) == 0"
+    first = f"({first}) & (chunk == 0)" if pipeline.virtual > 1 else first
+    body.lines.append(f"{', '.join(given)}, = handed({first}, ({', '.join(entering)},), x)")
     return given
 
 
 def _stage_loop(body: Body, pipeline: Pipeline, weights: str, call: Callable[[str], str], scan: str, start: str) -> None:
     """The scan over this stage's blocks; call(weights): a block's new state. Where stages do not divide the repeats, blocks beyond the last hand on what they get."""
-    each, repeats = pipeline.per_stage, pipeline.repeats
-    if each * pipeline.stages == repeats:
+    each, repeats = pipeline.per_tick, pipeline.repeats
+    if pipeline.per_stage * pipeline.stages == repeats:
         body.lines.append(lambda: f"{scan}(lambda x, w: ({call('w')}, None), {start}, {weights}, length={each})")
         return
     real = body.fresh("real")

@@ -1,7 +1,8 @@
 """The functions of a program with pipeline stages: what the blocks are given, the blocks of one stage, and what follows the last.
 
     enter    (params, frozen, batch) -> carried tensors, and what else the blocks ask for (masks, positions)
-    trunk    (params, frozen, batch, x) -> carried tensors: this stage's blocks, on x or, in the first stage, on what `enter` gives
+    trunk    (params, frozen, batch, x) -> carried tensors: this stage's blocks, on x or, in the first stage, on what `enter` gives; where a stage holds
+             several chunks of blocks also given the chunk's number, and of the blocks' parameters those of the chunk
     finish   (params, frozen, batch, x) -> loss of one microbatch times its weight, and the weight
 """
 
@@ -49,7 +50,12 @@ def write_stages(w: Writer) -> None:
         body.bind(c.enters, c.layout, variable)
     write_block(w, body, run, pipeline)
     body.results = [body.value(c.leaves[-1], c.layout) for c in run.carries]
-    w.functions.append(Function("trunk", "The blocks of this stage on one microbatch, from what the stage before hands on.", body, (*FIRST, "x"), as_tuple=True))
+    said, arguments = "The blocks of this stage on one microbatch, from what the stage before hands on", [*FIRST, "x"]
+    if pipeline.virtual > 1:
+        said, arguments = "One chunk of this stage's blocks on one microbatch, from what the chunk before hands on", [*FIRST, "x", "chunk"]
+        dealt = [literal(p.key) for p in w.parameters.values() if w.staged(p)]
+        w.tables.append(f"CHUNKS = {pipeline.virtual}  # of blocks that a stage holds\nDEALT = {{{', '.join(dealt)}}}  # parameters whose first dim they are\n")
+    w.functions.append(Function("trunk", f"{said}.", body, tuple(arguments), as_tuple=True))
     last = _body(w, flow)
     names = [last.fresh("x") for _ in run.carries]
     last.lines.append(f"{', '.join(names)}, = x")

@@ -140,16 +140,18 @@ def parameter_table(w: Writer, name: str, what: str, parameters: list[Parameter]
     for p in parameters:
         shape, layout = graph.tensors[p.tensors[0]].shape, stored_layout(p.plan)
         if p.stacked:
-            shape, layout = (len(p.tensors), *shape), _stacked(w, p, layout)
+            shape, layout = _stacked(w, p, shape, layout)
         repeats = len(p.tensors) if p.stacked else 0
         dtype = _kind(graph.tensors[p.tensors[0]].dtype)
         rows.append(f'    {literal(p.key)}: ({shape}, "{dtype}", {repeats}, {initial_mean(graph, p.tensors[0])}, {spec_text(layout, *_even(w, shape))}),')
     return "\n".join([*rows, "}", ""]) if parameters else f"{name} = {{}}\n"
 
 
-def _stacked(w: Writer, p: Parameter, layout: Layout) -> Layout:
-    """The layout of stacked weights: dealt out over pipeline stages, or all repeats everywhere."""
-    return Layout(((STAGE,) if w.staged(p) else (), *layout.dims))
+def _stacked(w: Writer, p: Parameter, shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...], Layout]:
+    """Shape and layout of stacked weights: all repeats everywhere, or dealt out over pipeline stages, in chunks where a stage holds several: [chunks, repeats of each]."""
+    chunks = w.chunks(p)
+    first = (chunks, len(p.tensors) // chunks) if chunks > 1 else (len(p.tensors),)
+    return (*first, *shape), Layout((*([()] if chunks > 1 else []), (STAGE,) if w.staged(p) else (), *layout.dims))
 
 
 def labels_table(w: Writer) -> str:
@@ -184,11 +186,12 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         rest = tuple(a for a in plan.fan if not (cut and a in plan.axes))
         layout = cut_layout(plan) if cut else plan.layout
         shape = w.flow.graph.tensors[p.tensors[0]].shape
-        shape, layout = ((len(p.tensors), *shape), _stacked(w, p, layout)) if p.stacked else (shape, layout)
+        before = p.stacked + (w.chunks(p) > 1)  # dims of the repeats
+        shape, layout = _stacked(w, p, shape, layout) if p.stacked else (shape, layout)
         over = (STAGE,) if w.pipeline and not w.staged(p) else ()  # every stage holds it and adds to its gradient
         rest = (*over, *rest)
         pending = tuple_text(rest if plan.zero == 3 else (*over, *plan.fan))
-        ways = f"{pending}, {tuple_text(rest)}, {tuple_text(scatter)}, {plan.dim + p.stacked if scatter else 0}, " if w.backend == "shard_map" else ""
+        ways = f"{pending}, {tuple_text(rest)}, {tuple_text(scatter)}, {plan.dim + before if scatter else 0}, " if w.backend == "shard_map" else ""
         rows.append(f"    {literal(p.key)}: ({ways}{spec_text(layout, *_even(w, shape))}{'' if ways else ','}),")
     what = "axes its gradient is pending over, of these: summed over, scattered over; the dim scattered; " if w.backend == "shard_map" else ""
     text = "\n".join([f"# parameter -> ({what}how its gradient and its optimizer state are cut)", "GRADIENTS = {", *rows, "}", ""])

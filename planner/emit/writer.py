@@ -106,6 +106,10 @@ class Writer:
         """Whether the parameter's repeats are dealt out over pipeline stages."""
         return self.pipeline is not None and parameter.stacked and any(i in self.pipeline.nodes for i, _ in self.flow.graph.consumers[parameter.tensors[0]])
 
+    def chunks(self, parameter: Parameter) -> int:
+        """Chunks that a pipeline stage holds of the parameter's repeats."""
+        return self.pipeline.virtual if self.pipeline is not None and self.staged(parameter) else 1
+
     def container(self, tensor: str) -> str:
         """The dict a weight's parameter is in."""
         return "params" if tensor in self.flow.grad else "frozen"

@@ -192,7 +192,7 @@ def _place(module: types.ModuleType, program: Program, table: str, values: Value
     whole = {}
     for key, row in rows.items():
         arrays = [values[label] for label in program.labels[key]]
-        whole[key] = np.stack(arrays) if row[2] else arrays[0]
+        whole[key] = np.stack(arrays).reshape(row[0]) if row[2] else arrays[0]
     return module.place(whole, module.specs_of(rows), mesh)
 
 
@@ -201,7 +201,9 @@ def _by_label(program: Program, found: Mapping[str, Any], want: Values) -> dict[
     out = {}
     for key, value in found.items():
         names, whole = program.labels[key], np.asarray(value)
-        stacked = len(names) > 1 or whole.ndim > want.get(names[0], whole).ndim
+        more = whole.ndim - want.get(names[0], whole).ndim
+        stacked = len(names) > 1 or more > 0
+        whole = whole.reshape(-1, *whole.shape[2:]) if more > 1 else whole  # in chunks, each with a piece of every pipeline stage
         for label, array in zip(names, whole[: len(names)] if stacked else [whole], strict=True):  # stages that do not divide the repeats pad them
             shape = want.get(label, array).shape
             out[label] = array[tuple(slice(0, n) for n in shape)] if array.ndim == len(shape) else array

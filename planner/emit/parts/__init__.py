@@ -3,7 +3,7 @@
     tables       the names every program defines before them
     kernels, nets   one operator each, on local shapes
     exchange     conversions and rematerialisation under shard_map
-    stages, pipeline_1f1b, pipeline_gpipe   pipeline stages
+    stages, pipeline_1f1b, pipeline_gpipe, pipeline_interleaved   pipeline stages
     frame        mesh, weights, synthetic batches, command line
     adamw, sgd   the optimizer
     once, accumulate, counted, infer, step   gradients and the step, one file a back end

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from planner.emit.parts.adamw import start_state
-from planner.emit.parts.frame import labels_of, padded_shape
+from planner.emit.parts.frame import labels_of, padded_shape, repeat_dims
 from planner.emit.parts.tables import COMPUTE, GRADIENTS, PARAMS
 
 
@@ -40,7 +40,7 @@ def save(saved, done, params, state):
 
     values = values_of(params, state)
     count = max(len(v) for v in values.values())
-    about = {"values": count, "parameters": [[list(labels_of(key, row)), row[2] > 0, row[0]] for key, row in PARAMS.items()]}
+    about = {"values": count, "parameters": [[list(labels_of(key, row)), repeat_dims(row), row[0]] for key, row in PARAMS.items()]}
     items = {f"value{k}": ocp.args.PyTreeSave({str(i): values[key][k] for i, key in enumerate(PARAMS)}) for k in range(count)}
     saved.save(done, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items))
 
@@ -74,10 +74,10 @@ def read(saved, done, about, k, table, dtype, mesh):
         spec = tuple(table[key][-1])
         for i, _ in sources[key]:
             names, stacked, shape = about["parameters"][i]
-            if (names, stacked) == (list(labels_of(key, row)), row[2] > 0):
+            if (names, shape) == (list(labels_of(key, row)), list(row[0])):
                 same[key] = str(i)
             else:
-                spec = (*[None] * stacked, *table[key][-1][bool(row[2]) :])
+                spec = (*[None] * stacked, *table[key][-1][repeat_dims(row) :])
             way = ocp.ArrayRestoreArgs(sharding=NamedSharding(mesh, P(*spec)), global_shape=padded_shape(shape, spec), dtype=dtype, strict=False)
             ways.setdefault(str(i), way)
     item = ocp.args.PyTreeRestore(dict.fromkeys(ways, 0), restore_args=ways, partial_restore=True)
@@ -87,10 +87,10 @@ def read(saved, done, about, k, table, dtype, mesh):
         if key in same:
             out[key] = found[same[key]]
             continue
-        repeats = padded_shape(row[0], table[key][-1])[0] if row[2] else 0
-        places = tuple(j if about["parameters"][i][1] else None for i, j in sources[key])
+        first = padded_shape(row[0], table[key][-1])[: repeat_dims(row)]
+        places = tuple(place_in(about["parameters"][i], j) for i, j in sources[key])
         stack = jax.jit(restacked, static_argnums=(1, 2), out_shardings=NamedSharding(mesh, table[key][-1]))
-        out[key] = stack([found[str(i)] for i, _ in sources[key]], places, repeats)
+        out[key] = stack([found[str(i)] for i, _ in sources[key]], places, first)
     return out
 
 
@@ -99,17 +99,26 @@ def sources_of(key, done, about):
     row = PARAMS[key]
     where = {label: (i, j) for i, (names, _, _) in enumerate(about["parameters"]) for j, label in enumerate(names)}
     for label in labels_of(key, row):
-        here = list(row[0][bool(row[2]) :])
+        here = list(row[0][repeat_dims(row) :])
         _, stacked, shape = about["parameters"][where[label][0]] if label in where else (None, False, None)
         if shape is None or shape[stacked:] != here:
             raise SystemExit(f"the checkpoint of step {done} is of another model: {label!r} is {shape and shape[stacked:]} in it, here {here}")
     return [where[label] for label in labels_of(key, row)]
 
 
-def restacked(arrays, places, repeats):
-    """Parameters of repeats, each a place in a stack (or None: an array of its own), stacked and filled up to `repeats`; the only one where that is 0."""
-    parts = [a if j is None else a[j] for a, j in zip(arrays, places, strict=True)]
-    return jnp.pad(jnp.stack(parts), [(0, repeats - len(parts)), *[(0, 0)] * parts[0].ndim]) if repeats else parts[0]
+def place_in(saved, j):
+    """Index of the j-th repeat in a saved array; () of an array that is no stack."""
+    _, stacked, shape = saved
+    return tuple(int(n) for n in np.unravel_index(j, shape[:stacked])) if stacked else ()
+
+
+def restacked(arrays, places, first):
+    """Parameters of repeats, each at its place in an array, as one stack whose first dims are `first`, filled up to them; the only one where there are none."""
+    parts = [a[place] for a, place in zip(arrays, places, strict=True)]
+    if not first:
+        return parts[0]
+    stack = jnp.pad(jnp.stack(parts), [(0, int(np.prod(first)) - len(parts)), *[(0, 0)] * parts[0].ndim])
+    return stack.reshape(*first, *stack.shape[1:])
 
 
 def export(path, params, state):
@@ -118,7 +127,7 @@ def export(path, params, state):
 
     header, end = {}, 0
     for key, row in PARAMS.items():
-        shape = row[0][bool(row[2]) :]
+        shape = row[0][repeat_dims(row) :]
         for label in labels_of(key, row):
             header[label] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + 4 * int(np.prod(shape, dtype=int))]}
             end = header[label]["data_offsets"][1]

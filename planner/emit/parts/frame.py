@@ -64,6 +64,12 @@ def labels_of(key, row):
     return LABELS.get(key) or (tuple(key.replace("*", str(i)) for i in range(row[2])) if row[2] else (key,))
 
 
+def repeat_dims(row):
+    """How many first dims of a parameter count its repeats: none, one, or with chunks of a pipeline stage's blocks two."""
+    shape, _, repeats, *_ = row
+    return (1 if shape[0] == repeats else 2) if repeats else 0
+
+
 def initial_value(key, row, seed, weights):
     """A parameter's stored value, else seeded normal (norm scales around one), drawn by its names: the same under every plan. Floats as float32."""
     shape, dtype, repeats, mean, _ = row
@@ -71,10 +77,10 @@ def initial_value(key, row, seed, weights):
     if all(name in weights for name in names):
         parts = [weights[name] for name in names]
     elif dtype == "float":
-        parts = [mean + 0.02 * np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape[bool(repeats) :], np.float32) for name in names]
+        parts = [mean + 0.02 * np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape[repeat_dims(row) :], np.float32) for name in names]
     else:
         return np.zeros(shape, dtype)
-    return (np.stack(parts) if repeats else parts[0]).astype(np.float32 if dtype == "float" else dtype)
+    return (np.stack(parts).reshape(shape) if repeats else parts[0]).astype(np.float32 if dtype == "float" else dtype)
 
 
 def initial_values(table, seed, weights):

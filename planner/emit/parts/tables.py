@@ -15,6 +15,7 @@
     GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
     SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
     CARRIED           tensors handed from one pipeline stage to the next
+    CHUNKS, DEALT     chunks of blocks that a stage holds, where it holds several, and the parameters whose first dim they are
     IN_TRUNK, IN_FINISH   trained parameters that only `trunk`, or only `finish`, reads
     OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
 """
@@ -40,6 +41,8 @@ OUTPUT_SPECS: tuple[Any, ...] = ()
 GATHERED: set[str] = set()
 SCATTER_EACH_MICROBATCH = False
 CARRIED = 1
+CHUNKS = 1
+DEALT: set[str] = set()
 IN_TRUNK: set[str] = set()
 IN_FINISH: set[str] = set()
 
@@ -54,8 +57,8 @@ def enter(params: Any, frozen: Any, batch: Any) -> Any:
     raise NotImplementedError
 
 
-def trunk(params: Any, frozen: Any, batch: Any, x: Any) -> Any:
-    """The program's own, with pipeline stages: the blocks of this stage."""
+def trunk(params: Any, frozen: Any, batch: Any, x: Any, chunk: Any = 0) -> Any:
+    """The program's own, with pipeline stages: the blocks of this stage, or of one chunk of them."""
     raise NotImplementedError
 
 
