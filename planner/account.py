@@ -79,9 +79,10 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     once = merged(outer, loose, trees, [n for run in runs for n in (*(c.enters for c in run.carries), *run.shared)])
     for name, tree in trees.items():
         # Forward collectives of values that no input reaches are the same in every microbatch: compilers take them out of the loop.
-        late = pipeline is not None and _late(graph, name, pipeline, last)
-        times = ends if late else ticks
-        yield from _tree(outer, name, tree, times, times if name in varying else 1, once, size, "after" if late else "before")
+        for path in tree.paths():
+            with_ends = _with_ends(outer, name, path, pipeline, last) if pipeline else {False}
+            times = (ticks if False in with_ends else 0) + (ends if True in with_ends else 0)
+            yield from _way(outer, name, path, times, times if name in varying else 1, once, size, "before" if False in with_ends else "after")
     for i in loose:
         late = pipeline is not None and pipeline.late(i)
         yield from _inner(flow, i, int(pipeline.turns(i)) if pipeline else micro, size, "after" if late else "before")
@@ -137,6 +138,14 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
                 yield from _reduction(flow, name, plan, reductions(name) if pipeline else micro, size, gathered.get(name, []), over)
 
 
+def _with_ends(flow: Flow, name: str, path: tuple[Step, ...], pipeline: Pipeline, last: Iterable[str]) -> set[bool]:
+    """Whether a conversion outside the blocks runs with what follows them (True), with what comes before (False), or with both: where its readers do."""
+    late = _late(flow.graph, name, pipeline, last)
+    if name in flow.graph.weights and not late:
+        return {pipeline.late(i) for i, slot in flow.graph.consumers[name] if flow.trees[name].path(flow.need[i, slot])[: len(path)] == path}
+    return {late}
+
+
 def _late(graph: Graph, name: str, pipeline: Pipeline, last: Iterable[str]) -> bool:
     """Whether a tensor outside the blocks belongs to what follows them."""
     made = graph.producer.get(name, -1)
@@ -171,8 +180,12 @@ def differing(flow: Flow) -> frozenset[str]:
 
 def _tree(flow: Flow, name: str, tree: Tree, times: int, forward_times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
     for path in tree.paths():
-        place = (name, path)
-        yield from _step(flow, name, path[-1], 0 if place in once.backward else times, 0 if place in once.forward else forward_times, size, where)
+        yield from _way(flow, name, path, times, forward_times, once, size, where)
+
+
+def _way(flow: Flow, name: str, path: tuple[Step, ...], times: int, forward_times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
+    """The last step of a way."""
+    yield from _step(flow, name, path[-1], 0 if (name, path) in once.backward else times, 0 if (name, path) in once.forward else forward_times, size, where)
 
 
 def _step(flow: Flow, name: str, step: Step, times: int, forward_times: int, size: ItemSize, where: str,
