@@ -96,7 +96,7 @@ def held_times(base: Base, pipeline: Pipeline | None) -> dict[int, float]:
     """First node of a class -> how many of the class a device runs in a microbatch: of blocks on pipeline stages, those of one stage."""
     found: dict[int, Fraction] = {}
     for i, first in enumerate(base.shared):
-        found[first] = found.get(first, Fraction(0)) + (pipeline.share(i) if pipeline else 1)
+        found[first] = found.get(first, Fraction(0)) + (pipeline.share(i) * pipeline.wanted(i) / pipeline.microbatches if pipeline else 1)
     return {i: float(n) for i, n in found.items()}
 
 

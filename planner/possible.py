@@ -14,7 +14,7 @@ from planner.errors import PlanError
 from planner.flow import Plan, rule_of
 from planner.graph import Graph
 from planner.layout import STAGE
-from planner.pipeline import MOST_LEVEL, SCHEDULES
+from planner.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
 from planner.rule import Limits, Rule, legal
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ RECOMPUTE = ("none", "block-keep", "block")
 def check_mesh(strategy: Strategy, devices: int) -> None:
     """Axis names are distinct and multiply to the devices; techniques are known ones on existing axes. Raises P060."""
     names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]
-    from planner.strategy import schedule_of
+    from planner.strategy import schedule_of, virtual_of
 
     t = strategy.techniques
     wrong, schedule = "", schedule_of(t)
@@ -49,6 +49,12 @@ def check_mesh(strategy: Strategy, devices: int) -> None:
         wrong = f"zero_stage {t['zero_stage']} with pipeline stages: at most {MOST_LEVEL[schedule]} under {schedule}"
     elif schedule and t["microbatches"] < 2:
         wrong = "pipeline stages need at least two microbatches"
+    elif (schedule == INTERLEAVED) != (virtual_of(t) > 1):
+        wrong = f"schedule {schedule or 'none'!r} with virtual {virtual_of(t)}: {INTERLEAVED} stages hold several chunks of blocks, others one"
+    elif schedule == INTERLEAVED and t["microbatches"] % dict(strategy.mesh_shape)[STAGE]:
+        wrong = f"{t['microbatches']} microbatches do not go in groups of {dict(strategy.mesh_shape)[STAGE]}, as interleaved stages take them"
+    elif schedule == INTERLEAVED and not any(int(b["repeats"]) % (dict(strategy.mesh_shape)[STAGE] * virtual_of(t)) == 0 for b in strategy.blocks):
+        wrong = f"no repeated blocks divide into {dict(strategy.mesh_shape)[STAGE]} stages of {virtual_of(t)} chunks (virtual)"
     elif set(t["zero_group"]) - set(names):
         wrong = f"zero_group names axis {min(set(t['zero_group']) - set(names))!r}, which the mesh has not"
     elif any(int(b["first"]) < 0 or int(b["period"]) < 1 or int(b["repeats"]) < 1 for b in strategy.blocks):

@@ -32,11 +32,36 @@ from tests.test_html import sound
 GPT, DEEP, LLAMA, T5 = "zoo:gpt-tiny,layers=5", "zoo:gpt-tiny,layers=8", "zoo:llama-tiny,layers=4", "zoo:t5-tiny"
 CASES = [  # uneven stages, both schedules, every recompute, gradients reduced in every tick, an encoder that every stage runs
     (GPT, "pp=4,dp=2,micro=8,zero=1,recompute=block"), (GPT, "pp=2,dp=2,tp=2,micro=4,zero=2"), (DEEP, "pp=8,micro=2"), (LLAMA, "pp=4,tp=2,micro=4,schedule=gpipe"),
-    (T5, "pp=2,tp=2,dp=2,micro=4,recompute=block-keep"), (T5, "pp=2,dp=4,micro=4,schedule=gpipe"),
+    (T5, "pp=2,tp=2,dp=2,micro=4,recompute=block-keep"), (T5, "pp=2,dp=4,micro=4,schedule=gpipe"), (DEEP, "pp=2,dp=4,micro=4,virtual=2,zero=2"),
 ]  # fmt: skip
 
 
-@given(st.integers(2, 9), st.integers(2, 20), st.sampled_from(SCHEDULES))
+@given(st.integers(2, 6), st.integers(1, 5), st.integers(2, 4))
+def test_every_stage_passes_every_chunk_once_each_way(stages: int, groups: int, chunks: int) -> None:
+    p = Pipeline(0, 1, stages * chunks, stages, stages * groups, "interleaved", virtual=chunks)
+    handed: dict[tuple[str, int, int], int] = {}
+    for stage in range(stages):
+        found = [*ticks(p, stage)]
+        assert len(found) == p.ticks + stages * chunks - 1 and sum(t.forward is not None for t in found) == sum(t.backward is not None for t in found) == p.ticks
+        assert [t.late for t in found if t.late is not None] == [*range(p.microbatches)] == [t.late_back for t in found if t.late_back is not None]
+        assert sum(s.count for s in stretches(p, stage)) == len(found)
+        for k, t in enumerate(found):
+            for name, m, chunk in (("forward", t.forward, t.chunks[0]), ("backward", t.backward, t.chunks[1])):
+                if m not in (None, BUBBLE):
+                    assert handed.setdefault((name, chunk * stages + stage, m), k) == k
+            if t.late is not None:
+                handed["late", 0, t.late] = k
+    assert len(handed) == p.microbatches * (2 * stages * chunks + 1)
+    for (name, c, m), k in handed.items():  # what a chunk makes is there a tick later at the next one
+        if name == "forward" and c:
+            assert k == handed[name, c - 1, m] + 1
+        if name == "backward":
+            assert k == (handed[name, c + 1, m] + 1 if c < stages * chunks - 1 else handed["late", 0, m]) and k >= handed["forward", c, m]
+        if name == "late":
+            assert k == handed["forward", stages * chunks - 1, m]
+
+
+@given(st.integers(2, 9), st.integers(2, 20), st.sampled_from(SCHEDULES[:2]))
 def test_every_stage_sees_every_microbatch_once_in_each_pass(stages: int, microbatches: int, schedule: str) -> None:
     p = Pipeline(0, 1, stages, stages, microbatches, schedule)
     handed: dict[tuple[str, int, int], int] = {}
@@ -90,7 +115,7 @@ def test_the_curve_peaks_at_the_priced_memory(spec: str, pins: str) -> None:
     assert list(curve.times_s) == sorted(curve.times_s)
     kept = dict(curve.bands)["activations"]
     ring = sum(r.kept_bytes for r in d.rows if not r.tail)
-    assert kept[-1] == 0 and kept[0] == pytest.approx(ring if p.schedule == "1f1b" else 0.0) and max(kept) >= ring
+    assert kept[-1] == 0 and kept[0] == pytest.approx(0.0 if p.schedule == "gpipe" else ring) and max(kept) >= ring
     parts = s.costs["memory_breakdown_bytes"]
     assert dict(curve.bands)["parameters"][0] == pytest.approx(parts["parameters"], abs=1)
 
@@ -107,7 +132,9 @@ def test_the_trace_has_a_process_per_stage_as_long_as_the_step(spec: str, pins: 
         assert mine[-1][1] == pytest.approx(1e6 * s.costs["step_time_s"], rel=1e-4) and sum(b - a for a, b, _ in mine) == pytest.approx(mine[-1][1], rel=1e-4)
         assert all(a[1] <= b[0] + 0.01 for a, b in pairwise(mine))
         words = [w for *_, w in mine]
-        assert all(words.count(f"{way} {m}") == 1 for way in ("forward", "backward") for m in range(s.techniques["microbatches"])) and "bubble" in words
+        chunks = s.techniques.get("virtual", 1)
+        passes = [f"{way} {m}" + (f" chunk {v}" if chunks > 1 else "") for way in ("forward", "backward") for m in range(s.techniques["microbatches"]) for v in range(chunks)]
+        assert all(words.count(each) == 1 for each in passes) and "bubble" in words
     tick = sum(e["dur"] for e in events if e["ph"] == "X" and e["pid"] == stages)
     assert tick == pytest.approx(1e6 * sum(x.time_s for x in timeline(detail(pins, spec)).micro), rel=1e-3, abs=1)
 
@@ -132,7 +159,7 @@ def test_the_file_says_what_a_stage_holds(spec: str, pins: str) -> None:
     seconds = sum(t for _, _, t in by_operator(s))
     assert seconds + s.costs["recompute_time_s"] == pytest.approx(s.costs["compute_time_s"], rel=1e-4)
     held = [row for row in s.tensors.values() if "stage" in row]
-    assert {row["stage"] for row in held} == set(range(-(-p.repeats // p.per_stage))) and all("label" in row for row in held)
+    assert {row["stage"] for row in held} == {p.holder(i) for i in p.nodes} and all("label" in row for row in held)
     rails = fold(d)
     assert sum(len(line.moves) for line in rails.lines) == len(d.moves)
     handed = [m for m in d.moves if m.when == "handed"]
@@ -140,6 +167,7 @@ def test_the_file_says_what_a_stage_holds(spec: str, pins: str) -> None:
 
 
 def test_pages_of_staged_plans_are_sound() -> None:
+    assert "blocks 1, 3" in sound(page([view("pp=2,dp=4,micro=4,virtual=2", "", "zoo:gpt-tiny,layers=4")])).text
     for spec, pins in (CASES[0], CASES[3]):
         v = view(pins, "", spec)
         source = page([v])
@@ -169,7 +197,7 @@ def test_many_stages_leave_some_out() -> None:
 
 
 def test_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec, pins = "zoo:gpt-tiny,layers=4", "pp=2,tp=2,dp=2,micro=4"
+    spec, pins = "zoo:gpt-tiny,layers=4", "pp=2,tp=2,dp=2,micro=4,schedule=1f1b"
     s = planner.plan(spec, devices=8, batch=16, pins=pins)
     assert techniques(s)[0] == "2 pipeline stages (1F1B, 2 blocks each)"
     assert "1 of 5 ticks" in summary(s, 100) and "2 pipeline stages" in explain(s, 100) and "1 are a bubble" in explain(s, 100)
@@ -177,6 +205,11 @@ def test_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = explain_node(s, name, 140, priced=priced(s, spec), asked="h.3.mlp.c_fc.weight")
     assert "2 of its 4 repeats on each of 2 stages" in text and "repeat 3 is on stage 1" in text and "in bubbles" in text
     assert "counts on the last only" in explain_node(s, "loss", 140) and "its own microbatch" in explain_node(s, find_nodes(s, "wte")[0], 140)
+    interleaved = planner.plan(spec, devices=8, batch=16, pins="pp=2,tp=2,dp=2,micro=4,virtual=2")
+    assert techniques(interleaved)[0] == "2 pipeline stages (interleaved 1F1B, 2 chunks of 1 block each)"
+    assert "1 of 9 ticks" in summary(interleaved, 100)
+    text = explain_node(interleaved, name, 140, priced=priced(interleaved, spec), asked="h.3.mlp.c_fc.weight")
+    assert "stage 0: repeats 0 to 0 and 2 to 2" in text and "repeat 3 is on stage 1" in text
     assert baseline_name("megatron", {"mesh": {"stage": 16, "data": 16, "model": 4}, "zero_stage": 1}) == "tensor 4 x data 16 x pipeline 16 + ZeRO-1"
     s.save(tmp_path / "s.json")
     capsys.readouterr()

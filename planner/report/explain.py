@@ -224,12 +224,12 @@ def _node_priced(p: Priced, name: str, width: int, style: Style) -> list[str]:
         lines += labelled("result" if k == 0 else "", [f"{short(tensor, width // 2)} {_layout(rule.results[k], rule.result(k, split, order))}"], width, style)
     forward, backward = kernel_times(p.base, i, split, p.pricer)
     pipeline, held = pipeline_of(p.base.graph, p.plan), [k for k, shared in enumerate(p.base.shared) if shared == p.base.shared[i]]
-    times = p.plan.microbatches * (int(sum(pipeline.share(k) for k in held)) if pipeline else len(held))
+    times = int(sum(pipeline.wanted(k) * pipeline.share(k) for k in held)) if pipeline else p.plan.microbatches * len(held)
     again = i in made_again(p.flow, p.runs) or (pipeline is not None and pipeline.schedule == "gpipe" and pipeline.late(i))
     one = forward * (2 if again else 1) + backward
     items = [f"forward {show_time(forward)}"] + ([f"again {show_time(forward)}"] if again else [])
     items += [f"backward {show_time(backward)}"] if p.base.training else []
-    extra = sum((pipeline.turns(k) - p.plan.microbatches) * pipeline.share(k) for k in held) if pipeline else 0
+    extra = sum((pipeline.turns(k) - pipeline.wanted(k)) * pipeline.share(k) for k in held) if pipeline else 0
     bubble = [f"and {show_time(one * float(extra))} in bubbles"] if extra else []
     items += [f"x {times} = {show_time(one * times)} a step", *bubble, f"bound by {bound_by(p, i)}"]
     lines += labelled("kernels", items, width, style)

@@ -11,6 +11,7 @@ from planner.pipeline import pipeline_of
 from planner.report.stages import dealt, lockstep, stages, ticks
 from planner.report.summary import baseline_name
 from planner.report.words import count, percent, show_bytes, show_time
+from planner.strategy import virtual_of
 
 if TYPE_CHECKING:
     from planner.reprice import Priced
@@ -45,9 +46,11 @@ def why_stages(s: Strategy) -> list[str]:
 
 def on_stages(s: Strategy, name: str) -> str:
     """Which pipeline stages run a node: its repeats are dealt out, or every stage has it."""
-    n, (each, whole) = stages(s), dealt(s)
+    n, (each, whole), chunks = stages(s), dealt(s), virtual_of(s.techniques)
     if each and any("per_stage" in b and name in b["body"] for b in s.blocks):
-        first = ", ".join(f"stage {k}: repeats {k * each} to {min((k + 1) * each, whole) - 1}" for k in range(min(n, 2)) if k * each < whole)
+        part = each // chunks  # of chunk v stage k holds those from (v * n + k) * part on
+        starts = [[(v * n + k) * part for v in range(chunks)] for k in range(min(n, 2))]
+        first = ", ".join(f"stage {k}: repeats {' and '.join(f'{a} to {min(a + part, whole) - 1}' for a in own)}" for k, own in enumerate(starts) if own[0] < whole)
         return f"{each} of its {whole} repeats on each of {n} stages ({first}{', ...' if n > 2 else ''})"
     after = s.nodes[name]["stage"] == n - 1
     return f"every one of {n} stages runs it" + (": what follows the blocks counts on the last only" if after else ", for its own microbatch")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from costmodels.runtime import RUNTIMES
 from planner.layout import STAGE
-from planner.strategy import schedule_of
+from planner.strategy import schedule_of, virtual_of
 
 if TYPE_CHECKING:
     from planner.strategy import Strategy
 
-SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
+SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B"}
 
 
 def stages(strategy: Strategy) -> int:
@@ -20,8 +20,8 @@ def stages(strategy: Strategy) -> int:
 
 
 def ticks(strategy: Strategy) -> int:
-    """Lock-step ticks in which pipeline stages run forward: one a microbatch, and the bubble."""
-    return int(strategy.techniques["microbatches"]) + stages(strategy) - 1
+    """Lock-step ticks in which pipeline stages run forward: one a microbatch and chunk, and the bubble."""
+    return int(strategy.techniques["microbatches"]) * virtual_of(strategy.techniques) + stages(strategy) - 1
 
 
 def lockstep(strategy: Strategy) -> bool:
@@ -40,5 +40,7 @@ def stages_words(strategy: Strategy) -> str:
     n, (each, whole) = stages(strategy), dealt(strategy)
     if n < 2:
         return ""
-    held = f", {'' if each * n == whole else 'up to '}{each} block{'s' if each > 1 else ''} each" if each else ""
+    chunks = virtual_of(strategy.techniques)
+    many = f"{chunks} chunks of {each // chunks} block{'s' if each > chunks else ''}" if chunks > 1 else f"{each} block{'s' if each > 1 else ''}"
+    held = f", {'' if each * n == whole else 'up to '}{many} each" if each else ""
     return f"{n} pipeline stages ({SCHEDULES[schedule_of(strategy.techniques)]}{held})"

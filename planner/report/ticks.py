@@ -1,6 +1,7 @@
 """What each pipeline stage does in every lock-step tick, as planner.pipeline says and emitted programs do.
 
     1f1b    stages - 1 ticks forward; microbatches ticks forward, head and loss, backward; stages - 1 ticks backward
+    interleaved   stages * chunks - 1 ticks forward; ticks forward and backward, with head and loss in the last `stages` of every stages * chunks; and so on
     gpipe   microbatches + stages - 1 ticks forward with head and loss, and as many backward in reverse
 """
 
@@ -25,6 +26,8 @@ class Tick:
     late: int | None
     late_back: int | None
     backward: int | None
+    chunks: tuple[int, int] = (0, 0)
+    """Which of a stage's chunks of blocks the forward and the backward pass run."""
 
     @property
     def passes(self) -> tuple[tuple[str, int], ...]:
@@ -46,11 +49,17 @@ def ticks(p: Pipeline, stage: int) -> Iterator[Tick]:
     def real(m: int) -> int:
         return m if 0 <= m < p.microbatches else BUBBLE
 
-    behind = p.stages - 1
-    if p.schedule == "1f1b":
-        for t in range(p.ticks + behind):
-            m = t - behind if behind <= t < p.ticks else None
-            yield Tick(real(t - stage) if t < p.ticks else None, m, m, real(t - 2 * behind + stage) if t >= behind else None)
+    def piece(n: int) -> tuple[int, int]:
+        """(microbatch, turn) of the n-th piece of work: groups of microbatches, each through one chunk after the other."""
+        group, rest = divmod(n, depth)
+        return (group * p.stages + rest % p.stages, rest // p.stages) if 0 <= n < p.microbatches * p.virtual else (BUBBLE, 0)
+
+    behind, depth = p.stages - 1, p.stages * p.virtual
+    if p.schedule != "gpipe":
+        for t in range(p.ticks + depth - 1):
+            ahead, back, leaving = piece(t - stage), piece(t - (depth - 1) - behind + stage), piece(t - behind)
+            m = leaving[0] if t < p.ticks and leaving[0] != BUBBLE and leaving[1] == p.virtual - 1 else None
+            yield Tick(ahead[0] if t < p.ticks else None, m, m, back[0] if t >= depth - 1 else None, (ahead[1], p.virtual - 1 - back[1]))
     else:
         yield from (Tick(real(t - stage), real(t - behind), None, None) for t in range(p.ticks))
         yield from (Tick(None, None, real(t - behind), real(t - stage)) for t in reversed(range(p.ticks)))
@@ -59,7 +68,7 @@ def ticks(p: Pipeline, stage: int) -> Iterator[Tick]:
 def stretches(p: Pipeline, stage: int) -> tuple[Stretch, ...]:
     """The ticks of one stage, equal neighbours together."""
     out = []
-    for _, same in groupby(ticks(p, stage), key=lambda t: tuple((name, m == BUBBLE) for name, m in t.passes)):
+    for _, same in groupby(ticks(p, stage), key=lambda t: (t.chunks, *((name, m == BUBBLE) for name, m in t.passes))):
         found = list(same)
         out.append(Stretch(found[0], found[-1], len(found)))
     return tuple(out)

@@ -117,7 +117,8 @@ def _stages(d: Detail) -> Iterator[_Track]:
         for s in [Stretch(t, t, 1) for t in ticks(p, stage)] if single else stretches(p, stage):
             for (name, m), (_, last) in zip(s.first.passes, s.last.passes, strict=True):
                 which = "" if m == BUBBLE else f" {m}" if m == last else f" {m} to {last}"
-                words = "bubble" if m == BUBBLE else names[name] + which
+                chunk = f" chunk {s.first.chunks[name == 'backward']}" if p.virtual > 1 and name in ("forward", "backward") else ""
+                words = "bubble" if m == BUBBLE else names[name] + which + chunk
                 work = s.count * sum(seconds for kind, seconds in sums[name].items() if kind != "comm")
                 line.add(KERNELS, words, work, {"pass": names[name], "microbatch": which.strip() or "none", "ticks": s.count})
                 line.add(LINKS, f"collectives of {names[name]}", s.count * sums[name].get("comm", 0.0), {"pass": names[name], "ticks": s.count})

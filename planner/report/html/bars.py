@@ -117,7 +117,7 @@ def passes_of(d: Detail) -> dict[str, list[Part]]:
         found["late" if rows[0].late else "forward"].append(_fold(d, rows, run, False))
     for row in d.rows:
         if row.twice and d.pipeline is not None:  # priced as bubbles: the blocks have run it already
-            again = row.bubble_s / (d.pipeline.turns(row.index) - d.micro)
+            again = row.bubble_s / float(d.pipeline.turns(row.index) - d.pipeline.wanted(row.index))
             found["late"].append(Part(short_name(row.id, row.op), {"bubble": again}, "made again for what follows the blocks"))
     for run, rows in reversed(groups) if d.training else ():
         found["late_back" if rows[0].late else "backward"].append(_fold(d, rows, run, True))
@@ -146,7 +146,8 @@ def _stage(p: Pipeline, passes: Mapping[str, list[Part]], stage: int) -> list[Pa
             for kind, seconds in sums[name].items():
                 add(shares, "bubble" if m == BUBBLE and kind != "comm" else kind, seconds * s.count)
             if name in ("forward", "backward") and m != BUBBLE:
-                words.append(f"{name} of microbatch{f'es {m} to {end}' if m != end else f' {m}'}")
+                chunk = f", chunk {s.first.chunks[name == 'backward']}" if p.virtual > 1 else ""
+                words.append(f"{name} of microbatch{f'es {m} to {end}' if m != end else f' {m}'}{chunk}")
         both = [name for name in ("forward", "backward") if any(w.startswith(name) for w in words)]
         out.append(Part(" and ".join(both) or ("head and loss" if any(m != BUBBLE for _, m in s.first.passes) else "bubble"), shares, ", ".join(words) or "no microbatch", s.count))
     return out
@@ -191,28 +192,28 @@ def _fold(d: Detail, rows: list[Row], run: int, back: bool) -> Part:
     parts += [p for row in rows for p in _forward(d, row) if not back]
     if run < 0:
         return Part(short_name(rows[0].id, rows[0].op), total(parts), rows[0].op)
-    return Part(block_name(d, run), total(parts), f"{len(rows)} operators", rows[0].repeats, run)
+    return Part(block_name(d, run), total(parts), f"{len(rows)} operators", d.each(rows[0]), run)
 
 
 def _forward(d: Detail, row: Row, each: int = 1) -> list[Part]:
     """Kernel and collectives of a row's forward pass: what is gathered for it, the kernel, conversions of its result. each: of how many repeats one."""
     scale = 1 / (d.turns(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "forward"]
-    return [*_collectives(moves, True, scale), *_kernel(row, "forward", row.forward_s / (d.micro * each)), *_collectives(moves, False, scale)]
+    return [*_collectives(moves, True, scale), *_kernel(row, "forward", row.forward_s / (d.wanted(row) * each)), *_collectives(moves, False, scale)]
 
 
 def _replayed(d: Detail, row: Row, each: int = 1) -> list[Part]:
     """What runs again before the backward pass of a recomputed block."""
     scale = 1 / (d.turns(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "again"]
-    return [*_collectives(moves, True, scale), *_kernel(row, "again", row.again_s / (d.micro * each)), *_collectives(moves, False, scale)]
+    return [*_collectives(moves, True, scale), *_kernel(row, "again", row.again_s / (d.wanted(row) * each)), *_collectives(moves, False, scale)]
 
 
 def _backward(d: Detail, row: Row, each: int = 1) -> list[Part]:
     """The backward pass of a row: its result's gradient arrives, the kernel, gradients of what was gathered for it leave."""
     scale = 1 / (d.turns(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "backward"]
-    return [*_collectives(moves, False, scale), *_kernel(row, "backward", row.backward_s / (d.micro * each)), *_collectives(moves, True, scale)]
+    return [*_collectives(moves, False, scale), *_kernel(row, "backward", row.backward_s / (d.wanted(row) * each)), *_collectives(moves, True, scale)]
 
 
 def _kernel(row: Row, kind: str, seconds: float) -> list[Part]:
@@ -235,12 +236,12 @@ def _exposed(moves: Iterable[Move], scale: float) -> dict[str, float]:
 
 def _block(d: Detail, run: int, rows: list[Row]) -> Block:
     """One repeat. Its backward pass first runs again, in program order, what is recomputed."""
-    each = rows[0].repeats
+    each = d.each(rows[0])
     forward = [p for row in rows for p in _forward(d, row, each)]
     backward = [p for row in rows for p in _replayed(d, row, each)] + [p for row in reversed(rows) for p in _backward(d, row, each)] if d.training else []
     whole = sum(p.time_s for p in (*forward, *backward))
     dealt = d.pipeline is not None and d.runs[run][0] == d.pipeline.first
-    return Block(run, block_name(d, run), each, small_together(forward, whole), small_together(backward, whole), whole * each * d.turns(rows[0]), dealt)
+    return Block(run, block_name(d, run), rows[0].repeats, small_together(forward, whole), small_together(backward, whole), whole * each * d.turns(rows[0]), dealt)
 
 
 def small_together(parts: Iterable[Part], whole: float) -> tuple[Part, ...]:

@@ -123,6 +123,15 @@ class Detail:
         p = self.pipeline
         return self.micro if p is None else p.after_times if row.late else p.ticks
 
+    def wanted(self, row: Row) -> int:
+        """Those of its turns that are for a microbatch, a chunk of the blocks each."""
+        return self.micro * (1 if self.pipeline is None or row.late else self.pipeline.virtual)
+
+    def each(self, row: Row) -> int:
+        """Repeats of a row that one turn runs."""
+        p = self.pipeline
+        return row.repeats // p.virtual if p is not None and row.index in p.nodes else row.repeats
+
     @cached_property
     def at(self) -> Mapping[int, tuple[Move, ...]]:
         """row index -> its collectives, in program order."""
@@ -187,8 +196,9 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         again = forward if home[i] in twice or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i)) else 0.0
         cell = sums.setdefault(home[i], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
         share = float(pipeline.share(i)) if pipeline else 1.0
-        bubble = (pipeline.turns(i) - micro) * (forward + backward + again) if pipeline else 0.0
-        for slot, value in enumerate((forward * micro, backward * micro, again * micro, bubble, 1.0)):
+        wanted = pipeline.wanted(i) if pipeline else micro
+        bubble = float(pipeline.turns(i) - wanted) * (forward + backward + again) if pipeline else 0.0
+        for slot, value in enumerate((forward * wanted, backward * wanted, again * wanted, bubble, 1.0)):
             cell[slot] += value * share
         cell[5] += kept.get(i, 0.0)
     return tuple(Row(i, nodes[i].id, nodes[p.base.shared[i]].id, nodes[i].op, where[i], round(n), f, b, again, k, bound_by(p, i), p.base.rules[i].flops > 0, i in p.base.tail,
@@ -199,7 +209,7 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
 def _kept_results(p: Priced, run: Run, flow: Flow, replay: Replay) -> Iterator[tuple[int, float]]:
     """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as planner.evaluate.kept_collectives adds them up."""
     slack, mesh, pipeline = 1 + p.pricer.runtime.memory_slack, dict(p.plan.mesh), pipeline_of(p.base.graph, p.plan)
-    times = run.repeats if pipeline is None else pipeline.kept_passes * (pipeline.per_stage if run.first == pipeline.first else run.repeats)
+    times = run.repeats if pipeline is None else pipeline.kept_passes * (pipeline.per_tick if run.first == pipeline.first else run.repeats)
     for name, way in replay.kept:
         step = way[-1]
         size = step.forward_elements * p.pricer.itemsize(flow.graph.tensors[name].dtype) / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
@@ -220,7 +230,7 @@ def kept_bytes(p: Priced) -> dict[int, float]:
             made = graph.producer.get(name, -1)
             if made >= first and (i - first) // period == (made - first) // period:
                 continue
-        times = pipeline.kept_passes * float(pipeline.share(i)) if pipeline and i not in p.base.tail else 1.0
+        times = pipeline.kept(i) * float(pipeline.share(i)) if pipeline and i not in p.base.tail else 1.0
         size = prod(local_shape(tensor.shape, layout, mesh)) * p.pricer.itemsize(tensor.dtype) + kept_beside(p.base, i, slot, p.flow.split(i), p.pricer)
         out[i] = out.get(i, 0.0) + size * times * slack
     return out

@@ -22,7 +22,8 @@ DENSEST = 250
 """Marks in a bar as wide as the page: more would hide what they part."""
 STAGES = 16
 """Pipeline stages that are drawn."""
-TICK = {"1f1b": "a full tick: one microbatch forward, another one backward", "gpipe": "a tick forward and a tick backward"}
+TICK = {"1f1b": "a full tick: one microbatch forward, another one backward", "gpipe": "a tick forward and a tick backward",
+        "interleaved": "a full tick: a chunk of one microbatch forward, one of another backward"}  # fmt: skip
 
 
 def lens(v: View, scale_s: float) -> list[Markup]:
@@ -80,10 +81,16 @@ def _stages(p: Pipeline, t: Timeline, scale_s: float) -> list[Markup]:
         if at and k > shown[at - 1] + 1:
             out.append(el("p", f"stages {shown[at - 1] + 1} to {k - 1} likewise", class_="small"))
         bar = el("div", _parts(t.stages[k], whole), class_="bar thin", style=sized, role="group", aria_label=f"stage {k}, {f.time(whole)}")
-        last = min((k + 1) * p.per_stage, p.repeats) - 1
-        held = "no block" if last < k * p.per_stage else f"blocks {k * p.per_stage}–{last}" if p.per_stage > 1 else f"block {last}"
+        held = _held(p, k)
         out.append(el("div", el("span", el("b", f"stage {k}"), " ", el("small", held)), el("div", bar), class_="stagerow"))
     return [el("p", el("span", "the step, a bar per stage"), el("b", f.time(whole)), class_="cap"), el("div", out, class_="stages level")]
+
+
+def _held(p: Pipeline, stage: int) -> str:
+    """Which blocks a stage has, chunk by chunk."""
+    chunks = [range(first, min(first + p.per_tick, p.repeats)) for first in range(stage * p.per_tick, p.repeats, p.stages * p.per_tick)]
+    numbers = [f"{c[0]}–{c[-1]}" if len(c) > 1 else f"{c[0]}" for c in chunks]
+    return f"block{'s' if sum(map(len, chunks)) > 1 else ''} {', '.join(numbers)}" if numbers else "no block"
 
 
 def key_of(parts: Sequence[Part]) -> Markup:
@@ -151,7 +158,7 @@ def _opened(micro: Sequence[Part], b: Block, hidden: bool, room: float) -> Marku
     at, first = 0.0, None
     for part in micro:
         if part.run == b.run and first is None:
-            first = (at, at + part.time_s / b.repeats)
+            first = (at, at + part.time_s / part.repeats)
         at += part.time_s
     a, e = first or (0.0, 0.0)
     both = sum(p.time_s for p in (*b.forward, *b.backward))

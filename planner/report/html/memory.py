@@ -88,7 +88,7 @@ def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
     spans = {name: sum(part.time_s for part in parts) for name, parts in passes_of(d).items()}
     ring = sum(r.kept_bytes for r in d.rows if not r.tail)
     tail = [r for r in d.rows if r.tail]
-    one = p.schedule == "1f1b"
+    one = p.schedule != "gpipe"
     walk = _Walk(d, ring if one else 0.0)
     walk.now = ring
     walk.point(spans["forward"] if one else p.ticks * (spans["forward"] + spans["late"]) - spans["late"])
@@ -100,7 +100,7 @@ def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
     walk.turned()
     if not one:
         walk.now = 0.0
-    walk.point(walk.times[-1] + spans["backward"] * (p.stages if one else p.ticks) + (0.0 if one else (p.ticks - 1) * spans["late_back"]))
+    walk.point(walk.times[-1] + spans["backward"] * (p.stages * p.virtual if one else p.ticks) + (0.0 if one else (p.ticks - 1) * spans["late_back"]))
     walk.now = 0.0
     walk.point(walk.times[-1])
     walk.point(walk.times[-1] + timeline(d).ends_s)
@@ -188,7 +188,7 @@ def _stack(v: View, parts: Sequence[tuple[str, int]], scale: float) -> Markup:
 
 def span_words(d: Detail) -> str:
     """What the curve is drawn over."""
-    if d.pipeline is not None and d.pipeline.schedule == "1f1b":
+    if d.pipeline is not None and d.pipeline.schedule != "gpipe":
         return "the last full tick and the end of the step"
     return "the last microbatch and the end of the step" if d.pipeline is None and d.micro > 1 else "the step"
 
@@ -246,7 +246,7 @@ def _kept(s: Series, p: Pipeline | None) -> Markup:
     staged = ""
     if p is not None:
         beside = f" and {p.kept_passes - p.waiting:g} beside it" if p.kept_passes > p.waiting else ""
-        what = "microbatches that may wait at a stage" if p.schedule == "1f1b" else "ticks"
+        what = {"1f1b": "microbatches that may wait at a stage", "interleaved": "chunks of microbatches that may wait at a stage"}.get(p.schedule, "ticks")
         staged = f", those of {p.waiting:,} {what}{beside} together"
     what = el("p", f"Activations kept for the backward pass come to {f.size(whole)}{staged}{again}:", class_="small")
     items = [el("li", el("span", n, " ", el("small", op), " ", el("small", times)), el("b", size)) for n, op, times, size in rows]
