@@ -267,7 +267,7 @@ def _communication(work: Work, parts: dict[str, Part], pricer: Pricer) -> tuple[
     """
     gathers, once, by_axes = {"forward": 0.0, "backward": 0.0}, 0.0, dict[tuple[str, str], float]()
     deal, micro, pipeline = work.deal, work.microbatches, work.deal.pipeline
-    turns = {BEFORE: pipeline.ticks, BLOCKS: pipeline.ticks * pipeline.per_stage, AFTER: pipeline.after_times} if pipeline else {
+    turns = {BEFORE: pipeline.ticks, BLOCKS: pipeline.ticks * pipeline.per_tick, AFTER: pipeline.after_times} if pipeline else {
         BEFORE: micro, BLOCKS: micro * deal.repeats, AFTER: micro}  # fmt: skip
     for use in work.uses:
         axes = tuple(a for a in use.axes if a != STAGE)

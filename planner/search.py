@@ -285,6 +285,8 @@ class Search:
         pins, base = self.request.pins.techniques, self.base(1)
         pinned, chunks = pins.get("schedule"), pins.get("virtual")
         repeats = base.dealt[0][2] if base is not None and base.dealt else 0
+        if self.request.runtime.kernels is not None and chunks is None and pinned is None:
+            chunks = 1  # how many a framework has is the runtime's
         finer = tuple((INTERLEAVED, v) for v in ((int(chunks),) if chunks else CHUNKS) if v > 1 and mesh.stages > 1 and repeats and repeats % (mesh.stages * v) == 0)
         if pinned == INTERLEAVED or int(chunks or 1) > 1:
             return finer

@@ -32,11 +32,12 @@ READERS = (maxtext, megatron, torchtitan)
 def plans(draw: st.DrawFn) -> tuple[Settings, int]:
     """Settings that a plan of the planner can have, and the blocks of its model."""
     stage, data, expert, sequence, model = (draw(st.sampled_from(sizes)) for sizes in ((1, 2, 4), (1, 2, 4, 8), (1, 2), (1, 2, 4), (1, 2, 4, 8)))
-    schedule = draw(st.sampled_from(("1f1b", "gpipe"))) if stage > 1 else ""
+    schedule = draw(st.sampled_from(("1f1b", "gpipe", "interleaved"))) if stage > 1 else ""
     micro = draw(st.sampled_from((2, 3, 4, 8, 16) if stage > 1 else (1, 2, 3, 8)))
     batch = data * expert * micro * draw(st.integers(1, 3)) * draw(st.sampled_from((1, 4)))
     s = Settings(batch, stage, data, expert, sequence, model, micro, draw(st.integers(0, MOST_LEVEL[schedule] if schedule else 3)),
-                 draw(st.sampled_from(("none", "block", "block-keep"))), schedule, model > 1 and draw(st.booleans()), draw(st.sampled_from((0, 128))))  # fmt: skip
+                 draw(st.sampled_from(("none", "block", "block-keep"))), schedule, model > 1 and draw(st.booleans()), draw(st.sampled_from((0, 128))),
+                 draw(st.integers(2, 4)) if schedule == "interleaved" else 1)  # fmt: skip
     return s, stage * draw(st.integers(1, 3))
 
 
@@ -144,7 +145,7 @@ def test_degrees_within_and_between_domains() -> None:
 
 @pytest.mark.parametrize(("launcher", "text", "note"), [
     (megatron, "micro_batch_size: 2\nrecompute_granularity: selective\n", "selective recompute is priced as none"),
-    (megatron, "micro_batch_size: 2\npipeline_model_parallel_size: 2\nglobal_batch_size: 64\nvirtual_pipeline_model_parallel_size: 2\n", "interleaved"),
+    (megatron, "micro_batch_size: 2\npipeline_model_parallel_size: 2\nglobal_batch_size: 64\nnum_layers_per_virtual_pipeline_stage: 2\n", "interleaved"),
     (megatron, "micro_batch_size: 2\ndata_parallel_sharding_strategy: optim\n", "says nothing without"),
     (megatron, "micro_batch_size: 2\nrecompute_granularity: full\nrecompute_method: block\n", "every block"),
     (megatron, "micro_batch_size: 2\nrampup_batch_size: [32, 32, 1000]\n", "rampup_batch_size"),

@@ -28,7 +28,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what can be said here; returns what cannot be said and has no price."""
     s = rounds.now
     if s.stage > 1:
-        rounds.to("no pipeline stages: data parallel instead", data=s.data * s.stage, stage=1, schedule="")
+        rounds.to("no pipeline stages: data parallel instead", data=s.data * s.stage, stage=1, schedule="", virtual=1)
     if s.expert > 1:
         rounds.to("experts are not cut apart: data parallel instead", data=rounds.now.replicas, expert=1)
     rounds.usual("transformers")

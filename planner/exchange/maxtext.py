@@ -37,7 +37,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
         if facts.layers % s.stage:
             raise PlanError("P192", f"MaxText deals {facts.layers} blocks to {s.stage} stages only where they divide", help=["plan with another number of stages: --pin pp=N"])
         rounds.microbatches("MaxText", s.stage)
-        rounds.to("every microbatch runs forward before the first runs backward (GPipe)", schedule="gpipe", zero=min(s.zero, MOST_LEVEL["gpipe"]))
+        rounds.to("every microbatch runs forward before the first runs backward (GPipe)", schedule="gpipe", virtual=1, zero=min(s.zero, MOST_LEVEL["gpipe"]))
     if rounds.now.zero == 2:
         rounds.to("gradients are not scattered without parameters: optimizer level 1", zero=1)
     if s.zero == 3 and s.data == 1:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from planner.errors import PlanError
 from planner.exchange.keys import Keys
 from planner.exchange.settings import Facts, Rounds, Settings
+from planner.pipeline import INTERLEAVED
 
 NAME, SUFFIX = "megatron", ".yaml"
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -34,9 +35,10 @@ def write(s: Settings, facts: Facts) -> str:
     """The keys that the plan decides, to be merged into a configuration."""
     flag = {True: "True", False: "False"}
     recompute = ["  recompute_granularity: full", "  recompute_method: uniform", "  recompute_num_layers: 1"] if s.recompute == "block" else ["  recompute_granularity: null"]
+    chunks = s.virtual if s.virtual > 1 else "null"
     lines = [f"# {facts.model} on {s.devices} devices: data_parallel_size {s.replicas}, {s.microbatches} microbatches. Merge into a file for --yaml-cfg.",
              "language_model:", *recompute, "model_parallel:", f"  tensor_model_parallel_size: {s.model}", f"  context_parallel_size: {s.sequence}",
-             f"  pipeline_model_parallel_size: {s.stage}", "  virtual_pipeline_model_parallel_size: null", f"  sequence_parallel: {flag[s.positions]}",
+             f"  pipeline_model_parallel_size: {s.stage}", f"  virtual_pipeline_model_parallel_size: {chunks}", f"  sequence_parallel: {flag[s.positions]}",
              f"  expert_model_parallel_size: {s.expert}", f"micro_batch_size: {s.rows}", f"global_batch_size: {s.batch}",
              *([f"seq_length: {s.length}"] if s.length else []), f"use_distributed_optimizer: {flag[s.zero > 0]}"]  # fmt: skip
     if s.zero in SHARDING:
@@ -61,14 +63,16 @@ def read(keys: Keys, devices: int) -> tuple[Settings, list[str]]:
     micro, rest = divmod(batch, rows * replicas)
     if rest or not micro:
         raise PlanError("P191", f"global_batch_size {batch} is no multiple of micro_batch_size {rows} x {replicas} data-parallel ranks")
-    if keys.whole(1, "virtual_pipeline_model_parallel_size") > 1 or keys.get("num_layers_per_virtual_pipeline_stage") is not None:
+    chunks = keys.whole(1, "virtual_pipeline_model_parallel_size")
+    chunks = chunks if pp > 1 else 1
+    if keys.get("num_layers_per_virtual_pipeline_stage") is not None and chunks == 1:
         notes.append("interleaved stages are priced as plain 1F1B: their bubble is smaller")
     if keys.get("rampup_batch_size") is not None:
         notes.append("rampup_batch_size is left out: the full batch is priced")
     positions = keys.flag(False, "sequence_parallel") and tp > 1
     zero = _level(keys, pp, notes)
-    return Settings(batch, pp, replicas // ep, ep, cp, tp, micro, zero, _recompute(keys, notes), "1f1b" if pp > 1 else "", positions,
-                    keys.whole(0, "seq_length")), notes  # fmt: skip
+    return Settings(batch, pp, replicas // ep, ep, cp, tp, micro, zero, _recompute(keys, notes), INTERLEAVED if chunks > 1 else "1f1b" if pp > 1 else "", positions,
+                    keys.whole(0, "seq_length"), chunks), notes  # fmt: skip
 
 
 def _level(keys: Keys, stages: int, notes: list[str]) -> int:

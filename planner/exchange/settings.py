@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import PlanError
 from planner.layout import STAGE
 from planner.naming import role_named
+from planner.strategy import virtual_of
 
 if TYPE_CHECKING:
     from planner.graph import Graph
@@ -31,7 +32,7 @@ AXES = (STAGE, "data", "expert", "sequence", "model")
 @dataclass(frozen=True)
 class Settings:
     """Degrees, and techniques as the planner calls them. positions: what lies between products is cut along the sequence over "model" (Megatron's
-    sequence parallelism). length: tokens of a row, 0 where rows have none."""
+    sequence parallelism). length: tokens of a row, 0 where rows have none. virtual: chunks of blocks a stage holds."""
 
     batch: int
     stage: int = 1
@@ -45,6 +46,7 @@ class Settings:
     schedule: str = ""
     positions: bool = False
     length: int = 0
+    virtual: int = 1
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -72,7 +74,7 @@ class Settings:
 
         techniques: dict[str, Any] = {"zero_stage": self.zero, "recompute": self.recompute, "microbatches": self.microbatches}
         if self.stage > 1:
-            techniques["schedule"] = self.schedule
+            techniques |= {"schedule": self.schedule, **({"virtual": self.virtual} if self.virtual > 1 else {})}
         if self.model > 1:
             techniques["tensor"] = "megatron-sp" if self.positions else "megatron"
         return Pins({a: (n,) for a, n in self.mesh.items()}, techniques)
@@ -141,7 +143,7 @@ def settings_of(strategy: Strategy) -> Rounds:
     graph = strategy.graph
     rounds = Rounds(Settings(int(strategy.workload["batch"]), **degrees, microbatches=int(t["microbatches"]), zero=int(t["zero_stage"]), recompute=str(t["recompute"]),
                              schedule=str(t["schedule"]) if degrees[STAGE] > 1 else "", positions=degrees["model"] > 1 and cuts_positions(strategy),
-                             length=row_length(graph) if graph is not None else 0))  # fmt: skip
+                             length=row_length(graph) if graph is not None else 0, virtual=virtual_of(t)))  # fmt: skip
     if several:
         rounds.steps.append((rounds.now, ", ".join(several)))
     return rounds

@@ -26,6 +26,8 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what can be said here; returns what cannot be said and has no price."""
     rounds.usual("torchtitan")
     s = rounds.now
+    if s.virtual > 1:
+        rounds.to("one chunk of blocks a stage: plain 1F1B", schedule="1f1b", virtual=1)
     level = MOST_LEVEL.get(s.schedule, 2)
     if s.zero == 0 and s.sequence * s.expert > 1:
         rounds.to(f"context and expert ranks shard parameters: optimizer level {level}", zero=level)
