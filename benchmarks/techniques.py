@@ -29,6 +29,7 @@ HARDWARE = str(Path(__file__).with_name("eager.toml"))
 DEVICES = 8
 BOUND = 1e-4
 GPT, LLAMA, MIXTRAL, T5 = "zoo:gpt-tiny,layers=4,seq=32", "zoo:llama-tiny,layers=4", "zoo:mixtral-tiny", "zoo:t5-tiny"
+DEEP = "zoo:gpt-tiny,layers=8,seq=32"
 RESNET, UNET = "zoo:resnet-tiny", "zoo:unet-tiny"
 
 
@@ -61,12 +62,15 @@ ALONE = (
     Row("recompute a block", GPT, "dp=8,zero=0,micro=1,recompute=block", less="data parallel"),
     Row("recompute, collectives kept", LLAMA, "dp=2,tp=4,micro=1,recompute=block-keep", less="operator-level, two axes"),
     Row("pipeline, GPipe", GPT, "pp=4,dp=2,micro=8,schedule=gpipe,zero=0"),
-    Row("pipeline, 1F1B", GPT, "pp=4,dp=2,micro=8,zero=0", less="pipeline, GPipe"),
+    Row("pipeline, 1F1B", GPT, "pp=4,dp=2,micro=8,zero=0,schedule=1f1b", less="pipeline, GPipe"),
+    Row("pipeline, interleaved", DEEP, "pp=4,dp=2,micro=8,zero=0,virtual=2"),
+    Row("pipeline, interleaved, four chunks", DEEP, "pp=2,tp=2,dp=2,micro=4,zero=2,recompute=block,virtual=4"),
     Row("pipeline, uneven stages", "zoo:gpt-tiny,layers=5", "pp=4,dp=2,micro=4"),
-    Row("pipeline, encoder and decoder", T5, "pp=2,dp=4,micro=4"),
+    Row("pipeline, encoder and decoder", T5, "pp=2,dp=4,micro=4,schedule=1f1b"),
+    Row("pipeline, encoder and decoder, interleaved", "zoo:t5-tiny,layers=4", "pp=2,tp=2,dp=2,micro=4,virtual=2"),
 )
 MODELS = (GPT, LLAMA, MIXTRAL, T5, "zoo:gpt-tiny,layers=5", RESNET, UNET)
-NOT_BUILT = ("interleaved pipeline", "multi-copy", "host offload of parameters, state and activations", "parameter server", "disk for optimizer state")
+NOT_BUILT = ("multi-copy", "host offload of parameters, state and activations", "parameter server", "disk for optimizer state")
 
 
 def drawn(count: int, seed: int) -> Iterator[Row]:

@@ -117,7 +117,7 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     state = flat.state[techniques.zero] + flat.held[techniques.zero] if techniques.microbatches > 1 else flat.state[techniques.zero]
     if dealt is not None:
         inner = flat.inner if again else 0.0
-        kept, state = dealt.kept * dealt.share * (kept - inner) + inner, dealt.share * state
+        kept, state = dealt.kept * dealt.share * (kept - inner) + inner, dealt.share * (state + dealt.copies * flat.late)
     bytes_: np.ndarray = state + (kept * space.parts / techniques.microbatches if uncut else kept)
     return bytes_
 
@@ -132,6 +132,7 @@ class _Dealt:
     late: np.ndarray  # [options] whether it follows the blocks
     late_links: list[bool]
     kept: np.ndarray  # [options] microbatches whose activations are kept
+    copies: np.ndarray  # [options] of the block's weights, as long as their gradients, what part is there twice
     slowdown: float
     """The ratio of the blocks, which no other but that of what follows them is below."""
 
@@ -189,8 +190,9 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
             links.append((float(pipeline.blocks_share) if inside else 1.0) * turns)
         sizes = [len(v.kept_bytes) for v in space.variables]
         after = np.repeat([pipeline.late(i) for i in places], sizes)
+        copies = [float(pipeline.copies) if i in pipeline.nodes else 0.0 for i in places]
         kept, slow = [pipeline.kept(i) for i in places], float(pipeline.turns(pipeline.first) / micro) if micro else 1.0
-        space.memo[key] = _Dealt(np.repeat(share, sizes), np.repeat(ratio, sizes), links, after, late_links, np.repeat(kept, sizes), slow)
+        space.memo[key] = _Dealt(np.repeat(share, sizes), np.repeat(ratio, sizes), links, after, late_links, np.repeat(kept, sizes), np.repeat(copies, sizes), slow)
     found: _Dealt = space.memo[key]
     return found
 

@@ -165,7 +165,7 @@ def memory(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) -
 def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) -> Moments:
     """What is held when, in bytes of the recipe."""
     graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
-    parameters = gradients = state = late = 0.0
+    parameters = gradients = state = late = copied = 0.0
     gathered: dict[int, float] = {}
     parts: dict[tuple, tuple[float, float, float]] = {}
     pipeline = pipeline_of(graph, flow.plan)
@@ -178,7 +178,10 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
         if key not in parts:
             parts[key] = tuple(float(prod(local_shape(t.shape, x, mesh))) for x in (stored_layout(w), w.layout, cut_layout(w)))  # type: ignore[assignment]
         own, full, cut = parts[key]
-        parameters += own * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
+        stored = own * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
+        parameters += stored
+        if pipeline and pipeline.copies and any(i in pipeline.nodes for i, _ in graph.consumers[name]):
+            copied += stored * float(pipeline.copies)
         if name in flow.grad:
             # The program takes all gradients, then scatters each: below level 3 the whole gradient exists, and microbatches add an accumulator.
             level = w.zero if w.dim >= 0 else 0
@@ -194,7 +197,7 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
     activations += kept_collectives(flow, runs, pricer)
     slack = 1 + pricer.runtime.memory_slack
     work, end = temporaries(base, flow, pricer, gathered)
-    return Moments(parameters, gradients, state, activations * slack, late, tail * slack, work * slack, end * slack)
+    return Moments(parameters, gradients, state, activations * slack, late, tail * slack, work * slack + copied, end * slack + copied)
 
 
 def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, float]:

@@ -108,6 +108,11 @@ class Pipeline:
         """Of how many microbatches node i, where a device holds it, keeps what its backward pass reads."""
         return self.kept_passes / (self.virtual if i in self.nodes else 1)
 
+    @property
+    def copies(self) -> Fraction:
+        """What part of its blocks' weights a stage has beside them: those of the chunks that the forward and the backward pass of a tick run."""
+        return Fraction(2, self.virtual) if self.virtual > 1 else Fraction(0)
+
     def late(self, i: int) -> bool:
         """Whether node i runs with what follows the blocks, and only there."""
         return i >= self.end or i in self.ending

@@ -221,8 +221,8 @@ def test_pins_of_schedules_that_contradict_are_a_pair() -> None:
         assert e.value.code == "P024" and "schedule" in str(e.value) and "virtual" in str(e.value)
 
 
-def test_chunks_take_the_bubble_down_and_the_ring_up() -> None:
-    """At equal microbatches: the bubble by the number of chunks, hand-overs and waiting residuals up, in the price and in the compiled program."""
+def test_chunks_take_bubble_and_ring_down_and_messages_up() -> None:
+    """At equal microbatches, in the price and in the compiled program."""
     found = {}
     for pins in ("schedule=1f1b", "virtual=2"):
         strategy = plan("zoo:gpt-tiny,layers=8,seq=64", f"pp=4,dp=2,micro=8,zero=0,{pins}", batch=16)
@@ -234,7 +234,7 @@ def test_chunks_take_the_bubble_down_and_the_ring_up() -> None:
     (plain, sent, flops), (finer, more, fewer) = found["schedule=1f1b"], found["virtual=2"]
     assert more / sent == pytest.approx((8 * 2 + 3) / (8 + 3)) and fewer < flops
     assert finer.bubble_time_s < 0.6 * plain.bubble_time_s
-    assert finer.memory_breakdown_bytes["activations"] > plain.memory_breakdown_bytes["activations"]
+    assert finer.memory_breakdown_bytes["activations"] < 0.8 * plain.memory_breakdown_bytes["activations"]
 
 
 def test_meshes_put_stages_outermost() -> None:
