@@ -136,8 +136,8 @@ def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: 
         assert relaxed.least((technique.zero,)) + relaxed.waiting(technique.microbatches, technique.virtual) <= objective * (1 + 1e-9)
         candidate = search.price(cut, mesh, technique, solved, "plan")
         assert candidate is not None
-        # What stages hand on is not in the problem, nor is gpipe's second pass of the head; block-keep prices kept collectives a little differently.
-        assert 0.97 <= candidate.cost.step_time_s / objective <= (1.25 if technique.schedule == "gpipe" else 1.1)
+        # What stages hand on is not in the problem (chunks do so more often), nor is gpipe's second pass of the head; block-keep prices kept collectives a little differently.
+        assert 0.97 <= candidate.cost.step_time_s / objective <= (1.1 if technique.schedule == "1f1b" else 1.25)
         held, working = usage_of(cut, technique, solved.choice)
         assert candidate.cost.memory.total <= 1.02 * (held + working) and least_usage(whole, technique, uncut=True) <= 1.001 * candidate.cost.memory.total
 
