@@ -259,7 +259,8 @@ class PinTechniques(TypedDict):
     zero_stage: NotRequired[Literal[0, 1, 2, 3]]
     recompute: NotRequired[Literal["none", "block", "block-keep", "full", "selective"]]
     microbatches: NotRequired[int]
-    schedule: NotRequired[Literal["1f1b", "gpipe"]]
+    schedule: NotRequired[Literal["1f1b", "gpipe", "interleaved"]]
+    virtual: NotRequired[int]
     tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]
 
 
