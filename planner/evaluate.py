@@ -54,13 +54,18 @@ class Cost:
 
 def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tuple[Run, ...]]:
     """Derive the flow of a plan and add up its price. Raises PlanError P068 where its blocks cannot be dealt out over pipeline stages."""
+    flow, runs = derived(base, plan)
+    return price_flow(base, flow, runs, pricer), flow, runs
+
+
+def derived(base: Base, plan: Plan) -> tuple[Flow, tuple[Run, ...]]:
+    """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be dealt out over pipeline stages."""
     flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
     found = [find_run(flow, *run) for run in plan.runs]
     runs = tuple(r for r in found if isinstance(r, Run))
     if pipeline := pipeline_of(base.graph, plan):
         dealt_run(flow, runs, pipeline, [r for r in found if isinstance(r, str)])
-    cost = price_flow(base, flow, runs, pricer)
-    return cost, flow, runs
+    return flow, runs
 
 
 def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Cost:

@@ -20,7 +20,8 @@ from costmodels.memory import Breakdown
 from costmodels.runtime import Runtime
 from planner.base import Base
 from planner.flow import Flow, cut_layout, stored_layout
-from planner.framework import AFTER, BEFORE, BLOCKS, Deal, of_stage, role, stage_sums
+from planner.framework import of_stage, stage_sums
+from planner.framework_time import AFTER, BEFORE, BLOCKS, Deal, role
 from planner.layout import Layout, local_shape
 from planner.price import Pricer
 

@@ -31,18 +31,23 @@ def kernel_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[floa
     Products: one kernel forward, one as large per operand with a gradient; attention makes its scores again. Memory-bound work: operands and results cross memory once
     (a fused operator only writes its result), twice that backward.
     """
+    return times_of(base, i, split, *local_bytes(base, i, split, pricer), pricer)
+
+
+def local_bytes(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
+    """Bytes of the node's local operands and of its results."""
     graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
     mesh, order = pricer.sizes, tuple(pricer.sizes)
     live = [o for o in node.outputs if o]
     ins = sum(_bytes(base, pricer, n, local_shape(graph.tensors[n].shape, rule.operand(slot, split, order), mesh)) for slot, n in enumerate(node.inputs) if n)
     outs = sum(_bytes(base, pricer, n, local_shape(graph.tensors[n].shape, rule.result(k, split, order), mesh)) for k, n in enumerate(live))
-    return times_of(base, i, split, ins, outs, pricer)
+    return ins, outs
 
 
 def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pricer) -> tuple[float, float]:
     """`kernel_times` where the bytes of the node's local operands and results are known."""
     if pricer.runtime.kernels is not None:
-        from planner.framework import times
+        from planner.framework_time import times
 
         return times(base, i, split, ins, outs, pricer)
     graph, node, rule, mesh = base.graph, base.graph.nodes[i], base.rules[i], pricer.sizes

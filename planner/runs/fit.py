@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from costmodels.runtime import Rates
-from planner.base import Base
-from planner.evaluate import Cost, price_plan
-from planner.framework import Work, step_time, work_of
+from planner.evaluate import Cost, derived
+from planner.framework import price_work, work_of
+from planner.framework_time import Work, step_time
 from planner.held import Held, held_of
 from planner.price import Pricer
 from planner.runs.rows import Case, plan_of
@@ -36,14 +36,13 @@ class Prepared:
     """A case read once: its work, what it holds, and its price under the profile as it ships."""
 
     case: Case
-    base: Base
     work: Work
     cost: Cost
     held: Held
 
     def step_s(self, rates: Rates | None = None) -> float:
         """Seconds of a step; under other rates than the profile's where given."""
-        return self.cost.step_time_s if rates is None else step_time(self.base, self.work, self._pricer(rates)).total
+        return self.cost.step_time_s if rates is None else step_time(self.work, self._pricer(rates)).total
 
     def _pricer(self, rates: Rates) -> Pricer:
         case = self.case
@@ -54,9 +53,10 @@ def prepare(case: Case) -> Prepared:
     """Price a case and keep what prices under other rates need. Raises Left where its splits are not possible."""
     base, plan = plan_of(case)
     pricer = Pricer(case.topology, case.mesh, case.runtime, case.recipe)
-    cost, flow, runs = price_plan(base, plan, pricer)
+    flow, runs = derived(base, plan)
     work = work_of(base, flow, runs, pricer)
-    return Prepared(case, base, work, cost, held_of(base, flow, work.deal, pricer))
+    held = held_of(base, flow, work.deal, pricer)
+    return Prepared(case, work, price_work(base, flow, work, held, pricer), held)
 
 
 def fitted(rows: Sequence[Prepared], start: Rates) -> Rates:

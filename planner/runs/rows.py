@@ -20,7 +20,7 @@ from planner.base import Base
 from planner.errors import PlanError
 from planner.families import batch_only
 from planner.flow import Plan
-from planner.framework import role
+from planner.framework_time import role
 from planner.graph import Graph
 from planner.model import Model, Workload
 from planner.rule import Limits, Split, legal
