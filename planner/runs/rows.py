@@ -218,10 +218,16 @@ def plan_of(case: Case) -> tuple[Base, Plan]:
     row, base = case.row, base_of(case.spec, case.graph_batch)
     zero = level(row)
     whole = "Hagemann" in str(row["source"])  # its loss takes whole rows of logits (kernels and memory of its runs say so)
-    splits = megatron_splits(base, case.mesh, sequence_parallel(row), whole)
+    splits = splits_of(case.spec, case.graph_batch, case.mesh, sequence_parallel(row), whole)
     shape, data = case.mesh.shape, tuple(a for a, n in case.mesh.shape if a == "data" and n > 1)
     return base, Plan(shape, splits, zero if data else 0, data if zero else (), RECOMPUTE.get(str(row.get("recompute") or "none"), "none"), case.microbatches, base.runs,
                       schedule="1f1b" if case.mesh.stages > 1 else "")  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def splits_of(spec: str, batch: int, mesh: Mesh, sequence: bool, whole_logits: bool) -> Mapping[str, Split]:
+    """`megatron_splits` of a model, worked out once for the rows that share them."""
+    return megatron_splits(base_of(spec, batch), mesh, sequence, whole_logits)
 
 
 def megatron_splits(base: Base, mesh: Mesh, sequence: bool, whole_logits: bool) -> dict[str, Split]:
@@ -236,19 +242,22 @@ def megatron_splits(base: Base, mesh: Mesh, sequence: bool, whole_logits: bool) 
         return {node.id: data[base.shared[i]][0] for i, node in enumerate(graph.nodes)}
     at: dict[str, int] = {}  # tensor -> the dim cut over "model"
     out: dict[str, Split] = {}
+    made: dict[tuple[int, str], tuple[Split, tuple[int, ...]]] = {}  # repeats share the object, by which later readers know them
     for i, node in enumerate(graph.nodes):
-        rule, both = base.rules[i], dict(data[base.shared[i]][0].pairs)
-        factor = _factor(base, graph, i, at, sequence, whole_logits)
-        if factor:
-            both[factor] = (*both.get(factor, ()), "model")
-        split = Split.of(both)
-        if not legal(rule, split, inner, Limits(waste=0.5)):
-            raise Left(f"{node.op} cannot be cut into {inner['model']}")
-        out[node.id] = split
-        for k, name in enumerate(o for o in node.outputs if o):
-            where = [d for d, axes in enumerate(rule.result(k, split, tuple(inner)).dims) if "model" in axes]
-            if where and node.op != "Gather":
-                at[name] = where[0]
+        key = base.shared[i], _factor(base, graph, i, at, sequence, whole_logits)
+        if key not in made:
+            rule, both = base.rules[i], dict(data[base.shared[i]][0].pairs)
+            if key[1]:
+                both[key[1]] = (*both.get(key[1], ()), "model")
+            split = Split.of(both)
+            if not legal(rule, split, inner, Limits(waste=0.5)):
+                raise Left(f"{node.op} cannot be cut into {inner['model']}")
+            cut = [[d for d, axes in enumerate(rule.result(k, split, tuple(inner)).dims) if "model" in axes] for k in range(len(rule.results))]
+            made[key] = split, tuple(dims[0] if dims else -1 for dims in cut)
+        out[node.id], where = made[key]
+        for name, dim in zip((o for o in node.outputs if o), where, strict=False):
+            if dim >= 0 and node.op != "Gather":
+                at[name] = dim
     return out
 
 
@@ -260,7 +269,7 @@ def _factor(base: Base, graph: Graph, i: int, at: Mapping[str, int], sequence: b
     cut = [(slot, at[n]) for slot, n in enumerate(node.inputs) if n in at]
     if kind == "CrossEntropyLoss" and whole_logits:
         return ""
-    if kind == "product" and not any(node.inputs[0] == n and d == len(graph.tensors[n].shape) - 1 for n, d in at.items()):
+    if kind == "product" and at.get(node.inputs[0], -1) != len(graph.tensors[node.inputs[0]].shape) - 1:
         return "n"
     if node.op == "Gather" and not block:
         return "v" if any(n in graph.weights for n in node.inputs) and base.batch_factors[i] else ""
