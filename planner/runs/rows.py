@@ -88,7 +88,8 @@ def case_of(row: Row, hardware: str = "") -> Case:
     if any(word in str(row["model"]).lower() for word in ("mixtral", "moe", "a3b", "a22b", "deepseek", "oss", "kimi")):
         raise Left("experts")
     zero = level(row)
-    topology = machine(str(row["hardware"]), str(row.get("notes", "")), int(row["devices"]), hardware)
+    unpublished = next((n for word, n in UNPUBLISHED.items() if word in str(row["source"])), 0.0)
+    topology = machine(str(row["hardware"]), str(row.get("notes", "")), int(row["devices"]), hardware, unpublished)
     copies = replicas(str(row.get("notes", "")), topology, dp) if zero == 3 else 1
     sizes = {name: n for name, n in (("stage", pp), (REPLICA, copies), ("data", dp // copies), ("model", tp)) if n > 1} or {"data": 1}
     try:
@@ -151,8 +152,9 @@ def runtime_of(row: Row, zero: int) -> Runtime:
 
 
 @lru_cache(maxsize=256)
-def machine(hardware: str, notes: str, devices: int, given: str = "") -> Topology:
-    """The machine of a row (of the device `given`, where that is), with the network between nodes that the source names. Raises Left."""
+def machine(hardware: str, notes: str, devices: int, given: str = "", node_bytes_per_s: float = 0.0) -> Topology:
+    """The machine of a row (of the device `given`, where that is), with the network between nodes that the source names, else of node_bytes_per_s where that is
+    above 0. Raises Left."""
     name = given or next((device for word, device in HARDWARE if word.lower() in hardware.lower()), None)
     if name is None:
         raise Left(f"hardware {hardware.split(' ')[0]}")
@@ -164,9 +166,10 @@ def machine(hardware: str, notes: str, devices: int, given: str = "") -> Topolog
         topology = replace(topology, device=replace(topology.device, memory_bytes=int(own[1]) * 10**9))
     per_device = re.search(r"(\d+) ?Gb/s (?:RDMA|CX-7|RoCE)?[^;,)]*per GPU", hardware) or re.search(r"RoCE (\d+)Gb/s per GPU", hardware)
     per_node = re.search(r"(\d+) ?Gbps", hardware) or re.search(r"inter_node_bandwidth (\d+)", notes)
-    rate = float(per_device[1]) / 8 if per_device else float(per_node[1]) / 8 / topology.device.node_size if per_node else 0.0
+    node = float(per_node[1]) / 8e-9 if per_node else node_bytes_per_s
+    rate = float(per_device[1]) / 8e-9 if per_device else node / topology.device.node_size
     if rate and len(topology.levels) > 1 and topology.device.kind == "gpu":
-        topology = replace(topology, levels=(*topology.levels[:-1], replace(topology.levels[-1], bandwidth_bytes_per_s=rate * 1e9)))
+        topology = replace(topology, levels=(*topology.levels[:-1], replace(topology.levels[-1], bandwidth_bytes_per_s=rate)))
     return topology
 
 
@@ -259,9 +262,8 @@ def megatron_splits(base: Base, mesh: Mesh, sequence: bool, whole_logits: bool) 
             cut = [[d for d, axes in enumerate(rule.result(k, split, tuple(inner)).dims) if "model" in axes] for k in range(len(rule.results))]
             made[key] = split, tuple(dims[0] if dims else -1 for dims in cut)
         out[node.id], where = made[key]
-        for name, dim in zip((o for o in node.outputs if o), where, strict=False):
-            if dim >= 0 and node.op != "Gather":
-                at[name] = dim
+        if node.op != "Gather":
+            at |= {name: dim for name, dim in zip((o for o in node.outputs if o), where, strict=False) if dim >= 0}
     return out
 
 
