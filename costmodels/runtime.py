@@ -123,11 +123,12 @@ XLA fuses it; and the five sets that Hagemann 2023 compares, whose loss takes wh
 configurations ran (2026-11; planner.runs.keep), those of the others are counts of tensors."""
 
 
-_A100 = Rates(0.85, 0.86, 1.1, 0.65, 0.6, growth=0.045)
+_A100 = Rates(0.88, 0.88, 1.3, 1.0, 0.5, growth=0.05)
 _A100_FSDP = Rates(0.85, 0.8, 0.74, 1.0, 0.8, growth=0.055)
 _H100 = Rates(0.78, 0.9, 0.9, 0.8, 0.6)
-"""Products: 0.65 of an A100's peak at 1e11 FLOPs, a twentieth power more beyond, alike in fits to three sources (Hagemann 2023, vTrain 2024, llm-foundry
-2023-2024; fitted 2026-11). H100: runs reach less of the card's peak than single products do, as torchtitan's and MaxText's (2024) show."""
+"""Links inside a node reach what the device's file says, the network between nodes 0.4 of its rate. Products: 0.67 of an A100's peak at 1e11 FLOPs, a
+twentieth power more beyond, alike in fits to three sources (Hagemann 2023, vTrain 2024, llm-foundry 2023-2024; fitted 2026-11). H100: runs reach less of
+the card's peak than single products do, as torchtitan's and MaxText's (2024) show."""
 
 RUNTIMES = {
     "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, 0.25, 0.08, 38, 30 * 2**20, "the emitted program; constants are guesses, no communication counts as hidden"),
