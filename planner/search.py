@@ -163,7 +163,7 @@ class Search:
         if best is not None and not self.model.confirm(best.plan.microbatches):
             warnings.warn(f"{self.model.name}: the graph at {best.plan.microbatches} microbatches was derived wrongly; searching again with every graph read", stacklevel=2)
             return Search(self.model, self.request, self.progress).run(how_close=how_close)
-        space, choice, problem = self._details[id(best)][1:] if best else (None, (), None)
+        space, choice, problem = self._among_all(best) if best else (None, (), None)
         if best is not None and space is not None:
             best, space = self._named(best, space)
         base = self.base(best.plan.microbatches if best else 1)
@@ -185,6 +185,15 @@ class Search:
         finer = Explorer(self, "plan", self._finer(around), None, self._levels())
         finer.run()
         return min([*sizes, *(c for c in (finer.smallest(),) if c is not None)], key=lambda c: c.cost.memory.total, default=None)
+
+    def _among_all(self, best: Candidate) -> tuple[Space, tuple[int, ...], Problem]:
+        """A plan's space, choice and problem; a baseline's beside every split of its mesh, so that what else was there can be said."""
+        _, space, choice, problem = self._details[id(best)]
+        whole = self.space(best.mesh, best.plan.microbatches, None, pinned=False) if self._free and best.label != "plan" else None
+        if whole is None:
+            return space, choice, problem
+        at = tuple(w.splits.index(v.splits[k]) if v.kind == "op" else k for v, w, k in zip(space.variables, whole.variables, choice, strict=True))
+        return whole, at, assemble(whole, best.techniques, self.request.limit_bytes)
 
     def _named(self, best: Candidate, space: Space) -> tuple[Candidate, Space]:
         """A plan and its space with axes called by what they do; names the user gave stay."""
