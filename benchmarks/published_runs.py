@@ -99,7 +99,7 @@ def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str
     out["constant"] = errors(constant) | {"tau": order(constant)[0], "tau_devices": order(constant, machine_group)[0]}
     shipped = outcomes(rows, [p.step_s() for p in rows])
     out["shipped"] = times(shipped) | {"covered": covered(shipped, measured[0].case.runtime.time_spread)}
-    out["memory"] = fitting(shipped) | sure(shipped, rows[0].case.runtime.memory_spread)
+    out["memory"] = fitting(shipped) | sure(shipped, max(rows[0].case.runtime.memory_spread))
     sizes = None
     if fit and len(measured) < len(rows) and len({p.case.group for p in rows}) > 1:
         sizes = held_out_bytes(rows, lambda c: c.group)

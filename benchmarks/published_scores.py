@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import ceil, erf, log
+from math import erf, floor, log
 from statistics import mean, median
 from typing import Any
 
@@ -97,21 +97,27 @@ def fitting(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "edge_rows": len(edge), "edge_right": sum(o.fits == (o.measured_s is not None) for o in edge) / len(edge) if edge else 1.0}  # fmt: skip
 
 
-def covered(outcomes: Sequence[Outcome], spread: float) -> float:
-    """Share of measured runs within price * (1 -+ spread)."""
-    off = [abs(o.measured_s / o.priced_s - 1) for o in outcomes if o.measured_s]
-    return sum(e <= spread for e in off) / len(off)
+def covered(outcomes: Sequence[Outcome], spread: tuple[float, float]) -> float:
+    """Share of measured runs between price * (1 - below) and price * (1 + above)."""
+    ratios = [o.measured_s / o.priced_s for o in outcomes if o.measured_s]
+    return sum(1 - spread[0] <= r <= 1 + spread[1] for r in ratios) / len(ratios)
 
 
-def covered_held_out(outcomes: Sequence[Outcome], folds: Sequence[Hashable], level: float = 0.8) -> float:
-    """Share of measured runs within the nominal range of their price, whose half-width is that of the other folds' errors: the `level` quantile (at least so much)."""
-    off = [(fold, abs(o.measured_s / o.priced_s - 1)) for o, fold in zip(outcomes, folds, strict=True) if o.measured_s]
+def covered_held_out(outcomes: Sequence[Outcome], folds: Sequence[Hashable], outside: float = 0.1) -> float:
+    """Share of measured runs within the nominal range of their price, whose ends are quantiles of measured / priced of the other folds: `outside` below, `outside` above."""
+    ratios = [(fold, o.measured_s / o.priced_s) for o, fold in zip(outcomes, folds, strict=True) if o.measured_s]
     inside = 0
-    for fold in dict.fromkeys(f for f, _ in off):
-        others = sorted(e for f, e in off if f != fold)
-        width = others[min(len(others) - 1, ceil(level * (len(others) + 1)) - 1)] if others else 0.0
-        inside += sum(e <= width for f, e in off if f == fold)
-    return inside / len(off)
+    for fold in dict.fromkeys(f for f, _ in ratios):
+        others = sorted(r for f, r in ratios if f != fold)
+        low, high = quantiles(others, outside) if others else (1.0, 1.0)
+        inside += sum(low <= r <= high for f, r in ratios if f == fold)
+    return inside / len(ratios)
+
+
+def quantiles(values: Sequence[float], outside: float = 0.1) -> tuple[float, float]:
+    """(low, high) of sorted values such that one more of their kind is below, and above, with probability `outside` at most where there are enough of them."""
+    k = max(0, floor(outside * (len(values) + 1)) - 1)
+    return values[k], values[len(values) - 1 - k]
 
 
 def memory_spread(outcomes: Sequence[Outcome]) -> float:

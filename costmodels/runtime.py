@@ -72,9 +72,10 @@ class Runtime:
     overlap: float
     fused_traffic: float
     memory_slack: float
-    time_spread: float
-    """Half-width of the printed step-time range, as a fraction: guessed until fitted to runs of this profile."""
-    memory_spread: float
+    time_spread: tuple[float, float]
+    """How far below and above the price, as fractions of it, the printed range of the step time goes: one run in ten is below it, one in ten above."""
+    memory_spread: tuple[float, float]
+    """Likewise of memory."""
     optimizer_bytes: float
     bucket_bytes: float
     note: str
@@ -130,11 +131,18 @@ _H100 = Rates(0.78, 0.9, 0.9, 0.8, 0.6)
 twentieth power more beyond, alike in fits to three sources (Hagemann 2023, vTrain 2024, llm-foundry 2023-2024; fitted 2026-11). H100: runs reach less of
 the card's peak than single products do, as torchtitan's and MaxText's (2024) show."""
 
+_XLA_TIME = (0.16, 0.44)
+"""Of 47 published runs of XLA programs (MaxText on TPU v5e and v6e and on H100, tpu-recipes) whose devices' rates no run has set, priced by the profile `fsdp`
+(2026-11): the emitted programs themselves were measured on no cluster."""
+_XLA_MEMORY = (0.25, 0.02)
+"""Of compiled over priced bytes of scanned programs, as the GPU compiler allocates them (benchmarks.memory_truth, 2026-11)."""
+_XLA = (_XLA_TIME, _XLA_MEMORY, 38, 30 * 2**20)
+
 RUNTIMES = {
-    "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, 0.25, 0.08, 38, 30 * 2**20, "the emitted program; constants are guesses, no communication counts as hidden"),
-    "jax-jit": Runtime("jax-jit", 0.3, 0.6, 0.04, 0.3, 0.12, 38, 30 * 2**20, "the emitted program, collectives placed by the compiler; constants guessed"),
-    "megatron": Runtime("megatron", 0.0, 1.0, 0.038, 0.15, 0.07, 38, 160e6, "as Megatron's programs run; fitted to published A100 runs", FLASH, _A100,
+    "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, *_XLA, "the emitted program; constants are guesses, no communication counts as hidden"),
+    "jax-jit": Runtime("jax-jit", 0.3, 0.6, 0.04, *_XLA, "the emitted program, collectives placed by the compiler; constants guessed"),
+    "megatron": Runtime("megatron", 0.0, 1.0, 0.038, (0.15, 0.2), (0.07, 0.07), 38, 160e6, "as Megatron's programs run; fitted to published A100 runs", FLASH, _A100,
                         {"h100-sxm": _H100, "h200-sxm": _H100}, overhead_bytes=0.495e9, pipeline_slack=0.051, pinned=0.368),
-    "fsdp": Runtime("fsdp", 0.5, 1.0, 0.05, 0.2, 0.1, 38, 25 * 2**20, "as FSDP programs run; fitted to published A100 runs", FLASH, Rates(outer=0.8),
+    "fsdp": Runtime("fsdp", 0.5, 1.0, 0.05, (0.2, 0.4), (0.1, 0.1), 38, 25 * 2**20, "as FSDP programs run; fitted to published A100 runs", FLASH, Rates(outer=0.8),
                     {"a100-40gb": _A100_FSDP, "a100-80gb": _A100_FSDP, "h100-sxm": _H100, "h200-sxm": _H100}, 0.5, overhead_bytes=1e9),
 }  # fmt: skip

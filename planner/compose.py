@@ -168,21 +168,21 @@ def _padded(shape: tuple[int, ...], layout: Any, flow: Flow) -> bool:
 
 def cost_table(cost: Cost, request: Request, base: Base, model: Model) -> dict[str, Any]:
     """The file's `cost`."""
-    spread, memory_spread = request.runtime.time_spread, request.runtime.memory_spread
+    (faster, slower), (less, more) = request.runtime.time_spread, request.runtime.memory_spread
     total, limit = cost.memory.total, request.limit_bytes
-    high = int(total * (1 + memory_spread))
+    high = int(total * (1 + more))
     peak = request.topology.device.peak(request.recipe.compute)
     step = cost.step_time_s
     tokens = tokens_per_step(base.graph, model)
     ideal = cost.flops_per_device * cost.distinct_work
     return {
-        "step_time_s": step, "step_time_range_s": [step * (1 - spread), step * (1 + spread)],
+        "step_time_s": step, "step_time_range_s": [step * (1 - faster), step * (1 + slower)],
         "tokens_per_s_per_device": tokens / step / request.topology.devices if step else 0.0, "tokens_per_step": tokens,
         "compute_time_s": cost.compute_time_s, "recompute_time_s": cost.recompute_time_s, "optimizer_time_s": cost.optimizer_time_s,
         "communication_time_s": cost.communication_time_s, "exposed_communication_time_s": cost.exposed_communication_time_s, "bubble_time_s": cost.bubble_time_s,
         "flops_per_device": cost.flops_per_device, "distinct_work": cost.distinct_work,
         "model_flops_utilization": ideal / peak / step if step else 0.0,
-        "memory_per_device_bytes": total, "memory_range_bytes": [int(total * (1 - memory_spread)), high], "memory_limit_bytes": limit,
+        "memory_per_device_bytes": total, "memory_range_bytes": [int(total * (1 - less)), high], "memory_limit_bytes": limit,
         "fit": "no" if total > limit else "tight" if high > limit else "yes",
         "memory_breakdown_bytes": {"parameters": cost.memory.parameters, "gradients": cost.memory.gradients, "optimizer": cost.memory.optimizer,
                                    "activations": cost.memory.activations, "temporary": cost.memory.temporary},

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import planner
+from costmodels.runtime import RUNTIMES
 from planner.pins import Pins
 
 TINY = Pins(mesh={"data": (2,), "model": (4,)})
@@ -27,6 +28,17 @@ def test_costs_add_up(strategy: planner.Strategy) -> None:
     assert low < c.step_time_s < high and c.fit == "yes"
     peak = 67e12
     assert c.flops_per_device * c.distinct_work == pytest.approx(c.model_flops_utilization * peak * c.step_time_s, rel=1e-6)
+
+
+def test_a_plan_whose_range_straddles_the_limit_is_tight() -> None:
+    below, above = RUNTIMES["jax-shard_map"].memory_spread
+    need = planner.plan("zoo:mlp-tiny", devices=8, batch=16, pins=TINY).cost.memory_per_device_bytes
+    fits = {}
+    for share in (1 + 0.5 * above, 1 + 2 * above):
+        cost = planner.plan("zoo:mlp-tiny", devices=8, batch=16, pins=TINY, memory_limit_bytes=int(share * need)).cost
+        assert cost.memory_range_bytes == [int(need * (1 - below)), int(need * (1 + above))]
+        fits[share] = cost.fit
+    assert list(fits.values()) == ["tight", "yes"]
 
 
 def test_a_saved_strategy_is_the_same_strategy(strategy: planner.Strategy, tmp_path: Path) -> None:

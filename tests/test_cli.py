@@ -164,6 +164,9 @@ def test_compare_sweep_ops_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     assert [r.split()[0] for r in rows[2:6]] == ["1", "2", "4", "9"] and "P012" in rows[5]
     assert main(["sweep", TINY, "--devices", "2", "--hardware", "h100-sxm,tpu-v5e"]) == 0
     assert "tpu-v5e" in capsys.readouterr().out
+    assert main(["sweep", TINY, "--devices", "2", "--hardware", "h100-sxm,h200-sxm"]) == 0
+    out = capsys.readouterr().out
+    assert sum(line.endswith(", tie") for line in out.splitlines()) == 1 and "within each other's range" in out
     assert main(["ops", TINY]) == 0
     out = capsys.readouterr().out
     assert "MatMul" in out and "all 52 nodes have a rule" in out

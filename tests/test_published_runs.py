@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_runs import main, outcomes, prepare_all
-from benchmarks.published_scores import Outcome, choice, covered, covered_held_out, errors, fitting, kendall, memory_spread, order
+from benchmarks.published_scores import Outcome, choice, covered, covered_held_out, errors, fitting, kendall, memory_spread, order, quantiles
 from costmodels.runtime import Rates
 from planner.held import in_flight, peak
 from planner.runs.fit import Prepared
@@ -101,9 +101,10 @@ def test_ranges_of_errors_left_out() -> None:
         return Outcome(group, ratio, 1.0, 1.0, 1.0)
 
     rows = [run("a", 1.0 + 0.01 * k) for k in range(10)] + [run("b", 1.02 + 0.01 * k) for k in range(10)]
-    assert covered(rows, 0.045) == pytest.approx(8 / 20)
-    # Of b's errors, 0.02 to 0.11, the ninth least is 0.10: all of a's lie within; of a's it is 0.08, within which lie seven of b's.
-    assert covered_held_out(rows, [o.group for o in rows]) == pytest.approx(17 / 20)
+    assert covered(rows, (0.0, 0.045)) == pytest.approx(8 / 20)
+    assert quantiles([float(k) for k in range(1, 20)]) == (2.0, 18.0)
+    # The ends of ten ratios are the least and the most: a's 1.00 to 1.09 hold eight of b's 1.02 to 1.11, and those eight of a's.
+    assert covered_held_out(rows, [o.group for o in rows]) == pytest.approx(16 / 20)
     edge = [Outcome("g", None if k % 2 else 1.0, 1.0, 1 + 0.002 * k * (1 if k % 2 else -1), 1.0) for k in range(40)]
     blurred = [Outcome("g", None if k % 4 == 1 else 1.0, 1.0, 1 + 0.002 * k * (1 if k % 2 else -1), 1.0) for k in range(40)]
     assert memory_spread(edge) < 0.02 < memory_spread(blurred)

@@ -49,7 +49,8 @@ def odd(gpt: Strategy) -> Strategy:
     tensors = {n: dict(row) for n, row in gpt.tensors.items()}
     label = next(n for n, row in tensors.items() if "label" in row and len(row["shape"]) == 2)
     tensors[label].update(padded=True, zero={"level": 3, "dim": 0, "axes": ["data"]})
-    costs = {**gpt.costs, "distinct_work": 0.91, "fit": "tight", "recompute_time_s": 2e-4, "bubble_time_s": 1e-5}
+    limit = (gpt.costs["memory_per_device_bytes"] + gpt.costs["memory_range_bytes"][1]) // 2
+    costs = {**gpt.costs, "distinct_work": 0.91, "fit": "tight", "memory_limit_bytes": limit, "recompute_time_s": 2e-4, "bubble_time_s": 1e-5}
     techniques = {**gpt.techniques, "zero_stage": 3, "zero_group": ["data"], "recompute": "block-keep", "microbatches": 4}
     solver = {**gpt.solver, "status": "feasible", "gap": 0.031, "stopped": "time"}
     return replace(gpt, nodes=nodes, tensors=tensors, costs=costs, techniques=techniques, solver=solver)
@@ -99,6 +100,9 @@ def test_findings_name_everything(gpt: Strategy, odd: Strategy) -> None:
     assert findings(gpt) == []
     text = "\n".join(findings(odd))
     assert "91.0 %" in text and "tight" in text and "NonZero" in text and "padded" in text
+    low = gpt.costs["memory_range_bytes"][0]
+    over = {limit: findings(replace(gpt, costs={**gpt.costs, "fit": "no", "memory_limit_bytes": limit})) for limit in (low - 1, low)}
+    assert [("lower end" in lines[0], "does not fit" in lines[0]) for lines in over.values()] == [(False, True), (True, True)]
 
 
 def parse(text: str, pattern: str, units: dict[str, float]) -> float:

@@ -203,10 +203,13 @@ def findings(strategy: Strategy) -> list[str]:
     if c["distinct_work"] < DISTINCT:
         beside = ", on padding or on no microbatch (bubbles)" if lockstep(strategy) else " or on padding"
         out.append(f"devices doing distinct work: {percent(c['distinct_work'])}: the rest of the arithmetic is done twice{beside}")
+    low, high = c["memory_range_bytes"]
     if c["fit"] == "tight":
-        out.append("memory is tight: the upper end of its range is above what is usable (--memory-reserve keeps more free)")
+        out.append(f"memory is tight: its range ends {show_bytes(high - c['memory_limit_bytes'])} above what is usable; --memory-reserve with so much more plans for that, "
+                   "plan verify asks the compiler")  # fmt: skip
     if c["fit"] == "no":
-        out.append("this plan does not fit in the memory of a device")
+        perhaps = "; the lower end of its range would: plan verify asks the compiler" if low <= c["memory_limit_bytes"] else ""
+        out.append("this plan does not fit in the memory of a device" + perhaps)
     for reason, n, seconds in unsupported(strategy):
         share = f", {percent(seconds / c['step_time_s'])} of the step" if c["step_time_s"] else ""
         out.append(f"{n} node{'s' if n > 1 else ''} whole on every device ({reason}): {show_time(seconds)}{share}")
