@@ -48,6 +48,8 @@ def sweep_text(model: str, rows: Sequence[Row], runs: Sequence[Run | None], aske
     name = f"{model.removeprefix('zoo:')} (zoo)" if model.startswith("zoo:") else title(some)
     subject = ", ".join([name, some.workload["kind"], *same])
     lines = [*(style.bold(line) for line in hang("", subject, width)), *_fit(table, width)]
+    if any(tied(r, rows) for r in rows if r.strategy is not None):
+        lines += [style.dim(line) for line in hang("", f"tie: the most {unit_of_work(some)} a second and these lie within each other's range", width)]
     if asked.work:
         lines += ["", *(style.bold(line) for line in hang("", f"{count(asked.work)} {unit_of_work(some)}", width)), *_fit(_run_table(rows, runs, table[0]), width)]
         lines += [style.dim(line) for line in hang("", _priced(rows, runs), width)]
@@ -74,9 +76,18 @@ def _cells(row: Row, rows: Sequence[Row], unit: str, style: Style) -> dict[str, 
     first = next(r.strategy for r in rows if r.strategy is not None and r.point.hardware == row.point.hardware)
     base = first.costs["tokens_per_s_per_device"]
     share = c["tokens_per_s_per_device"] / base if base else 1.0
-    how = mesh_words(dict(row.strategy.mesh_shape)) + technique_words(row.strategy.techniques)
+    how = mesh_words(dict(row.strategy.mesh_shape)) + technique_words(row.strategy.techniques) + (", tie" if tied(row, rows) else "")
     return {"step": show_time(c["step_time_s"]), rate: count(c["tokens_per_s_per_device"]), "efficiency": f"{100 * share:.0f} %",
             "MFU": percent(c["model_flops_utilization"]), "memory": show_bytes(c["memory_per_device_bytes"]), "fits": style.fit(c["fit"]), "how": how}  # fmt: skip
+
+
+def tied(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether a row and the fastest of all that do the same work (other than itself) cannot be told apart: each one's time for a token lies in the other's range."""
+    each = [(r, [x / r.strategy.costs["tokens_per_step"] for x in (r.strategy.costs["step_time_s"], *r.strategy.costs["step_time_range_s"])])
+            for r in rows if r.strategy is not None and r.point.dims == row.point.dims]  # fmt: skip
+    best, at = min(each, key=lambda pair: pair[1][0])
+    mine = next((times for r, times in each if r is row), None)
+    return mine is not None and best is not row and at[1] <= mine[0] <= at[2] and mine[1] <= at[0] <= mine[2]
 
 
 def _hoisted(cells: Sequence[Mapping[str, str]], rows: Sequence[Row]) -> tuple[list[list[str]], list[str]]:
