@@ -149,12 +149,18 @@ def answers(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> li
     large = first_too_large(rows)
     if large is not None:
         sizes = "".join(f", {k} {n:,}" for k, n in large.point.dims) + (f", batch {large.point.batch:,}" if isinstance(large.point.batch, int) else "")
-        out.append(f"first that no longer fits: {large.devices} x {large.point.hardware}{sizes}")
+        out.append(f"first that no longer fits: {_count(large)}{sizes}")
     for r in rows:
-        if r.too_large and r.error is not None and len(r.error.help) > 1:  # the last line, other hardware, is what a sweep compares anyway
+        would = [h for h in r.error.help if "re-priced" in h] if r.too_large and r.error is not None else []
+        if would:
             sizes = "".join(f", {k} {n:,}" for k, n in r.point.dims)
-            out.append(f"what would make {r.devices} x {r.point.hardware}{sizes} fit: {'; '.join(r.error.help[:-1])}")
+            out.append(f"what would make {_count(r)}{sizes} fit: {'; '.join(would)}")
     return out
+
+
+def _count(row: Row) -> str:
+    """`64 x h100`; a slice's name says how many."""
+    return row.point.hardware if row.point.devices is None else f"{row.devices} x {row.point.hardware}"
 
 
 def _where(hardware: str, dims: Sequence[tuple[str, int]]) -> str:
