@@ -120,3 +120,24 @@ def test_attention_that_recomputes_has_the_same_gradients():
     want = jax.grad(lambda *a: jnp.sum(jnp.sin(attention_rows(*a, *flags))), argnums=(0, 1, 2, 3))(q, k, v, bias)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_multiplies_in_its_operands_type_both_ways():
+    """bfloat16 programs have no product with a float32 operand: forward and backward, whole and in blocks of queries; and the gradient is near float32's."""
+    rng = np.random.default_rng(3)
+    for rows in (16, 2048):
+        wide = [jnp.asarray(rng.normal(size=(1, heads, rows, 8)), jnp.float32) for heads in (2, 1, 1)]
+
+        def total(q, k, v):
+            return jnp.sum(jnp.square(attention(q, k, v, None, 8**-0.5, True, False, 0)[:, :, :16].astype(jnp.float32)))
+
+        grads = jax.jit(jax.grad(total, argnums=(0, 1, 2)))
+        narrow = [x.astype(jnp.bfloat16) for x in wide]
+        products = [line for line in grads.lower(*narrow).as_text().splitlines() if "dot_general" in line]
+        assert len(products) >= 6
+        for line in products:
+            operands = line.split(" : ")[-1].split("->")[0]
+            assert operands.count("bf16") == 2, line
+        for got, want in zip(grads(*narrow), grads(*wide), strict=True):
+            scale = float(jnp.max(jnp.abs(want)))
+            np.testing.assert_allclose(np.asarray(got, np.float32) / scale, want / scale, atol=0.03)

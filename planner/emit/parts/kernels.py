@@ -135,7 +135,7 @@ def attention_scores(q, k, mask, scale, causal, start, first):
     """Masked scores [B, G, H / G, S, T] in float32; key 0 here is key `first` of the sequence. A mask is of these queries and keys."""
     group = q.shape[1] // k.shape[1]
     grouped = q.reshape(q.shape[0], k.shape[1], group, *q.shape[2:])
-    scores = jnp.einsum("bgrsd,bgtd->bgrst", *same_batch(grouped, k), preferred_element_type=jnp.float32) * scale
+    scores = query_key_products(grouped, k) * scale
     if mask is not None:
         mask = jnp.broadcast_to(mask, (mask.shape[0] if mask.ndim == 4 else 1, q.shape[1] if mask.ndim > 2 and mask.shape[-3] > 1 else 1, *mask.shape[-2:]))
         mask = mask.reshape(mask.shape[0], *((k.shape[1], group) if mask.shape[1] > 1 else (1, 1)), *mask.shape[2:])
@@ -144,6 +144,18 @@ def attention_scores(q, k, mask, scale, causal, start, first):
         ahead = first + jnp.arange(k.shape[2])[None, :] > start + jnp.arange(q.shape[2])[:, None]
         scores = jnp.where(ahead, -jnp.inf, scores)
     return scores
+
+
+def query_key_products(q, k):
+    """Products of queries [B, G, R, S, D] and keys [B, G, T, D] in float32. Their gradient is rounded to the operands' type, so that the products of
+    the backward pass are of the same type as these: a float32 operand would take both out of the matrix units' fast path."""
+
+    def products(q, k, dtype=None):
+        return jnp.einsum("bgrsd,bgtd->bgrst", *same_batch(q, k), preferred_element_type=dtype)
+
+    run = jax.custom_vjp(lambda q, k: products(q, k, jnp.float32))
+    run.defvjp(lambda q, k: (run(q, k), (q, k)), lambda kept, g: jax.vjp(products, *kept)[1](g.astype(jnp.result_type(*kept))))
+    return run(q, k)
 
 
 def same_batch(a, b):
