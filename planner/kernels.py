@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
-from planner.emit.replay import reads
+from planner.emit.replay import NORMS, reads
 from planner.graph import Graph, Node
 from planner.layout import group, local_shape, padded
 from planner.ops import OPERATORS, experts
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ALIGNED = 8
 """Elements that extents of products are padded to on matrix units."""
 FREE = frozenset({"Reshape", "Identity"})
+COMPARING = frozenset({"Relu", "LeakyRelu", "Clip", "Abs"})
+"""Operators whose result a matrix product's kernel makes of their operand as it reads it."""
 
 
 def kernel_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
@@ -121,6 +123,8 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
     graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
     trained = base.training and any(o in base.grad for o in node.outputs)
     size = 2 * (ins + outs + weights) if trained and i in base.repeated else ins + outs
+    if trained and not base.runs and node.op in OPERATORS and OPERATORS[node.op].fusible:
+        size = ins + outs if weights else max(ins, outs)  # written out, an elementwise operator's gradient takes the place of its result's
     itemsize = pricer.itemsize("float32")
     if weights and rule.flops and i in base.tail:  # compilers pad odd extents of a product's operands (vocabularies) in a copy
         order, shapes = tuple(pricer.sizes), graph.shapes(node.inputs)
@@ -131,7 +135,7 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
         around = group(split.axes("ring"), pricer.sizes)
         scores = rule.flops / (2 * (q[3] + v[3])) * _share(rule, split, pricer.sizes, "e") / around
         queries = rule.local(split, pricer.sizes).get("s", q[2])
-        size += scores * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1) * ((8 if trained else 4) + itemsize)
+        size += scores * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1) * (4 + (2 if trained else 1) * itemsize)
         if around > 1:  # the next piece of keys beside this one, results and gradients summed up in float32, and what is on its way of these
             pieces, wide = _keys(base, i, split, pricer), itemsize / pricer.itemsize(graph.tensors[node.inputs[0]].dtype)
             size += pieces + (3 * wide * pieces + 2 * wide * outs if trained else wide * outs)
@@ -190,8 +194,15 @@ def _keys(base: Base, i: int, split: Split, pricer: Pricer) -> float:
 def kept_beside(base: Base, i: int, slot: int, split: Split, pricer: Pricer) -> float:
     """Bytes that a kernel keeps for its backward pass beside operands and results of the graph, counted with its operand `slot`.
 
-    Attention on a ring keeps its result, and a float32 a row of scores.
+    Attention on a ring keeps its result, and a float32 a row of scores. The gradient of a largest element in a window is written through its position:
+    compilers make the positions (an int32 for each dim) as soon as the operand is there, and room for the result with them.
     """
+    node = base.graph.nodes[i]
+    if node.op == "MaxPool" and slot == 0:
+        order, sizes = tuple(pricer.sizes), pricer.sizes
+        made, read = (local_shape(base.graph.tensors[n].shape, layout, sizes) for n, layout in
+                      ((node.outputs[0], base.rules[i].result(0, split, order)), (node.inputs[0], base.rules[i].operand(0, split, order))))  # fmt: skip
+        return 4 * len(made) * prod(made) + _bytes(base, pricer, node.inputs[0], read)
     if slot or base.graph.nodes[i].op != "Attention" or not split.axes("ring"):
         return 0.0
     (out,), local = base.rules[i].results, base.rules[i].local(split, pricer.sizes)
@@ -226,4 +237,31 @@ def find_savers(base: Base) -> dict[tuple[int, int], str]:
                 if name not in seen:
                     seen.add(name)
                     charged[i, -1 - k] = name
-    return charged
+    return charged if base.runs else without_derived(base, charged)
+
+
+def without_derived(base: Base, charged: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], str]:
+    """What of `charged` a program written out keeps: compilers make again, inside the fusion that reads it, what elementwise operators and norms made of
+    tensors that are kept anyway. Under a loop the backward pass only has what the forward pass handed over.
+
+    A result that a product reads is stored for it, unless one comparison makes it again (Relu) where that product is a matrix product.
+    """
+    graph, kept = base.graph, set(charged.values())
+    readers: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        for slot in reads(node, base.grad).slots:
+            readers.setdefault(node.inputs[slot], set()).add(node.op)
+    derived = {*graph.inputs, *graph.constants, *graph.weights}
+    for node in graph.nodes:
+        operator = OPERATORS.get(node.op)
+        plain = operator is not None and (operator.fusible or node.op in NORMS or node.op in FREE)
+        if not plain or not all(n in derived or n in kept for n in node.inputs if n):
+            continue
+        for name in node.outputs:
+            by = readers.get(name, set())
+            stored = {op for op in by if not (op in OPERATORS and OPERATORS[op].fusible)}
+            if name in kept and (not stored or (node.op in COMPARING and node.inputs[0] in kept and stored <= {"MatMul", "Einsum"})):
+                kept.discard(name)
+            if name and name not in kept:
+                derived.add(name)
+    return {at: name for at, name in charged.items() if name in kept}
