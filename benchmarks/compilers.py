@@ -5,7 +5,8 @@
 Programs are unrolled training steps (AdamW) of one block each of an MLP, GPT, Llama, a mixture of experts and a ResNet, on meshes 2 x 4 and
 2 x 2 x 2, written for both back ends. On 2 x 4 the batch is cut over "data" and the model over "model" (Megatron; Llama also its sequence) with
 optimizer state over "data"; on 2 x 2 x 2 batch and state are cut over "pod" and "data"; "hybrid" cuts the batch so and the state over "data" alone.
-Nothing is run. Each program compiles in a process of its own; rows kept with --rows are not compiled again. GPU and TPU compilers are the extras
+Nothing is run. Each program compiles in a process of its own; rows kept with --rows are not compiled again, only their memory is priced as it is
+now. GPU and TPU compilers are the extras
 gpu-compiler and tpu-compiler; a target whose compiler is absent is said to be left out. Marks: see `MARKS`.
 """
 
@@ -108,6 +109,22 @@ def plan_of(model: str, mesh: str, graph: Graph) -> Plan:
     return Plan(shape, splits, zero=1, zero_axes=("pod", "data") if mesh == "2x2x2" else ("data",))
 
 
+def planned(case: Case, graph: Graph, plan: Plan) -> dict[str, int]:
+    """Predicted memory of a device by part, bytes."""
+    from planner.verify.ahead import planned_memory
+
+    return planned_memory(graph, plan, case.compute, True, f"jax-{case.backend}", "adamw", unroll=True)
+
+
+def again(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a file with its memory predicted anew: what was compiled holds as long as programs are the same, prices change more often."""
+    case = case_of(row)
+    graph = graph_of(case.model)
+    memory = planned(case, graph, plan_of(case.model, case.mesh, graph))
+    parts = {"peak": sum(memory.values()), "temporaries": sum(memory.values()) - memory["parameters"] - memory["optimizer"]}
+    return {**row, "memory": memory, "figures": [{**f, "predicted": parts.get(f["what"], f["predicted"])} for f in row["figures"]]}
+
+
 def check(case: Case) -> dict[str, Any]:
     """Compile one program and put the figures side by side. Runs in a process made for the target."""
     from planner.verify import ahead
@@ -117,7 +134,7 @@ def check(case: Case) -> dict[str, Any]:
     graph = graph_of(case.model)
     plan = plan_of(case.model, case.mesh, graph)
     target = parse_target(case.target, plan.devices)
-    memory = ahead.planned_memory(graph, plan, case.compute, True, f"jax-{case.backend}", "adamw")
+    memory = planned(case, graph, plan)
     found = ahead.check(graph, plan, target, memory, workload="train", backend=case.backend, optimizer="adamw", compute=case.compute, unroll=True)
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {**asdict(case), "figures": [asdict(f) for f in found.figures], "differences": list(found.differences), "nodes": len(graph.nodes), "memory": memory,
@@ -238,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
     for case in cases(targets, args.compute):
         if args.case not in case.name or (case.name not in kept and case.target not in here):
             continue
-        row = kept.get(case.name) or run(case, args.timeout)
+        row = again(kept[case.name]) if case.name in kept else run(case, args.timeout)
         rows.append(row)
         say(show(row))
         if args.rows and case.name not in kept and "failed" not in row:
@@ -260,8 +277,13 @@ def saved(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def name_of(row: dict[str, Any]) -> str:
-    """The program of a row."""
-    return Case(**{k: row[k] for k in ("model", "mesh", "backend", "target", "compute")}).name
+    """What the program of a row is called."""
+    return case_of(row).name
+
+
+def case_of(row: dict[str, Any]) -> Case:
+    """The program of a row, to be compiled or priced again."""
+    return Case(**{k: row[k] for k in ("model", "mesh", "backend", "target", "compute")})
 
 
 if __name__ == "__main__":

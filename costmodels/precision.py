@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Recipe:
-    """Bytes per parameter element by role. state_bytes holds the master copy (when there is one) and the optimizer's moments.
+    """Bytes per parameter element by role. state_bytes holds the master copy (when there is one: master_bytes) and the optimizer's moments.
 
     emitted: whether emitted programs compute this way; a recipe that is only priced says so wherever it is shown.
     """
@@ -21,6 +21,7 @@ class Recipe:
     state_bytes: float
     emitted: bool
     note: str
+    master_bytes: float = 0.0
 
     def describe(self) -> str:
         """One line for people; of inference, what inference keeps."""
@@ -57,4 +58,4 @@ def load_recipe(name: str, optimizer: str = "adamw", training: bool = True) -> R
     state = master + _MOMENTS[optimizer]
     if not training:
         gradient = reduction = state = 0
-    return Recipe(name, parameter, compute, gradient, weight, reduction, state, emitted, note)
+    return Recipe(name, parameter, compute, gradient, weight, reduction, state, emitted, note, master if training else 0)

@@ -18,6 +18,8 @@ import numpy as np
 
 from planner.emit.replay import reads
 from planner.flow import Plan
+from planner.moments import Operators, gradient_room, walk
+from planner.moments import least_working as least_working_above
 from planner.pipeline import Pipeline
 from planner.problem import FORBIDDEN, Problem
 from planner.rule import Split
@@ -251,6 +253,31 @@ class _Flat:
     least_work: float  # the largest of the operators' smallest working sets, those after the repeated blocks aside
     least_end: float  # the least that is alive only at the end of the forward pass
     most_late: float
+    weights: _Weights | None
+    """Of a graph without repeated blocks, whose memory is that of planner.moments."""
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Variables with weights that have gradients: which, and the first and last operator that reads each variable's."""
+
+    rows: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+
+def _weights(space: Space) -> _Weights | None:
+    if not space.base.written_out:
+        return None
+    graph, found = space.base.graph, list[tuple[int, int, int]]()
+    for k, v in enumerate(space.variables):
+        if v.kind == "op" and any(n in space.base.own and n in space.base.grad for n in graph.nodes[v.node].inputs):
+            found.append((k, v.node, v.node))
+        elif v.kind == "weight" and v.name in space.base.grad:
+            readers = [i for i, _ in graph.consumers[v.name]]
+            found.append((k, min(readers), max(readers)))
+    rows, first, last = (np.array([row[k] for row in found], np.int64) for k in range(3))
+    return _Weights(rows, first, last)
 
 
 def _flat(space: Space) -> _Flat:
@@ -272,18 +299,41 @@ def _flat(space: Space) -> _Flat:
             state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), inner=row("inner_bytes"), pieces=row("pieces"),
             held={z: count * x for z, x in rows("held_bytes").items()}, tail=row("tail_bytes"), late=count * row("late_bytes"),
             work=row("work_bytes"), after=np.repeat([v.node in space.base.tail for v in every], sizes),
-            least_work=max((float(v.work_bytes.min()) for v in every if v.node not in space.base.tail), default=0.0),
+            least_work=_least_work(space),
             least_end=sum(float(v.tail_bytes.min()) for v in every) + max((float(v.work_bytes.min()) for v in every if v.node in space.base.tail), default=0.0),
-            most_late=sum(v.count * float(v.late_bytes.max()) for v in every),
+            most_late=sum(v.count * float(v.late_bytes.max()) for v in every), weights=_weights(space),
         )  # fmt: skip
     found: _Flat = space.memo["flat"]
     return found
+
+
+def _least_work(space: Space) -> float:
+    """The largest of the operators' smallest working sets before the tail; of a program without a loop, what is left of it above all that is kept."""
+    ops = [v for v in space.variables if v.node not in space.base.tail]
+    if space.base.written_out:
+        ops = [v for v in ops if v.kind == "op"]
+        return least_working_above(np.array([v.work_bytes.min() for v in ops]), np.array([v.kept_bytes.max() for v in ops]))
+    return max((float(v.work_bytes.min()) for v in ops), default=0.0)
+
+
+def _walked(space: Space, techniques: Techniques, choice: np.ndarray, pieces: float, weights: _Weights) -> float:
+    """Bytes at the peak of a program without a loop, above the activations that are kept."""
+    ops = [k for k, v in enumerate(space.variables) if v.kind == "op"]
+    rows = np.array([space.variables[k].moment_bytes[choice[k]] for k in ops]) / pieces
+    work = np.array([space.variables[k].work_bytes[choice[k]] for k in ops]) / pieces
+    room = np.array([space.variables[k].room_bytes[techniques.zero][choice[k]] for k in weights.rows]).reshape(-1, 2)
+    room_of = gradient_room(weights.first, weights.last, room[:, 0], room[:, 1], space.pricer.recipe, techniques.zero, techniques.microbatches)
+    given = float(rows[:, 0].sum())
+    found = walk(space.base.passing, Operators(rows[:, 1], rows[:, 2], work, rows[:, 3]), room_of, given)
+    return found.peak - given - float(rows[:, 1].sum())
 
 
 def usage_of(space: Space, techniques: Techniques, choice: Sequence[int] | np.ndarray, uncut: bool = False) -> tuple[float, float]:
     """(state and kept activations, what lives only for a while) of a choice, in bytes, as in `assemble` and planner.evaluate."""
     flat, pieces = _flat(space), techniques.microbatches / space.parts if uncut else 1.0
     at = flat.first + np.asarray(choice, np.int64)
+    if flat.weights is not None:
+        return float(bytes_of(space, techniques, uncut)[at].sum()), _walked(space, techniques, np.asarray(choice, np.int64), pieces, flat.weights)
     dealt = _dealt(space, techniques)
     late = float((flat.late[at] * (dealt.share[at] if dealt is not None else 1.0)).sum()) if techniques.zero < 3 else 0.0
     work, after = flat.work[at], flat.after[at]

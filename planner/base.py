@@ -12,10 +12,11 @@ from planner.emit.replay import Product, dots, reads
 from planner.flow import gradient_tensors, rule_of
 from planner.graph import Graph
 from planner.kernels import find_savers
+from planner.moments import Passing, find_passing
 from planner.ops.control import Region, region
 from planner.rule import PENDING, Rule, Split
 
-STRUCTURE = ("dealt", "kept", "own", "repeated", "replayed", "savers", "still", "tail", "wires")
+STRUCTURE = ("dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "still", "tail", "wires")
 """Derived parts of a Base that follow from the nodes and how they are wired, whatever the extents."""
 
 
@@ -150,6 +151,16 @@ class Base:
     def savers(self) -> dict[tuple[int, int], str]:
         """See planner.kernels.savers."""
         return find_savers(self)
+
+    @cached_property
+    def passing(self) -> Passing:
+        """See planner.moments.Passing."""
+        return find_passing(self)
+
+    @property
+    def written_out(self) -> bool:
+        """Whether training programs of the graph have no loop over blocks: their memory is that of planner.moments."""
+        return self.training and not self.runs
 
     @cached_property
     def kept(self) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:

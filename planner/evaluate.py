@@ -8,6 +8,7 @@ Every printed figure comes from here, for our plans and for the baselines alike.
 There are two moments of most memory. When the backward pass of the last repeated block begins, what the tail behind it (head and loss) kept is gone,
 and the gradients of all repeats are there. While the tail's own backward pass runs it is the other way round. `temporary` is the larger of what
 lives in the first (working set of an operator) and in the second (what the tail keeps, its working set, less the gradients not there yet).
+A program without a loop over blocks is walked operator by operator (planner.moments); its parts are those of the peak.
 
 With pipeline stages (planner.pipeline) the step takes m + stages - 1 ticks; the arithmetic of stages - 1 of them is the bubble. A stage holds its own blocks and
 everything outside the blocks, and what several microbatches keep.
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from costmodels.memory import Breakdown
 from planner import account
 from planner.base import Base
@@ -27,6 +30,7 @@ from planner.emit.runs import Run, dealt_run, find_run, inner_flow, outer_flow
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
 from planner.kernels import kept_beside, kernel_times, savers, working_bytes
 from planner.layout import Layout, group, local_shape
+from planner.moments import Operators, Walk, Weights, gradient_room, left_bytes, puts_off, walk
 from planner.pipeline import pipeline_of
 from planner.price import Pricer
 
@@ -149,7 +153,9 @@ def kept_collectives(flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> float
 @dataclass(frozen=True)
 class Moments:
     """Bytes of a device that the two moments of most memory are made of (module docstring). late: gradients that the tail does not meet;
-    tail: activations that it keeps; work, end: the largest working set of an operator before the tail, and in it."""
+    tail: activations that it keeps; work, end: the largest working set of an operator before the tail, and in it.
+
+    walk: of a program without a loop over blocks. `gradients` are then the sums of microbatches alone, `work` and `end` are nothing."""
 
     parameters: float
     gradients: float
@@ -159,11 +165,15 @@ class Moments:
     tail: float
     work: float
     end: float
+    walk: Walk | None = None
 
 
 def memory(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
     m = moments(base, flow, pricer, runs)
+    if m.walk is not None:
+        i = m.walk.at
+        return Breakdown(int(m.parameters), int(m.gradients + m.walk.gradients[i]), int(m.state), int(m.walk.activations[i]), int(m.walk.temporary[i]))
     return Breakdown(int(m.parameters), int(m.gradients), int(m.state), int(m.activations), int(max(m.work, m.tail + m.end - m.late)))
 
 
@@ -172,6 +182,7 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
     graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
     parameters = gradients = state = late = copied = 0.0
     gathered: dict[int, float] = {}
+    reduced: list[tuple[float, ...]] = []
     parts: dict[tuple, tuple[float, float, float]] = {}
     pipeline = pipeline_of(graph, flow.plan)
     elsewhere = account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
@@ -190,9 +201,12 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
         if name in flow.grad:
             # The program takes all gradients, then scatters each: below level 3 the whole gradient exists, and microbatches add an accumulator.
             level = w.zero if w.dim >= 0 else 0
-            held = (cut if level >= 2 else full) if flow.plan.microbatches > 1 and level < 3 else 0
-            gradients += ((cut if level == 3 else full) + held) * recipe.gradient_bytes
+            several = flow.plan.microbatches > 1
+            held = (cut if level >= 2 else full) if several and (level < 3 or base.written_out) else 0
+            gradients += (held + (0 if base.written_out else cut if level == 3 else full)) * recipe.gradient_bytes
             state += cut * recipe.state_bytes
+            readers = [i for i, _ in graph.consumers[name]]
+            reduced.append((min(readers), max(readers), full * recipe.gradient_bytes, cut * left_bytes(recipe, level)))
             for i, _ in graph.consumers[name]:
                 if w.zero == 3 and w.dim >= 0:
                     gathered[i] = gathered.get(i, 0.0) + full * recipe.parameter_bytes
@@ -201,8 +215,24 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
     activations, tail = kept_activations(base, flow, pricer)
     activations += kept_collectives(flow, runs, pricer)
     slack = 1 + pricer.runtime.memory_slack
+    if base.written_out:
+        first, last, whole, piece = (np.array([row[k] for row in reduced], np.int64 if k < 2 else np.float64) for k in range(4))
+        weights = gradient_room(first, last, whole, piece, recipe, flow.plan.zero, flow.plan.microbatches)
+        return Moments(parameters, gradients, state, activations * slack, late, 0.0, 0.0, 0.0, _walk(base, flow, pricer, gathered, weights))
     work, end = temporaries(base, flow, pricer, gathered)
     return Moments(parameters, gradients, state, activations * slack, late, tail * slack, work * slack + copied, end * slack + copied)
+
+
+def kept_tensors(base: Base, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:
+    """(node, tensor, bytes) of what nodes are the first to keep for their backward pass, with what their kernels keep beside it."""
+    graph, mesh = base.graph, dict(flow.plan.mesh)
+    sizes: dict[tuple, float] = {}
+    for (i, slot), name in savers(base).items():
+        layout, tensor = flow.need[i, slot] if slot >= 0 else flow.source[name], graph.tensors[name]
+        key = (tensor.shape, tensor.dtype, id(layout))
+        if key not in sizes:
+            sizes[key] = prod(local_shape(tensor.shape, layout, mesh)) * pricer.itemsize(tensor.dtype)
+        yield i, name, sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer)
 
 
 def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, float]:
@@ -211,20 +241,14 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, flo
     Under recompute a repeated block keeps what enters each repeat, and one repeat's own activations at a time. A pipeline stage keeps its part of the
     blocks, and what comes before them, of all microbatches that wait for their backward pass.
     """
-    graph, plan, mesh = base.graph, flow.plan, dict(flow.plan.mesh)
+    graph, plan = base.graph, flow.plan
     pipeline = pipeline_of(graph, plan)
     if not base.training:
         return 0.0, 0.0
     inside = {i: (first, period) for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
     total = tail = 0.0
     transient: dict[int, float] = {}
-    sizes: dict[tuple, float] = {}
-    for (i, slot), name in savers(base).items():
-        layout, tensor = flow.need[i, slot] if slot >= 0 else flow.source[name], graph.tensors[name]
-        key = (tensor.shape, tensor.dtype, id(layout))
-        if key not in sizes:
-            sizes[key] = prod(local_shape(tensor.shape, layout, mesh)) * pricer.itemsize(tensor.dtype)
-        size = sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer)
+    for i, name, size in kept_tensors(base, flow, pricer):
         times = pipeline.kept(i) * float(pipeline.share(i)) if pipeline else 1.0
         if i in base.tail:
             tail += size
@@ -241,10 +265,20 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, flo
     return total + max(transient.values(), default=0.0), tail
 
 
-def temporaries(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]) -> tuple[float, float]:
-    """The largest working set of one operator (planner.kernels), with gathered weights of two layers: before the tail, and in it."""
+@dataclass(frozen=True)
+class Pass:
+    """Bytes of a device while node i runs, of one class of nodes. ins, outs: of operands that are no weights and of results; made: of results with a gradient."""
+
+    i: int
+    ins: float
+    outs: float
+    made: float
+    work: float
+
+
+def passes(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]) -> Iterator[Pass]:
+    """Every class of nodes while it runs. gathered: nodes whose weights are counted by the caller."""
     graph, mesh = base.graph, dict(flow.plan.mesh)
-    largest = {False: 0.0, True: 0.0}
 
     def local(name: str, layout: Layout) -> float:
         return prod(local_shape(graph.tensors[name].shape, layout, mesh)) * pricer.itemsize(graph.tensors[name].dtype)
@@ -253,17 +287,44 @@ def temporaries(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, f
         if base.shared[i] != i:
             continue
         sizes = [(name in graph.weights, local(name, flow.need[i, slot])) for slot, name in enumerate(node.inputs) if name]
-        outs = sum(local(name, flow.source[name]) for name in node.outputs if name)
-        weights = 0.0 if gathered else sum(size for weight, size in sizes if weight)  # gathered ones are counted below
-        size = working_bytes(base, i, flow.split(i), sum(size for weight, size in sizes if not weight), outs, weights, pricer)
-        largest[i in base.tail] = max(largest[i in base.tail], size)
-    if gathered:
-        layer: dict[int, float] = {}
-        for i, size in gathered.items():
-            layer[block_of(flow.plan, i)] = layer.get(block_of(flow.plan, i), 0.0) + size
-        full = 3 * max(layer.values())  # two layers' gathered weights, and the gradient of one before it is scattered
-        largest = {at: size + full for at, size in largest.items()}
-    return largest[False], largest[True]
+        results = [(name in base.grad, local(name, flow.source[name])) for name in node.outputs if name]
+        ins, outs = sum(size for weight, size in sizes if not weight), sum(size for _, size in results)
+        weights = 0.0 if gathered else sum(size for weight, size in sizes if weight)
+        yield Pass(i, ins, outs, sum(size for grad, size in results if grad), working_bytes(base, i, flow.split(i), ins, outs, weights, pricer))
+
+
+def gathered_bytes(plan: Plan, gathered: Mapping[int, float]) -> float:
+    """Bytes of two layers' gathered weights, and of the gradient of one before it is scattered."""
+    layer: dict[int, float] = {}
+    for i, size in gathered.items():
+        layer[block_of(plan, i)] = layer.get(block_of(plan, i), 0.0) + size
+    return 3 * max(layer.values(), default=0.0)
+
+
+def temporaries(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]) -> tuple[float, float]:
+    """The largest working set of one operator (planner.kernels), with gathered weights of two layers: before the tail, and in it."""
+    largest = {False: 0.0, True: 0.0}
+    for p in passes(base, flow, pricer, gathered):
+        largest[p.i in base.tail] = max(largest[p.i in base.tail], p.work)
+    full = gathered_bytes(flow.plan, gathered)
+    return largest[False] + full, largest[True] + full
+
+
+def _walk(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float], weights: Weights) -> Walk:
+    """The backward pass of a program without a loop over blocks."""
+    graph, slack = base.graph, 1 + pricer.runtime.memory_slack
+    kept, made, work, waits = np.zeros((4, len(graph.nodes)))
+    batch = 0.0
+    for i, name, size in kept_tensors(base, flow, pricer):
+        if name in graph.inputs:
+            batch += size
+        else:
+            kept[i] += size
+    for p in passes(base, flow, pricer, gathered):
+        made[p.i], work[p.i] = p.made, p.work
+        waits[p.i] = p.ins + p.outs if puts_off(base, p.i) else 0.0
+    own = Operators(kept * slack, made * slack, (work + gathered_bytes(flow.plan, gathered)) * slack, waits * slack)
+    return walk(base.passing, own, weights, batch * slack)
 
 
 def block_of(plan: Plan, i: int) -> int:

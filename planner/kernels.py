@@ -123,13 +123,13 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
     graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
     trained = base.training and any(o in base.grad for o in node.outputs)
     size = 2 * (ins + outs + weights) if trained and i in base.repeated else ins + outs
-    if trained and not base.runs and node.op in OPERATORS and OPERATORS[node.op].fusible:
+    if trained and base.written_out and node.op in OPERATORS and OPERATORS[node.op].fusible:
         size = ins + outs if weights else max(ins, outs)  # written out, an elementwise operator's gradient takes the place of its result's
     itemsize = pricer.itemsize("float32")
-    if weights and rule.flops and i in base.tail:  # compilers pad odd extents of a product's operands (vocabularies) in a copy
+    if weights and rule.flops and (i in base.tail or base.written_out):  # compilers pad odd extents of a product's operands (vocabularies) in a copy
         order, shapes = tuple(pricer.sizes), graph.shapes(node.inputs)
         own = [local_shape(shapes[slot], rule.operand(slot, split, order), pricer.sizes) for slot, n in enumerate(node.inputs) if n in graph.weights]
-        size += weights if any(n % ALIGNED for shape in own if len(shape) > 1 for n in shape) else 0.0
+        size += weights if any(n % ALIGNED for shape in own if len(shape) == 2 for n in shape) else 0.0
     if node.op == "Attention":  # scores and their gradient in float32, the weights as computed with
         q, _, v = graph.shapes(node.inputs[:3])
         around = group(split.axes("ring"), pricer.sizes)
@@ -237,7 +237,7 @@ def find_savers(base: Base) -> dict[tuple[int, int], str]:
                 if name not in seen:
                     seen.add(name)
                     charged[i, -1 - k] = name
-    return charged if base.runs else without_derived(base, charged)
+    return without_derived(base, charged) if base.written_out else charged
 
 
 def without_derived(base: Base, charged: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], str]:

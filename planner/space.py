@@ -24,6 +24,7 @@ from planner.emit.replay import reads
 from planner.flow import Plan, cut_layout, own_level, weight_plan
 from planner.kernels import inner_times, kept_beside, times_of, working_bytes
 from planner.layout import Axes, Layout, group, local_shape
+from planner.moments import left_bytes, puts_off
 from planner.rule import Limits, Rule, Split, candidates
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 ZERO_LEVELS = (0, 1, 2, 3)
 NONE = (0, 0, 0, 0)
-NO_WEIGHT = np.zeros((len(ZERO_LEVELS), 4))
+NO_WEIGHT = np.zeros((len(ZERO_LEVELS), 6))
 
 
 @dataclass
@@ -58,6 +59,8 @@ class Variable:
     held_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> sums of gradients that microbatches add up
     tail_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # activations kept by nodes after the repeated blocks
     late_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # gradients of one node of a repeated block: not there before its backward pass
+    moment_bytes: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))  # [options, 4] as in planner.moments: kept inputs of the graph, kept results, made, waits
+    room_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> [options, 2] the whole gradient of its weights, and the piece left of it
     flops: float = 0.0
 
 
@@ -150,12 +153,13 @@ class _Builder:
         forward, backward = f + inner_f, b + np.where(b, inner_b, 0.0)
         if results:  # what is read of partial results is their sum over devices, which is kept: nothing asks for the terms again
             spared = np.where([all(self.atlas.layouts[n].partial for n in row) for row in zip(*results, strict=True)], forward, spared)
-        kept, again, inner, tail = nothing, nothing, nothing, nothing
+        kept, again, inner, tail, given = nothing, nothing, nothing, nothing, nothing
         for slot, size in (*enumerate(ins), *((-1 - o, n) for o, n in enumerate(outs))):
             total, entering, first, after = base.kept.get((i, slot), NONE)
             if total or after:
                 size = (size + np.array([kept_beside(base, i, slot, split, self.pricer) for split in splits]) if slot == 0 else size) * slack
                 kept, again, inner, tail = kept + total * size, again + (entering + first) * size, inner + first * size, tail + after * size
+                given = given + total * size if slot >= 0 and node.inputs[slot] in graph.inputs else given
         work = slack * np.array([working_bytes(base, i, split, r - w, m, w, self.pricer)
                                  for split, r, m, w in zip(splits, read.tolist(), made.tolist(), weights.tolist(), strict=True)])  # fmt: skip
         backwards = reads(node, base.grad).slots
@@ -168,8 +172,10 @@ class _Builder:
             if i in base.repeated and name in base.grad:
                 late = late + np.array([self._local(graph.tensors[name].shape, n) for n in layouts], np.float64)[of] * self.pricer.recipe.gradient_bytes
         reduce, each, state, held = _by_level(cells)
+        made_grad = sum((x for name, x in zip(live, outs, strict=True) if name in base.grad), nothing)
+        moment = np.stack([given, kept - given, made_grad * slack, (read - weights + made) * slack if puts_off(base, i) else nothing], 1)
         v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, state, kept, again, inner,
-                     np.array([self._pieces(rule, s, base.batch_factors[i]) for s in splits]), work, held, tail, late)
+                     np.array([self._pieces(rule, s, base.batch_factors[i]) for s in splits]), work, held, tail, late, moment, _room(cells))
         return _Kind(v, needs, results)
 
     def _pieces(self, rule: Rule, split: Split, batch: str) -> float:
@@ -220,12 +226,13 @@ class _Builder:
         return self._local(t.shape, layout) * self.pricer.itemsize(t.dtype)
 
     def weight_costs(self, name: str, layout: int, twice: bool) -> np.ndarray:
-        """[levels, 4]: seconds once a step, seconds each microbatch, state bytes and bytes of the sum over microbatches of one weight needed in a layout, per optimizer level.
+        """[levels, 6]: seconds once a step, seconds each microbatch, state bytes, bytes of the sum over microbatches, of the whole gradient and of the piece left of it, of
+        one weight needed in a layout, per optimizer level. State has a gradient where there is a loop over blocks (planner.evaluate).
 
         twice: the backward pass reads the weight too, so that level 3 gathers it again.
         """
         t, memo = self.graph.tensors[name], self.pricer.memo
-        key = ("weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice)
+        key = ("weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice, self.base.written_out)
         if key not in memo:
             memo[key] = self._weight_costs(name, layout, twice)
         found: np.ndarray = memo[key]
@@ -236,17 +243,18 @@ class _Builder:
         local = float(self._local(t.shape, layout))
         if name not in self.base.grad:
             held = local * (recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype))
-            return np.array([(0.0, 0.0, held, 0.0)] * len(ZERO_LEVELS))
+            return np.array([(0.0, 0.0, held, 0.0, 0.0, 0.0)] * len(ZERO_LEVELS))
         plan = weight_plan(self.graph, name, [need], Plan(self.mesh, {}, 1, self.zero_axes), True)
         cut = group(plan.axes, self.sizes) if plan.zero and plan.dim >= 0 else 1
         piece = float(prod(local_shape(t.shape, cut_layout(plan), self.sizes)))  # padded where the group does not divide the dim
+        written = self.base.written_out
         shown = 1 - price.runtime.overlap  # of the gradients' reduction: the rest hides under the backward pass
         rows = []
         for zero in ZERO_LEVELS:
             level = own_level(zero, t.shape) if cut > 1 and zero else 0
             rest = tuple(a for a in need.fan if not level or a not in plan.axes)
             own, whole = (piece, piece * cut) if level else (local, local)
-            state = (own if level == 3 else local) * (recipe.parameter_bytes + recipe.gradient_bytes) + own * recipe.state_bytes
+            state = (own if level == 3 else local) * (recipe.parameter_bytes + (0.0 if written else recipe.gradient_bytes)) + own * recipe.state_bytes
             full = whole * recipe.reduction_bytes
             late = level < 3  # outside blocks, where collectives travel in buckets
             scatter = shown * price.collective_s("reduce-scatter", plan.axes, full, bucketed=late) if level else 0.0
@@ -254,7 +262,8 @@ class _Builder:
             step = shown * price.collective_s("all-reduce", rest, own * recipe.reduction_bytes, bucketed=True) + price.optimizer_s(own)
             once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
             rows.append((once, (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0), state,
-                         0.0 if level == 3 else (own if level == 2 else local) * recipe.gradient_bytes))  # fmt: skip
+                         0.0 if level == 3 and not written else (own if level >= 2 else local) * recipe.gradient_bytes,
+                         local * recipe.gradient_bytes, own * left_bytes(recipe, level)))  # fmt: skip
         return np.array(rows)
 
     def _connect(self, wire: Wire) -> None:
@@ -287,8 +296,9 @@ class _Builder:
         v.spared_s, v.kept_bytes, v.again_bytes, v.inner_bytes, v.work_bytes, v.tail_bytes, v.late_bytes = v.forward_s, *np.zeros((6, len(pairs)))
         v.pieces = np.full(len(pairs), np.inf)
         twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot in wire.uses)
-        cells = np.array([self.weight_costs(name, h, twice) for h, _ in pairs]) if weight else np.zeros((len(pairs), len(ZERO_LEVELS), 4))
+        cells = np.array([self.weight_costs(name, h, twice) for h, _ in pairs]) if weight else np.zeros((len(pairs), *NO_WEIGHT.shape))
         v.reduce_s, v.each_s, v.state_bytes, v.held_bytes = _by_level(cells)
+        v.moment_bytes, v.room_bytes = np.zeros((len(pairs), 4)), _room(cells)
         index = len(self.variables)
         self.variables.append(v)
         if wire.made is not None:
@@ -342,8 +352,13 @@ class _Builder:
 
 
 def _by_level(cells: np.ndarray) -> tuple[dict[int, np.ndarray], ...]:
-    """[options, levels, 4] -> reduction once, reduction each microbatch, state bytes and bytes of sums: level -> [options]."""
+    """[options, levels, 6] -> reduction once, reduction each microbatch, state bytes and bytes of sums: level -> [options]."""
     return tuple({z: np.ascontiguousarray(cells[:, z, part]) for z in ZERO_LEVELS} for part in range(4))
+
+
+def _room(cells: np.ndarray) -> dict[int, np.ndarray]:
+    """[options, levels, 6] -> level -> [options, 2]."""
+    return {z: np.ascontiguousarray(cells[:, z, 4:]) for z in ZERO_LEVELS}
 
 
 def _unique(items: Sequence) -> tuple[list, np.ndarray]:

@@ -119,7 +119,7 @@ def test_predicted_peak_is_the_compiler_s(zero, recompute, micro):
 
 
 def test_attention_works_beside_the_residual_stream_s_gradient():
-    """In a repeated block, trained: operands, result and their gradients, float32 scores with their gradient and the weights as computed with, and the stream twice."""
+    """In a repeated block, trained: operands, result and their gradients, float32 scores, the weights and the scores' gradient as computed with, and the stream twice."""
     import models_zoo
     from planner.blocks import hoist
     from planner.kernels import working_bytes
@@ -135,5 +135,5 @@ def test_attention_works_beside_the_residual_stream_s_gradient():
     ins, outs, scores = 3000.0, 1000.0, rows * heads * queries * 16
     trained, frozen = (working_bytes(Base.of(graph, training=t), i, Split(), ins, outs, 0.0, pricer) for t in (True, False))
     assert i in Base.of(graph, training=True).repeated
-    assert trained == 2 * (ins + outs) + scores * (4 + 4 + 2) + 2 * outs
+    assert trained == 2 * (ins + outs) + scores * (4 + 2 + 2) + 2 * outs
     assert frozen == ins + outs + scores * (4 + 2)

@@ -65,6 +65,23 @@ def test_usage_is_the_memory_of_the_plan(source: str, batch: int, techniques: Te
     assert least_usage(space, techniques) <= cost.memory.total
 
 
+@pytest.mark.parametrize(("source", "batch"), [("zoo:gpt2-small,layers=1", 8), ("zoo:resnet50,blocks=1-1-1-1", 32), ("zoo:mlp,layers=3", 64)])
+@pytest.mark.parametrize("techniques", [Techniques(0), Techniques(1), Techniques(2, microbatches=4)])
+def test_usage_without_a_loop_is_the_peak_of_the_walk(source: str, batch: int, techniques: Techniques) -> None:
+    """Random choices: the search's figure is the plan's, and never below what every plan needs."""
+    space, rng = space_of(source, batch, fold=False), random.Random(3)
+    assert space.base.written_out
+    for _ in range(4):
+        choice = tuple(rng.randrange(len(v.splits or v.layouts)) for v in space.variables)
+        if any(t.forward_s[choice[t.a], choice[t.b]] == np.inf for t in space.links):
+            choice = solve(assemble(space, techniques, None), "dp", Budget()).choice
+        cost, _, _ = price_plan(space.base, plan_of(space, choice, techniques), space.pricer)
+        held, above = usage_of(space, techniques, choice)
+        assert above >= 0
+        assert held + above == pytest.approx(cost.memory.total, rel=1e-6, abs=16)
+        assert least_usage(space, techniques) <= cost.memory.total + 16
+
+
 def test_overlap_of_the_runtime_is_in_the_objective() -> None:
     space = space_of("zoo:gpt2-small,layers=3", 8, runtime="jax-jit")
     problem = assemble(space, Techniques(1), None)

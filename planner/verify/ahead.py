@@ -122,8 +122,11 @@ def explain(predicted: Predicted, compiled: Compiled, rows: tuple[Figure, ...], 
     return tuple(lines)
 
 
-def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runtime: str, optimizer: str) -> dict[str, int]:
-    """The planner's memory of a device by part, as its cost model has it, without the allowance for fragmentation. Bytes do not depend on the machine."""
+def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runtime: str, optimizer: str, *, unroll: bool) -> dict[str, int]:
+    """The planner's memory of a device by part, as its cost model has it, without the allowance for fragmentation. Bytes do not depend on the machine.
+
+    unroll: the program has no loop over its blocks. Recomputed blocks and pipeline stages are priced as loops all the same.
+    """
     from dataclasses import asdict, replace
 
     from costmodels.precision import load_recipe
@@ -137,6 +140,8 @@ def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runti
     mesh = pinned_mesh(topology, dict(plan.mesh))
     recipe = load_recipe("bf16-mixed" if compute == "bfloat16" else "fp32", optimizer, training)
     pricer = Pricer(topology, mesh, replace(RUNTIMES[runtime], memory_slack=0.0), recipe)
+    if unroll and plan.recompute == "none" and plan.stages < 2:
+        return asdict(price_plan(Base.of(graph, training=training, fold=False), replace(plan, runs=()), pricer)[0].memory)
     return asdict(price_plan(Base.of(graph, training=training), plan, pricer)[0].memory)
 
 

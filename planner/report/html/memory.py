@@ -2,7 +2,8 @@
 
 Parameters, optimizer state and the working set of the largest operator are priced as held all the time; kept activations grow through the forward
 pass and are released in reverse by the backward pass; gradients of the repeated blocks are there from their backward pass on. What follows the
-blocks (the tail: head and loss) has a working set of its own. With pipeline stages what the microbatches on their way keep is held through all
+blocks (the tail: head and loss) has a working set of its own. Without repeated blocks every operator's backward pass has its own
+(planner.moments). With pipeline stages what the microbatches on their way keep is held through all
 ticks under 1F1B, and grows by one a tick under GPipe; a tick passes the tail as a microbatch does. So the peak lies in the tail or where the backward pass enters the blocks,
 and it is the figure of the verdict.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.moments import Walk
 from planner.pipeline import Pipeline
 from planner.report.html import figures as f
 from planner.report.html.bars import passes_of, timeline
@@ -36,6 +38,8 @@ class Series:
     bands: tuple[tuple[str, tuple[float, ...]], ...]
     turn_s: float
     largest: tuple[Row, ...]
+    enters: str = "the backward pass enters the blocks"
+    """What a peak behind the forward pass's end is called."""
 
     @property
     def total_bytes(self) -> tuple[float, ...]:
@@ -52,7 +56,7 @@ class Series:
     def peak_words(self) -> str:
         """Where it is."""
         at = self.times_s[self.peak]
-        return "end of the forward pass" if at <= self.turn_s * (1 + 1e-9) else "the backward pass enters the blocks"
+        return "end of the forward pass" if at <= self.turn_s * (1 + 1e-9) else self.enters
 
 
 def series(d: Detail) -> Series:
@@ -63,8 +67,11 @@ def series(d: Detail) -> Series:
             groups[-1].append(row)
         else:
             groups.append([row])
-    h = d.held
-    if d.pipeline is not None:
+    h, enters = d.held, "the backward pass enters the blocks"
+    if h.walk is not None:
+        walk, turn = _written_out(d, h.walk)
+        enters = f"backward pass of {short_name(d.rows[h.walk.at].id, d.rows[h.walk.at].op)}"
+    elif d.pipeline is not None:
         walk, turn = _staged(d, d.pipeline)
     else:
         walk = _Walk(d)
@@ -74,13 +81,33 @@ def series(d: Detail) -> Series:
         for rows in reversed(groups):
             walk.step(rows, _spans(d, rows)[1], -1)
         end = walk.times[-1] + sum(m.exposed_s for m in d.moves if m.when == "sync") / d.micro
-        walk.point(end + max(sum(p.time_s for p in timeline(d).step) - end * d.micro, 0.0))
+        walk.point(_step_end(d, end))
     n = len(walk.times)
-    replay = max(h.activations - sum(r.kept_bytes for r in d.rows if not r.tail), 0.0)
+    replay = 0.0 if h.walk is not None else max(h.activations - sum(r.kept_bytes for r in d.rows if not r.tail), 0.0)
     shown = {"parameters": (h.parameters,) * n, "optimizer": (h.state,) * n, "gradients": tuple(walk.gradients),
              "replay": (replay if replay > 1e-6 * h.activations else 0.0,) * n, "activations": tuple(walk.kept), "temporary": tuple(walk.work)}  # fmt: skip
     largest = sorted((r for r in d.rows if r.kept_bytes), key=lambda r: (-r.kept_bytes, r.index))
-    return Series(tuple(walk.times), tuple((k, shown[k]) for k in ORDER if any(shown[k])), turn, tuple(largest))
+    return Series(tuple(walk.times), tuple((k, shown[k]) for k in ORDER if any(shown[k])), turn, tuple(largest), enters)
+
+
+def _step_end(d: Detail, now: float) -> float:
+    """Seconds at the end of the step, where the last microbatch has taken until now."""
+    return now + max(sum(p.time_s for p in timeline(d).step) - now * d.micro, 0.0)
+
+
+def _written_out(d: Detail, moments: Walk) -> tuple[_Walk, float]:
+    """The curve of a program without a loop, and the end of its forward pass: the forward pass keeps, each operator's backward pass has what is there then."""
+    walk = _Walk(d)
+    for row in d.rows:
+        walk.step([row], _spans(d, [row])[0], 1)
+    turn = walk.times[-1]
+    for row in reversed(d.rows):
+        walk.moment(walk.times[-1], *(float(x[row.index]) for x in (moments.activations, moments.gradients, moments.temporary)))
+        walk.moment(walk.times[-1] + _spans(d, [row])[1], walk.kept[-1], walk.gradients[-1] - d.held.gradients, walk.work[-1])
+    end = walk.times[-1] + sum(m.exposed_s for m in d.moves if m.when == "sync") / d.micro
+    walk.moment(walk.times[-1], 0.0, walk.gradients[-1] - d.held.gradients, 0.0)
+    walk.moment(_step_end(d, end), 0.0, walk.gradients[-1] - d.held.gradients, 0.0)
+    return walk, turn
 
 
 def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
@@ -126,6 +153,13 @@ class _Walk:
         self.kept.append(self.now)
         self.gradients.append(h.gradients if self.late else h.gradients - h.late)
         self.work.append(h.end if self.inside else h.work)
+
+    def moment(self, time_s: float, kept: float, gradients: float, work: float) -> None:
+        """What a backward pass without loops has; gradients beside the sums of microbatches."""
+        self.times.append(time_s)
+        self.kept.append(kept)
+        self.gradients.append(self.held.gradients + gradients)
+        self.work.append(work)
 
     def turned(self) -> None:
         """The backward pass enters the blocks."""
