@@ -20,7 +20,7 @@ class Kernels:
     loss gathers pieces.
     flash: attention keeps its scores on chip and skips what a causal mask hides; its products then run at `attention` of peak (forward, backward).
     again: the core of attention is computed again in the backward pass (selective recompute), its scores are not kept. gathered: what
-    products take whole of a tensor that is cut along the sequence, they keep whole.
+    products take whole of a tensor that is cut along the sequence, they keep whole. offloaded: what enters blocks waits in the host's memory.
     """
 
     passes: Mapping[str, tuple[float, float]]
@@ -36,6 +36,7 @@ class Kernels:
     logit_piece: float = 0.0
     again: bool = False
     gathered: bool = False
+    offloaded: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ KEPT_PRODUCTS = {"product": 1.0, "into residual": 1.0, "attention": 1.0}
 _NVIDIA_KEPT = {**_KEPT, "norm": 1.0, "residual": 1.0, "Silu": 0.0, "RotaryEmbedding": 0.0}
 _EAGER = {**_MOVED, "norm": (20.0, 30.0)}
 _EAGER_KEPT = {**_KEPT, "norm": 6.049}
+_FUSED = {**_MOVED, "residual": (1.0, 1.0), "Gelu": (0.0, 0.0), "Silu": (0.0, 0.0), "RotaryEmbedding": (2.0, 2.0), "Transpose": (0.0, 0.0)}
+"""As XLA fuses: an activation with the product of gates or of the next layer's operand, a sum with what makes its operand; orders of axes are layouts."""
 _WHOLE = replace(FLASH, logit_kept=17.475, logit_gathered=4.846, logit_piece=4.0, gathered=True)
 _PLAIN = replace(_WHOLE, passes=_EAGER, kept=_EAGER_KEPT)
 KERNELS = {
@@ -111,7 +114,7 @@ KERNELS = {
     "nvidia": replace(FLASH, kept=_NVIDIA_KEPT),
     "nvidia-fp8": replace(FLASH, kept={**_NVIDIA_KEPT, "norm": 0.5, "Mul": 0.5, "Gelu": 1.5, "attention": 1.5}),
     "mpt": replace(FLASH, kept={**_KEPT, "norm": 1.5}, logit_kept=4.0),
-    "maxtext": replace(FLASH, logit_kept=4.0),
+    "maxtext": replace(FLASH, passes=_FUSED, logit_kept=4.0),
     "flash2-rms": _WHOLE,
     "flash2": _PLAIN,
     "flash1": replace(_PLAIN, attention=(0.3, 0.23)),
@@ -137,6 +140,8 @@ _XLA_TIME = (0.16, 0.44)
 _XLA_MEMORY = (0.25, 0.02)
 """Of compiled over priced bytes of scanned programs, as the GPU compiler allocates them (benchmarks.memory_truth, 2026-11)."""
 _XLA = (_XLA_TIME, _XLA_MEMORY, 38, 30 * 2**20)
+_WIDE = Rates(attention=0.5, outer=0.8)
+"""TPUs with matrix units of 256 x 256 (v6e, 7x; Google Cloud TPU documentation): heads of 128 fill half of them."""
 
 RUNTIMES = {
     "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, *_XLA, "the emitted program; constants are guesses, no communication counts as hidden"),
@@ -144,5 +149,5 @@ RUNTIMES = {
     "megatron": Runtime("megatron", 0.0, 1.0, 0.038, (0.15, 0.2), (0.07, 0.07), 38, 160e6, "as Megatron's programs run; fitted to published A100 runs", FLASH, _A100,
                         {"h100-sxm": _H100, "h200-sxm": _H100}, overhead_bytes=0.495e9, pipeline_slack=0.051, pinned=0.368),
     "fsdp": Runtime("fsdp", 0.5, 1.0, 0.05, (0.2, 0.4), (0.1, 0.1), 38, 25 * 2**20, "as FSDP programs run; fitted to published A100 runs", FLASH, Rates(outer=0.8),
-                    {"a100-40gb": _A100_FSDP, "a100-80gb": _A100_FSDP, "h100-sxm": _H100, "h200-sxm": _H100}, 0.5, overhead_bytes=1e9),
+                    {"a100-40gb": _A100_FSDP, "a100-80gb": _A100_FSDP, "h100-sxm": _H100, "h200-sxm": _H100, "tpu-v6e": _WIDE, "tpu-v7x": _WIDE}, 0.5, overhead_bytes=1e9),
 }  # fmt: skip

@@ -128,7 +128,7 @@ def peak(held: Held, runtime: Runtime) -> Breakdown:
     slack = 1 + runtime.memory_slack + (runtime.pipeline_slack if last else 0.0)
     for s, blocks in enumerate(held.blocks):
         flight = in_flight(s, len(held.blocks), held.microbatches, runtime.interleave)
-        activations = flight * blocks * (held.entering if again else kept[BLOCKS])
+        activations = flight * blocks * (held.entering * (not kernels.offloaded) if again else kept[BLOCKS])
         moments = (inside + (kept[BLOCKS] if again else 0.0), (logits + kept[AFTER]) * (s == last))
         temporary = max(moments) + runtime.pinned * min(moments) + 2 * held.gathered
         # Of one microbatch gradients come as what was kept goes.

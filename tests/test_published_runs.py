@@ -17,7 +17,7 @@ from costmodels.runtime import Rates
 from planner.held import in_flight, peak
 from planner.runs.fit import Prepared
 from planner.runs.keep import COUNTS, fitted_constants, held_out_bytes, priced_bytes
-from planner.runs.rows import Left, case_of, kernels_of, level, machine, runtime_of, sequence_parallel
+from planner.runs.rows import Left, case_of, custom, kernels_of, level, machine, runtime_of, sequence_parallel
 
 ROWS = Path(__file__).with_name("golden") / "published_runs.jsonl"
 MOST = {"Hagemann": 0.05, "vTrain": 0.125, "mosaicml": 0.04}
@@ -138,3 +138,21 @@ def test_the_command_prints_what_it_left_out(tmp_path: Path, capsys: pytest.Capt
     printed = json.loads(capsys.readouterr().out)
     assert printed["left_out"] == {"context parallelism": 1}
     assert printed["sources"][0]["rows"] == 2
+
+
+def test_policies_that_offload_make_the_rest_again() -> None:
+    row = {"source": "tpu-recipes", "hardware": "TPU v6e", "zero": 3, "recompute": "selective", "notes": "remat=custom offload; "}
+    plain = runtime_of({**row, "notes": ""}, 3).kernels
+    offloaded = runtime_of(row, 3).kernels
+    assert plain is not None
+    assert offloaded is not None
+    assert custom(row)
+    assert not custom({**row, "notes": "remat_policy=qkv_proj_offloaded"})
+    assert offloaded.offloaded
+    assert not plain.offloaded
+
+
+def test_a_network_that_no_source_states_is_one_adapter_a_node() -> None:
+    row = json.loads(ROWS.read_text().splitlines()[0]) | {"devices": 16, "dp": 16, "tp": 1, "pp": 1, "microbatch": 1, "global_batch": 16}
+    assert case_of(row | {"source": "Hagemann 2023"}).topology.levels[-1].bandwidth_bytes_per_s == pytest.approx(25e9 / 8)
+    assert case_of(row | {"source": "another"}).topology.levels[-1].bandwidth_bytes_per_s == pytest.approx(25e9)

@@ -85,6 +85,8 @@ def case_of(row: Row, hardware: str = "") -> Case:
         raise Left("batch does not divide into microbatches")
     if "lora" in str(row.get("notes", "")).lower():
         raise Left("few parameters trained (LoRA)")
+    if any(word in str(row["model"]).lower() for word in ("gemma2", "gemma3")):
+        raise Left("attention within a window")
     if any(word in str(row["model"]).lower() for word in ("mixtral", "moe", "a3b", "a22b", "deepseek", "oss", "kimi")):
         raise Left("experts")
     zero = level(row)
@@ -132,6 +134,11 @@ def _recipe(row: Row) -> bool:
     return any(word in str(row["source"]) for word in ("Megatron-Bridge", "NeMo"))
 
 
+def custom(row: Row) -> bool:
+    """Whether a row's policy is MaxText's custom one: what enters a block goes to the host's memory, nearly all else is made again."""
+    return "remat=custom" in str(row.get("notes", ""))
+
+
 def replicas(notes: str, topology: Topology, data: int) -> int:
     """How many copies of the sharded parameters there are: nodes or slices that each hold all of them."""
     found = re.search(r"dcn_data_parallelism=(\d+)", notes) or re.search(r"(\d+) slice\(s\) x", notes)
@@ -144,8 +151,10 @@ def runtime_of(row: Row, zero: int) -> Runtime:
     profile = RUNTIMES["fsdp" if zero == 3 else "megatron"]
     kernels = KERNELS[kernels_of(row, zero)]
     notes = str(row.get("notes", ""))
-    if "offload" in notes.replace("cpu_offload False", "") or "remat=custom" in notes:
-        kernels = replace(kernels, kept={})  # what blocks leave goes to the host's memory
+    if custom(row):
+        kernels = replace(kernels, offloaded=True)
+    elif "offload" in notes.replace("cpu_offload False", ""):  # what blocks leave goes to the host's memory; times of such runs leave no room to make it again
+        kernels = replace(kernels, kept={})
     elif row.get("recompute") == "selective" or "minimal_with_context" in notes:
         kernels = replace(kernels, kept=KEPT_PRODUCTS) if kernels.flash else replace(kernels, again=True)
     return replace(profile, kernels=kernels, interleave=int(row.get("vpp") or 1), balance="Hagemann" in str(row["source"]))
@@ -227,7 +236,8 @@ def plan_of(case: Case) -> tuple[Base, Plan]:
     whole = "Hagemann" in str(row["source"])  # its loss takes whole rows of logits (kernels and memory of its runs say so)
     splits = splits_of(case.spec, case.graph_batch, case.mesh, sequence_parallel(row), whole)
     shape, data = case.mesh.shape, tuple(a for a, n in case.mesh.shape if a == "data" and n > 1)
-    return base, Plan(shape, splits, zero if data else 0, data if zero else (), RECOMPUTE.get(str(row.get("recompute") or "none"), "none"), case.microbatches, base.runs,
+    recompute = "block" if custom(row) else RECOMPUTE.get(str(row.get("recompute") or "none"), "none")
+    return base, Plan(shape, splits, zero if data else 0, data if zero else (), recompute, case.microbatches, base.runs,
                       schedule="1f1b" if case.mesh.stages > 1 else "")  # fmt: skip
 
 
