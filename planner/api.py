@@ -15,7 +15,7 @@ from planner.strategy import Strategy
 DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME = "h100-sxm", "bf16-mixed", "jax-shard_map"
 
 
-def plan(source: str | Path, *, devices: int | None = None, hardware: str | None = None, topology: str | Path | None = None, workload: str = "train",
+def plan(source: Any, *, devices: int | None = None, hardware: str | None = None, topology: str | Path | None = None, workload: str = "train",
          batch: int | None = None, tokens_per_step: int | None = None, dims: Mapping[str, int] | None = None,
          shapes: Mapping[str, tuple[int, ...]] | None = None, mode: str = "auto", solver: str = "auto", pins: Any = None, objective: str = "step",
          memory_limit_bytes: int | None = None, memory_reserve_bytes: int | None = None, runtime: str = DEFAULT_RUNTIME, optimizer: str = "adamw",
@@ -25,7 +25,7 @@ def plan(source: str | Path, *, devices: int | None = None, hardware: str | None
          remedies: bool = True) -> Strategy:  # fmt: skip
     """Search for the best way to spread a model over a machine.
 
-    source: an ONNX file, `zoo:SPEC`, or a Hugging Face config.json. Exactly one of hardware (with devices) and topology describes the machine. remedies: where
+    source: an ONNX file, `zoo:SPEC`, a Hugging Face config.json, or an onnx ModelProto. Exactly one of hardware (with devices) and topology describes the machine. remedies: where
     nothing fits, plan what would help and say it in the error.
     Returns a Strategy. Raises PlanError: exit_code 2 for bad input, 3 when no plan fits. Never imports jax.
     """
@@ -54,8 +54,8 @@ def plan(source: str | Path, *, devices: int | None = None, hardware: str | None
         if found.stopped:
             raise PlanError("P026", "the search was stopped before any plan fitted", help=["--time-limit with more seconds"], exit_code=NO_PLAN)
         raise no_plan(request, found, model if remedies else None)
-    provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "source": str(source),
-                  "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
+    provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+                  "source": str(source if isinstance(source, str | Path) else model.name), "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
     return compose(model, request, found, provenance, assumptions(model, request, hardware, topology))
 
 
@@ -108,7 +108,7 @@ def choose(option: str, value: str, known: Sequence[str]) -> None:
         raise PlanError("P018", f"--{option} {value!r}: unknown", help=[h for h in (did_you_mean(value, known), f"one of {', '.join(known)}") if h])
 
 
-def open_model(source: str | Path, devices: int, **workload: Any) -> Any:
+def open_model(source: Any, devices: int, **workload: Any) -> Any:
     """Open a model for a workload."""
     from planner.model import Model, Workload
 

@@ -79,8 +79,10 @@ class Model:
     """Whether graphs are derived from others; None before the first was asked for."""
 
     @classmethod
-    def open(cls, source: str | Path, workload: Workload, devices: int = 1) -> Model:
-        """A file, `zoo:SPEC`, or a Hugging Face config.json. Raises PlanError for anything that cannot be read."""
+    def open(cls, source: Any, workload: Workload, devices: int = 1) -> Model:
+        """A file, `zoo:SPEC`, a Hugging Face config.json, or a ModelProto. Raises PlanError for anything that cannot be read."""
+        if not isinstance(source, str | Path):
+            return cls(source.graph.name, workload, devices, None, source)
         text = str(source)
         if text.startswith("zoo:"):
             import models_zoo

@@ -30,31 +30,41 @@ def mesh_of(strategy: Strategy) -> Any:
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def shardings(strategy: Strategy, tree: Any, *, optimizer: bool = False) -> Any:
+def shardings(strategy: Strategy, tree: Any, *, optimizer: bool = False, rows: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
     """NamedSharding for every leaf of a pytree of parameters, or (optimizer) of an optimizer's state, in its structure.
 
-    Levels of the optimizer: its state is cut from level 1 on, parameters themselves at level 3. Raises PlanError P052: no parameter of that name or shape.
+    rows: parameter -> its row, where that is not the strategy's. Levels of the optimizer: its state is cut from level 1 on, parameters themselves at level 3.
+    Raises PlanError P052: no parameter of that name or shape.
     """
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
     mesh, sizes = mesh_of(strategy), dict(strategy.mesh_shape)
-    rows = {name: row for name, row in strategy.tensors.items() if row.get("label")}
-    rows |= {row["label"]: row for row in rows.values()}
+    if rows is None:
+        rows = {name: row for name, row in strategy.tensors.items() if row.get("label")}
+        rows = {**rows, **{row["label"]: row for row in rows.values()}}
+    known = rows
 
     def one(path: Any, leaf: Any) -> Any:
         words = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path]
         names = [".".join(words[i:]) for i in range(len(words))]
-        row = next((rows[n] for n in names if n in rows), None)
+        row = next((known[n] for n in names if n in known), None)
         shape = tuple(leaf.shape) if hasattr(leaf, "shape") else None
         if row is None and optimizer and shape is not None and prod(shape) <= 1:
             return NamedSharding(mesh, PartitionSpec())
         if row is None or shape not in (None, tuple(row["shape"])):
             what = f"no parameter named {names[0] if names else ''!r}" if row is None else f"{row['label']} has shape {tuple(row['shape'])}, not {shape}"
-            raise PlanError("P052", what, help=[h for h in [did_you_mean(names[-1] if names else "", list(rows))] if h])
-        return NamedSharding(mesh, PartitionSpec(*(_axes(axes) for axes in _dims(row, sizes, optimizer))))
+            raise PlanError("P052", what, help=[h for h in [did_you_mean(names[-1] if names else "", list(known))] if h])
+        return partition(mesh, row, sizes, optimizer)
 
     return jax.tree_util.tree_map_with_path(one, tree, is_leaf=lambda x: x is None)
+
+
+def partition(mesh: Any, row: Mapping[str, Any], sizes: Mapping[str, int], optimizer: bool) -> Any:
+    """The NamedSharding of a row of a strategy's tensors."""
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    return NamedSharding(mesh, PartitionSpec(*(_axes(axes) for axes in _dims(row, sizes, optimizer))))
 
 
 def _dims(row: Mapping[str, Any], sizes: Mapping[str, int], optimizer: bool) -> list[tuple[str, ...]]:

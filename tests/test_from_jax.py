@@ -1,0 +1,217 @@
+"""JAX functions read, planned, and run under their shardings: the translation computes what the function computes, the sharded run what one device does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planner
+from planner.errors import PlanError
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+S, LAYERS, WIDTH, HEADS, LENGTH, VOCAB, BATCH = jax.ShapeDtypeStruct, 3, 32, 4, 16, 96, 8
+
+
+def gpt(p: Any, ids: Any, labels: Any) -> Any:
+    """A decoder with scanned, rematerialised blocks; mean cross-entropy."""
+    x = p["wte"][ids] + p["wpe"]
+
+    def block(x: Any, w: Any) -> Any:
+        def heads(t: Any) -> Any:
+            return t.reshape(*t.shape[:2], HEADS, -1).swapaxes(1, 2)
+
+        y = norm(x, w["g1"])
+        q, k, v = (heads(y @ w[n]) for n in ("q", "k", "v"))
+        scores = jnp.einsum("bhsd,bhtd->bhst", q, k) / np.sqrt(WIDTH // HEADS)
+        scores = jnp.where(jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), scores, jnp.finfo(scores.dtype).min)
+        mixed = (jax.nn.softmax(scores, -1) @ v).swapaxes(1, 2).reshape(x.shape)
+        x = x + mixed @ w["o"]
+        return x + jax.nn.gelu(norm(x, w["g2"]) @ w["up"]) @ w["down"], None
+
+    x, _ = jax.lax.scan(jax.checkpoint(block), x, p["blocks"])
+    logp = jax.nn.log_softmax(norm(x, p["g"]) @ p["wte"].T)
+    return -jnp.take_along_axis(logp, labels[..., None], -1).mean()
+
+
+def norm(x: Any, g: Any) -> Any:
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5) * g
+
+
+def gpt_parameters() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+
+    def w(*shape: int) -> Any:
+        return (rng.standard_normal(shape) * 0.2).astype(np.float32)
+
+    blocks = {"g1": w(LAYERS, WIDTH), "g2": w(LAYERS, WIDTH), **{n: w(LAYERS, WIDTH, WIDTH) for n in "qkvo"}}
+    blocks |= {"up": w(LAYERS, WIDTH, 4 * WIDTH), "down": w(LAYERS, 4 * WIDTH, WIDTH)}
+    return {"wte": w(VOCAB, WIDTH), "wpe": w(LENGTH, WIDTH), "g": w(WIDTH), "blocks": blocks}
+
+
+def tokens() -> tuple[Any, Any]:
+    rng = np.random.default_rng(1)
+    return tuple(rng.integers(0, VOCAB, (BATCH, LENGTH)).astype(np.int32) for _ in range(2))  # type: ignore[return-value]
+
+
+def onnx_of(fn: Callable[..., Any], params: Any, *inputs: Any) -> Any:
+    """The traced model with the parameters' bytes in it."""
+    from onnx import numpy_helper
+
+    from planner.jaxpr.plan import traced
+
+    trace, leaves, _, found = traced(fn, params, *inputs)
+    values = {v.parameter: leaf for v, leaf in zip(leaves, jax.tree.leaves((params, *inputs)), strict=True) if v.parameter}
+    for name in list(trace.initializers):
+        stem, _, i = name.rpartition(".")
+        if name in values or stem in trace.stacked:
+            trace.initializers[name] = numpy_helper.from_array(np.asarray(values[name] if name in values else values[stem][int(i)]), name)
+    return trace.model([v for v in leaves if not v.parameter], found)
+
+
+def agrees(fn: Callable[..., Any], params: Any, *inputs: Any) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    model = onnx_of(fn, params, *inputs)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    got = session.run(None, {i.name: np.asarray(x) for i, x in zip(session.get_inputs(), jax.tree.leaves(inputs), strict=True)})
+    for a, b in zip(got, jax.tree.leaves(fn(params, *inputs)), strict=True):
+        np.testing.assert_allclose(a, np.asarray(b), rtol=2e-4, atol=2e-5)
+
+
+def f32(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+CASES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+    "products": (lambda p, x: jnp.einsum("bik,jk->bij", x, p) + jnp.einsum("bik,bjk->bij", x, x).sum() + jnp.tensordot(p, x, ((1,), (2,))).sum(), f32(5, 4), f32(2, 3, 4)),
+    "a product summed over two dims": (lambda p, x: jnp.einsum("bij,ijk->bk", x, p), f32(3, 4, 6), f32(2, 3, 4)),
+    "pointwise": (lambda p, x: jax.nn.silu(x) + jax.nn.gelu(x, approximate=False) * p + jax.nn.softplus(x) + jnp.abs(x) ** 3 + jnp.clip(x, -0.5, 0.5), f32(4), f32(2, 4)),
+    "conditions": (lambda p, x: jnp.where((x > p) & ~(x > 1) | (x < -1), x, jnp.maximum(x, p)), f32(4), f32(2, 4)),
+    "reductions": (lambda p, x: (x * p).max(-1) + x.min(-1) + x.prod(-1) + x.mean((0, 1)).sum() + jax.nn.logsumexp(x, -1), f32(4), f32(2, 3, 4)),
+    "softmax over another axis": (lambda p, x: jax.nn.softmax(x * p, axis=1) + jax.nn.log_softmax(x, axis=0), f32(4), f32(2, 3, 4)),
+    "slices": (lambda p, x: jnp.concatenate([x[:, 1:], x[:, ::2], p[None, :, :].repeat(2, 0)], 1)[:, :, :3], f32(5, 4), f32(2, 6, 4)),
+    "pads and sums": (lambda p, x: jnp.cumsum(jnp.pad(x, ((0, 0), (1, 2)), constant_values=2.0), 1) + p, f32(7), f32(2, 4)),
+    "tables": (lambda p, x: p[jnp.argmax(x, -1)] + jnp.take(p, jnp.arange(2), axis=0), f32(4, 3), f32(2, 4)),
+    "convolution": (lambda p, x: jax.lax.conv_general_dilated(x, p, (2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")), f32(3, 3, 4, 6), f32(2, 8, 7, 4)),
+    "a scan that hands rows on": (
+        lambda p, x: jax.lax.scan(lambda c, r: (jnp.tanh(c @ p["w"] + r), c * 2), x[:, 0], x.swapaxes(0, 1), reverse=True), {"w": f32(4, 4)}, f32(2, 3, 4)),
+    "types": (lambda p, x: (x * 3).astype(jnp.int32).astype(jnp.float32) + p.astype(jnp.int32), f32(4) * 5, f32(2, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_translation_computes_what_the_function_computes(case: str) -> None:
+    fn, params, x = CASES[case]
+    agrees(fn, params, x)
+
+
+def test_a_gpt_is_read_into_the_operators_of_any_other() -> None:
+    agrees(gpt, gpt_parameters(), *tokens())
+    planned = planner.from_jax(gpt, gpt_parameters(), *tokens(), devices=8)
+    ops = [n.op for n in planned.strategy.graph.nodes]  # type: ignore[union-attr]
+    assert ops.count("Attention") == LAYERS and ops.count("LayerNormalization") == 2 * LAYERS + 1 and ops.count("Gelu") == LAYERS and not planned.replicated
+    assert planned.strategy.model["parameters"] == sum(x.size for x in jax.tree.leaves(gpt_parameters()))
+    (block,) = planned.strategy.blocks
+    assert block["repeats"] in (LAYERS, LAYERS - 1)
+
+
+@pytest.mark.parametrize("pins", [None, "dp=2,tp=4,zero=0,tensor=megatron", "dp=4,tp=2,zero=3", "dp=8,zero=1"])
+def test_a_gpt_trains_under_its_shardings_as_on_one_device(pins: str | None) -> None:
+    params, data = gpt_parameters(), tokens()
+    planned = planner.from_jax(gpt, params, *data, devices=8, pins=pins)
+    where, *inputs = planned.in_shardings
+    step = jax.jit(jax.value_and_grad(gpt), in_shardings=planned.in_shardings, out_shardings=(None, where))
+    placed = jax.device_put(params, where)
+    loss, grads = step(placed, *(jax.device_put(x, to) for x, to in zip(data, inputs, strict=True)))
+    want, want_grads = jax.value_and_grad(gpt)(params, *data)
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    for got, w in zip(jax.tree.leaves(grads), jax.tree.leaves(want_grads), strict=True):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(w), rtol=1e-3, atol=1e-5)
+    specs = {n: str(x.spec) for n, x in where["blocks"].items()}
+    if pins and "megatron" in pins:
+        assert "'model'" in specs["up"] and "'model'" in specs["down"] and specs["up"] != specs["down"] and placed["blocks"]["up"].addressable_shards[0].data.shape[0] == LAYERS
+    if pins and "zero=3" in pins:
+        assert "'data'" in specs["up"]
+
+
+def test_the_optimizers_state_has_shardings_too() -> None:
+    optax = pytest.importorskip("optax")
+    params, data = gpt_parameters(), tokens()
+    planned = planner.from_jax(gpt, params, *data, devices=8, pins="dp=8,zero=1")
+    optimizer = optax.adamw(1e-2)
+    where = planned.shardings(jax.eval_shape(optimizer.init, params), optimizer=True)
+    state = jax.jit(optimizer.init, out_shardings=where)(params)
+    assert any("data" in str(x.sharding.spec) for x in jax.tree.leaves(state))
+    with pytest.raises(PlanError, match="no parameter named"):
+        planned.shardings({"other": np.zeros(3)})
+
+
+def test_a_flax_gpt_runs_as_on_one_device() -> None:
+    nn = pytest.importorskip("flax.linen")
+
+    class Block(nn.Module):  # type: ignore[name-defined, misc]
+        @nn.compact  # type: ignore[untyped-decorator]
+        def __call__(self, x: Any) -> Any:
+            mask = nn.make_causal_mask(jnp.ones((x.shape[0], x.shape[1])))
+            x = x + nn.MultiHeadDotProductAttention(HEADS)(nn.LayerNorm()(x), mask=mask)
+            return x + nn.Dense(WIDTH)(nn.gelu(nn.Dense(4 * WIDTH)(nn.LayerNorm()(x))))
+
+    class Model(nn.Module):  # type: ignore[name-defined, misc]
+        @nn.compact  # type: ignore[untyped-decorator]
+        def __call__(self, ids: Any) -> Any:
+            x = nn.Embed(VOCAB, WIDTH)(ids) + self.param("positions", nn.initializers.normal(), (LENGTH, WIDTH))
+            for _ in range(2):
+                x = Block()(x)
+            return nn.Dense(VOCAB, use_bias=False)(nn.LayerNorm()(x))
+
+    model, (ids, labels) = Model(), tokens()
+    params = model.init(jax.random.key(0), ids)
+
+    def loss(params: Any, ids: Any, labels: Any) -> Any:
+        logp = jax.nn.log_softmax(model.apply(params, ids))
+        return -jnp.take_along_axis(logp, labels[..., None], -1).mean()
+
+    agrees(loss, params, ids, labels)
+    planned = planner.from_jax(loss, params, ids, labels, devices=8, pins="dp=2,tp=4,tensor=megatron")
+    where = planned.in_shardings[0]
+    cut = [x for x in jax.tree.leaves(where) if "model" in str(x.spec)]
+    assert len(cut) >= 6, "columns and rows of both blocks"
+    got, grads = jax.jit(jax.value_and_grad(loss), in_shardings=planned.in_shardings)(jax.device_put(params, where), ids, labels)
+    want, want_grads = jax.value_and_grad(loss)(params, ids, labels)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(want_grads), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-3, atol=1e-5)
+
+
+def test_what_has_no_translation_is_planned_whole() -> None:
+    def fn(p: Any, x: Any) -> Any:
+        return jnp.sort(x @ p, axis=-1) @ p.T
+
+    planned = planner.from_jax(fn, S((16, 32), np.float32), S((8, 16), np.float32), devices=4)
+    assert planned.replicated == {"sort": 1} and planned.strategy.workload["kind"] == "infer"
+    row = next(r for r in planned.strategy.nodes.values() if r["op"] == "jax::sort")
+    assert row["split"] == {} and row["unsupported"]
+    x, p = f32(8, 16), f32(16, 32)
+    np.testing.assert_allclose(jax.jit(fn, in_shardings=planned.in_shardings)(p, x), fn(p, x), rtol=1e-5, atol=1e-5)
+
+
+def test_unused_parameters_are_whole() -> None:
+    planned = planner.from_jax(lambda p, x: x @ p["w"], {"w": S((16, 32), np.float32), "old": S((7,), np.float32)}, S((8, 16), np.float32), devices=4)
+    assert planned.in_shardings[0]["old"].is_fully_replicated
+
+
+@pytest.mark.parametrize(("fn", "args", "said"), [
+    (lambda p, x: x @ p, (S((3, 4), np.float32), S((5, 7), np.float32)), "cannot be traced"),
+    (lambda p: (p * p).sum(), (S((3, 4), np.float32),), "takes no batch"),
+    (lambda p, x: jax.lax.scan(lambda c, _: (c @ p, None), x, None, length=300_000)[0], (S((4, 4), np.float32), S((8, 4), np.float32)), "more than 200000 operations"),
+    (lambda p, k: jax.random.normal(k, (4,)) + p, (S((4,), np.float32), jax.random.key(0)), "no array of numbers"),
+])  # fmt: skip
+def test_what_cannot_be_planned_is_said(fn: Callable[..., Any], args: Any, said: str) -> None:
+    with pytest.raises(PlanError, match=said) as e:
+        planner.from_jax(fn, *args, devices=4)
+    assert e.value.code == "P195"
