@@ -123,7 +123,7 @@ def test_a_gpt_is_read_into_the_operators_of_any_other() -> None:
 one_device = jax.jit(jax.value_and_grad(gpt))
 
 
-@pytest.mark.parametrize("pins", ["dp=2,tp=4,zero=0,tensor=megatron", "dp=4,tp=2,zero=3", pytest.param(None, marks=pytest.mark.slow), pytest.param("dp=8,zero=1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pins", ["dp=2,tp=4,zero=0,tensor=megatron", "dp=4,tp=2,zero=3", *(pytest.param(p, marks=pytest.mark.slow) for p in (None, "dp=8,zero=1"))])
 def test_a_gpt_trains_under_its_shardings_as_on_one_device(pins: str | None) -> None:
     params, data = gpt_parameters(), tokens()
     planned = planner.from_jax(gpt, params, *data, devices=8, pins=pins)
