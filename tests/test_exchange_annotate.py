@@ -72,6 +72,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "megatron": ("zoo:llama-tiny", {"devices": 8, "batch": 16, "pins": "dp=2,tp=4,micro=2,tensor=megatron"}),
     "zero": ("zoo:gpt-tiny", {"devices": 4, "batch": 8, "pins": "dp=4,zero=3,recompute=block"}),
     "stages": ("zoo:llama-tiny,layers=4", {"devices": 8, "batch": 16, "pins": "pp=2,dp=2,tp=2,micro=4"}),
+    "chunks": ("zoo:llama-tiny,layers=8", {"devices": 4, "batch": 16, "pins": "pp=2,dp=2,micro=4,virtual=2"}),
     "convolutions": ("zoo:resnet-tiny", {"devices": 4, "batch": 8}),
     "inference": ("zoo:bert-tiny", {"devices": 4, "batch": 8, "workload": "infer"}),
     "experts": ("zoo:mixtral-tiny", {"devices": 4, "batch": 8}),
@@ -143,7 +144,7 @@ FAULTS: dict[str, tuple[Callable[[Any], object], str]] = {
     "shards without devices": (lambda m: setattr(first(m).sharding_spec[1].sharded_dim[0].simple_sharding[0], "num_shards", 2), "2 shards on 4 devices"),
     "no shards": (lambda m: setattr(first(m).sharding_spec[1].sharded_dim[0].simple_sharding[0], "num_shards", 0), "has no number of shards"),
     "an axis twice": (lambda m: first(m).sharding_spec[1].sharded_dim.add(axis=-1).simple_sharding.add(num_shards=1), "an axis is sharded twice"),
-    "stages backwards": (lambda m: [setattr(n.device_configurations[0], "pipeline_stage", 1 - k) for k, n in enumerate(m.graph.node[:2])], "reads from stage 1"),
+    "no stage": (lambda m: setattr(first(m), "pipeline_stage", -1), "pipeline stage -1"),
     "old IR": (lambda m: setattr(m, "ir_version", 10), "IR version 10 has no annotations"),
 }
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from planner.strategy import Strategy
 
 NAME, IR_VERSION = "meshwright", 11
-TECHNIQUES = ("microbatches", "zero_stage", "recompute", "schedule")
+TECHNIQUES = ("microbatches", "zero_stage", "recompute", "schedule", "virtual")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def annotate(strategy: Strategy, source: str | Path) -> Annotated:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     proto.ir_version = max(proto.ir_version, IR_VERSION)
-    made = _write(proto, base, plan_on(strategy, base), {t: strategy.techniques[t] for t in TECHNIQUES})
+    made = _write(proto, base, plan_on(strategy, base), {t: strategy.techniques[t] for t in TECHNIQUES if t in strategy.techniques})
     wrong = faults(proto)
     if wrong:
         raise PlanError("P193", "the annotations are not valid: this is a mistake in the planner", detail=wrong[:4])

@@ -33,7 +33,7 @@ def faults(proto: Any) -> list[str]:
         if c.num_devices < 1 or (c.device and len(c.device) != c.num_devices):
             out.append(f"configuration {c.name!r}: {c.num_devices} devices, {len(c.device)} of them named")
         configs[c.name] = c.num_devices
-    ranks, stages = shapes_of(proto), dict[tuple[str, str], int]()
+    ranks = shapes_of(proto)
     for node in proto.graph.node:
         seen: set[str] = set()
         for of in node.device_configurations:
@@ -45,11 +45,8 @@ def faults(proto: Any) -> list[str]:
             tensors = [spec.tensor_name for spec in of.sharding_spec]
             out += [f"{at}: {n!r} is none of its tensors, or annotated twice" for n in dict.fromkeys(tensors) if n not in (*node.input, *node.output) or tensors.count(n) > 1]
             out += [f"{at}, {spec.tensor_name!r}: {x}" for spec in of.sharding_spec for x in _spec_faults(spec, ranks.get(spec.tensor_name), configs[of.configuration_id])]
-            if of.HasField("pipeline_stage"):
-                before = max((stages.get((of.configuration_id, n), 0) for n in node.input), default=0)
-                if of.pipeline_stage < before:
-                    out.append(f"{at}: pipeline stage {of.pipeline_stage} reads from stage {before}")
-                stages.update({(of.configuration_id, n): of.pipeline_stage for n in node.output})
+            if of.pipeline_stage < 0:
+                out.append(f"{at}: pipeline stage {of.pipeline_stage}")
     if (proto.configuration or any(n.device_configurations for n in proto.graph.node)) and proto.ir_version < 11:
         out.append(f"IR version {proto.ir_version} has no annotations: 11 is the first")
     return out
