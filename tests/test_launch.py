@@ -25,10 +25,12 @@ from planner.cli import main
 from planner.errors import PlanError
 from planner.launch.job import Job, check_count, node_slots, read_hosts
 from planner.launch.join import Server, address_of, free_port, join, natural
+from planner.launch.kubernetes import manifests
 from planner.launch.processes import Process, supervise
 from planner.launch.scripts import mpirun, plain_name, slurm
 
 NASTY = ["a b", "$(touch pwned)", "'; touch pwned; '", '"`touch pwned`"', "\\", "-x", "${HOME}", "ü\n#"]
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
 @pytest.fixture(scope="module")
@@ -282,12 +284,80 @@ def test_scripts_hold_what_the_plan_says(tmp_path: Path) -> None:
     assert "--map-by ppr:1:node" in mpirun(job(tmp_path), "python3")
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     for name, text in (("a.sh", slurm(job(tmp_path, tuple(NASTY)), "my python")), ("b.sh", mpirun(job(tmp_path, tuple(NASTY)), "python3"))):
         (tmp_path / name).write_text(text)
-        done = subprocess.run(["shellcheck", "-S", "style", name], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run([str(SHELLCHECK), "-S", "style", name], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+JOBSET_JOB = {"name", "replicas", "template"}
+JOBSET_SPEC = {"failurePolicy": {"maxRestarts"}, "network": {"enableDNSHostnames", "subdomain"}}
+
+
+def check_manifest(document: dict[str, Any]) -> None:
+    """The official JSON schemas, strictly. JobSets have none there: their own few fields are held to the names of jobset.x-k8s.io/v1alpha2, the Jobs inside to the schema."""
+    import kubernetes_validate
+
+    if document["kind"] != "JobSet":
+        kubernetes_validate.validate(document, "1.31", strict=True)
+        return
+    spec = document["spec"]
+    assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2" and set(spec) == {*JOBSET_SPEC, "replicatedJobs"}
+    assert all(set(spec[k]) == names for k, names in JOBSET_SPEC.items())
+    for one in spec["replicatedJobs"]:
+        assert set(one) == JOBSET_JOB
+        kubernetes_validate.validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": one["template"]["spec"]}, "1.31", strict=True)
+
+
+MACHINES = [("h100-sxm", 16, 2), ("mi300x", 64, 8), ("tpu-v5e", 16, 4), ("tpu-v5p", 64, 16)]
+
+
+def documents(tmp_path: Path, hardware: str, devices: int, nodes: int) -> list[list[dict[str, Any]]]:
+    """The manifests of a small plan, read back."""
+    import yaml
+
+    strategy = planner.plan("zoo:mlp-tiny", devices=devices, hardware=hardware, batch=devices, baselines=False)
+    one = job(tmp_path, tuple(NASTY), device=hardware, devices=devices, processes=nodes)
+    made = manifests(one, strategy, "registry/image:1", "claim", hardware.startswith("tpu"))
+    assert list(made) == ["job.yaml", "jobset.yaml"]
+    return [list(yaml.safe_load_all(text)) for text in made.values()]
+
+
+@pytest.mark.parametrize(("hardware", "devices", "nodes"), MACHINES)
+def test_manifests_hold_what_the_plan_says(tmp_path: Path, hardware: str, devices: int, nodes: int) -> None:
+    tpu = hardware.startswith("tpu")
+    for parts in documents(tmp_path, hardware, devices, nodes):
+        assert parts[0]["data"]["p.py"] == (tmp_path / "p.py").read_text()
+        last = parts[-1]["spec"]
+        spec = last["replicatedJobs"][0]["template"]["spec"] if parts[-1]["kind"] == "JobSet" else last
+        pod = spec["template"]["spec"]
+        container = pod["containers"][0]
+        assert spec["completions"] == spec["parallelism"] == nodes and list(container["resources"]["limits"].values()) == [devices // nodes]
+        assert container["command"][-len(NASTY) :] == [w.replace("$", "$$") for w in NASTY]
+        assert ("$(RANK)" in container["command"]) != tpu and ("nodeSelector" in pod) == tpu
+        if not tpu:
+            name = parts[-1]["metadata"]["name"]
+            first = f"{name}-0.{name}:8476" if parts[-1]["kind"] == "Job" else f"{name}-workers-0-0.{name}:8476"
+            assert container["command"][3] == first
+
+
+def test_what_no_manifest_can_hold_is_refused(tmp_path: Path, on_nodes: planner.Strategy) -> None:
+    with pytest.raises(PlanError, match="P186.*for h100-sxm, not for TPUs"):
+        manifests(job(tmp_path), on_nodes, "image", "", True)
+    (tmp_path / "p.safetensors").write_bytes(b"x")
+    with pytest.raises(PlanError, match=r"P187.*p.safetensors \(1 bytes\) lies beside it"):
+        manifests(job(tmp_path), on_nodes, "image", "", False)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("hardware", "devices", "nodes"), MACHINES)
+def test_manifests_pass_the_official_schemas(tmp_path: Path, hardware: str, devices: int, nodes: int) -> None:
+    pytest.importorskip("kubernetes_validate")
+    for parts in documents(tmp_path, hardware, devices, nodes):
+        for document in parts:
+            check_manifest(document)
 
 
 @given(st.text(max_size=60))

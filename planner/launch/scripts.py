@@ -14,18 +14,19 @@ from planner.launch.job import Host, Job
 PORT = 8476
 """Where jax's coordinator listens on the first node."""
 
+EXPANDED = "# shellcheck disable=SC2016,SC1003  # the rank's own shell expands what is quoted; a lone backslash is meant"
+
 
 def plain_name(name: str, limit: int = 40) -> str:
     """A name of a-z, 0-9 and inner dashes, for jobs and Kubernetes objects."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:limit].strip("-") or "job"
 
 
-def slurm(job: Job, python: str, environment_time: str = "") -> str:
-    """An sbatch script; run from the folder it lies in. environment_time: --time of the job, "" for the partition's own."""
+def slurm(job: Job, python: str) -> str:
+    """An sbatch script; submitted from the folder it lies in."""
     gpus = [] if job.virtual or job.device.startswith("cpu") else [f"#SBATCH --gpus-per-node={job.slots}"]
-    limit = [f"#SBATCH --time={environment_time}"] if environment_time else []
     head = ["#!/bin/bash", f"#SBATCH --job-name={plain_name(job.name)}", f"#SBATCH --nodes={job.processes}", "#SBATCH --ntasks-per-node=1", "#SBATCH --exclusive",
-            *gpus, *limit, "#SBATCH --output=%x-%j.out", "#SBATCH --open-mode=append", "#SBATCH --requeue"]  # fmt: skip
+            *gpus, "#SBATCH --output=%x-%j.out", "#SBATCH --open-mode=append", "#SBATCH --requeue"]  # fmt: skip
     body = f"""# {job.devices} devices: {job.processes} nodes of {job.slots}. sbatch this file in the folder where it lies; with --checkpoints, a requeued job goes on.
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:-.}}"
@@ -33,7 +34,8 @@ if [ "$SLURM_JOB_NUM_NODES" -ne {job.processes} ]; then
   echo "this plan is for {job.processes} nodes, the allocation has $SLURM_JOB_NUM_NODES" >&2
   exit 1
 fi
-{_exports(job)}head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+{_exports(job)}head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+{EXPANDED}
 srun --kill-on-bad-exit=1 --distribution=block --label --output="rank-%t.log" \\
   bash -c {_inner(job, python, '"$SLURM_PROCID"')} \\
   rank "$head:{PORT}" {_rest(job)}"""
@@ -52,6 +54,7 @@ def mpirun(job: Job, python: str, hosts: tuple[Host, ...] = ()) -> str:
 set -euo pipefail
 cd "$(dirname "$0")"
 {_exports(job)}coordinator=${{COORDINATOR:-{first}}}
+{EXPANDED}
 mpirun -np {job.processes} {" ".join([*where, how])} --bind-to none --tag-output {variables}\\
   bash -c {_inner(job, python, '"$OMPI_COMM_WORLD_RANK"')} \\
   rank "$coordinator:{PORT}" {_rest(job)}"""
