@@ -243,6 +243,7 @@ def test_strangers_at_the_port_are_sent_away() -> None:
 
 
 @given(st.lists(st.text("ab0123456789-.", max_size=8), max_size=6))
+@settings(max_examples=50, deadline=None)
 def test_natural_order_is_total(names: list[str]) -> None:
     ordered = sorted(names, key=natural)
     assert sorted(ordered) == sorted(names) and sorted(["n10", "n9", "n", "10", "9"], key=natural) == ["9", "10", "n", "n9", "n10"]
@@ -361,6 +362,6 @@ def test_manifests_pass_the_official_schemas(tmp_path: Path, hardware: str, devi
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_names_suit_kubernetes_and_slurm(name: str) -> None:
     assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", plain_name(name)) and len(plain_name(name)) <= 40

@@ -51,7 +51,10 @@ def sample_of(shards, ends, number):
 def numpy_shards(folder):
     """Shards of a folder with INPUT.npy, or INPUT-0.npy, INPUT-1.npy and so on, memory-mapped."""
     files = {key: [p for p in sorted(folder.glob("*.npy")) if p.stem == key or (p.stem.startswith(f"{key}-") and p.stem[len(key) + 1 :].isdigit())] for key in INPUTS}
-    return [dict(zip(files, map(functools.partial(np.load, mmap_mode="r"), row), strict=True)) for row in zip(*filter(None, files.values()), strict=True)]
+    if len({len(own) for own in files.values() if own}) > 1:
+        raise SystemExit(f"{folder}: inputs have different numbers of files: {', '.join(f'{key} {len(own)}' for key, own in files.items())}")
+    arrays = {key: [np.load(p, mmap_mode="r") for p in own] for key, own in files.items() if own}
+    return [dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True)]
 
 
 def leading(shape):

@@ -152,7 +152,8 @@ def command_line(more=()):
     elif GPU_MEMORY and not {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"} & os.environ.keys():  # JAX refuses both at once
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(GPU_MEMORY)
     if args.coordinator:
-        jax.distributed.initialize(*(() if args.coordinator == "auto" else (args.coordinator, args.processes, args.process)))
+        # One that fails waits for the others when it leaves: not for long, so that whoever started it hears of it.
+        jax.distributed.initialize(*(() if args.coordinator == "auto" else (args.coordinator, args.processes, args.process)), shutdown_timeout_seconds=30)
     if args.float32:
         COMPUTE = jnp.float32
     return args
