@@ -107,7 +107,7 @@ def killed(plan: Path, folder: Path, kills: int, steps: int, dice: random.Random
         said = job.stderr.read()
         if job.wait() == 0:
             return done, longest
-        if not at or not re.search(r"error\[P184\]: rank [01] was killed by SIGKILL; the job was ended\n  log: ", said):
+        if not at or not re.search(r"error\[P204\]: rank [01] was killed by SIGKILL; the job was ended\n  log: ", said):
             raise SystemExit(f"a job ended otherwise than it should: {said}")
         longest = max(longest, time.monotonic() - at)
 

@@ -262,7 +262,7 @@ def test_planning_never_imports_jax() -> None:
 # --- errors
 
 ERRORS: list[tuple[list[str], str, int]] = [
-    (["calibrate", "s.json"], "P001", 2), (["exlpain"], "did you mean 'explain'?", 2), ([TINY], "P017", 2), ([TINY, "--devices", "0"], "P003", 2),
+    (["deploy", "s.json"], "P001", 2), (["exlpain"], "did you mean 'explain'?", 2), ([TINY], "P017", 2), ([TINY, "--devices", "0"], "P003", 2),
     ([TINY, "--devices", "eight"], "P003", 2), ([TINY, "--devices", "8", "--lora", "4"], "P039", 2),
     ([TINY, "--devices", "8", "--scaling", "weak"], "P002", 2), ([TINY, "--device", "8"], "did you mean '--devices'?", 2),
     (["verify", "tiny.json", "--target", "gpu:h900"], "P164", 2), (["verify", "tiny.json", "--target", "tpu:v5e:4x4"], "P165", 2),

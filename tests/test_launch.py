@@ -50,7 +50,7 @@ def test_counts_that_do_not_fit_are_refused(on_cpu: planner.Strategy, on_nodes: 
     assert node_slots(on_nodes) == 8
     check_count(on_nodes, 2, False, "--nnodes 2")
     check_count(on_nodes, 16, True, "--local 16")
-    with pytest.raises(PlanError, match="P180.*16 devices cannot be dealt out evenly to 3 processes\nhelp: one of 1, 2, 4, 8, 16"):
+    with pytest.raises(PlanError, match="P200.*16 devices cannot be dealt out evenly to 3 processes\nhelp: one of 1, 2, 4, 8, 16"):
         check_count(on_nodes, 3, True, "--local 3")
     with pytest.raises(PlanError, match="8 devices a node, so 16 devices are 2 nodes, not 4"):
         check_count(on_nodes, 4, False, "--nnodes 4")
@@ -65,9 +65,9 @@ def test_host_files_give_the_order_of_ranks(on_nodes: planner.Strategy, tmp_path
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [("a slots=8", "P180"), ("a slots=4\nb slots=12", "P180"), ("a slots=4\nb slots=4\nc slots=4\nd slots=4", "P180"), ("a slots=8 rank=0\nb slots=8 rank=0", "P181"),
-     ("a slots=8 rank=0\nb slots=8", "P181"), ("-oProxyCommand=x slots=8\nb slots=8", "P181"), ("a slots=0\nb slots=16", "P181"), ("a 8", "P181"),
-     ("", "P180"), ("a;b slots=16", "P181")],
+    [("a slots=8", "P200"), ("a slots=4\nb slots=12", "P200"), ("a slots=4\nb slots=4\nc slots=4\nd slots=4", "P200"), ("a slots=8 rank=0\nb slots=8 rank=0", "P201"),
+     ("a slots=8 rank=0\nb slots=8", "P201"), ("-oProxyCommand=x slots=8\nb slots=8", "P201"), ("a slots=0\nb slots=16", "P201"), ("a 8", "P201"),
+     ("", "P200"), ("a;b slots=16", "P201")],
 )  # fmt: skip
 def test_host_files_that_do_not_fit_are_refused(on_nodes: planner.Strategy, tmp_path: Path, text: str, code: str) -> None:
     file = tmp_path / "hosts"
@@ -75,15 +75,15 @@ def test_host_files_that_do_not_fit_are_refused(on_nodes: planner.Strategy, tmp_
     with pytest.raises(PlanError) as e:
         read_hosts(file, on_nodes, False)
     assert e.value.code == code and e.value.help
-    with pytest.raises(PlanError, match="P181"):
+    with pytest.raises(PlanError, match="P201"):
         read_hosts(tmp_path, on_nodes, False)
 
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [([], "P186"), (["--local", "2", "--to", "slurm"], "P186"), (["--nnodes", "2"], "P186"), (["--coordinator", "a:1", "--local", "2"], "P186"), (["--to", "pbs"], "P018"),
-     (["--local", "3"], "P180"), (["--nnodes", "8", "--coordinator", "a:1"], "P180"), (["--to", "kubernetes"], "P186"), (["--to", "gke-tpu", "--image", "i"], "P186"),
-     (["--hostfile", "none"], "P181"), (["--nnodes", "1", "--coordinator", "nonsense", "--cpu"], "P182"), (["--nnodes", "1", "--coordinator", "a:99999", "--cpu"], "P182")],
+    [([], "P206"), (["--local", "2", "--to", "slurm"], "P206"), (["--nnodes", "2"], "P206"), (["--coordinator", "a:1", "--local", "2"], "P206"), (["--to", "pbs"], "P018"),
+     (["--local", "3"], "P200"), (["--nnodes", "8", "--coordinator", "a:1"], "P200"), (["--to", "kubernetes"], "P206"), (["--to", "gke-tpu", "--image", "i"], "P206"),
+     (["--hostfile", "none"], "P201"), (["--nnodes", "1", "--coordinator", "nonsense", "--cpu"], "P202"), (["--nnodes", "1", "--coordinator", "a:99999", "--cpu"], "P202")],
 )  # fmt: skip
 def test_the_command_refuses_before_it_starts_anything(on_cpu: planner.Strategy, tmp_path: Path, capsys: Any, monkeypatch: Any, words: list[str], code: str) -> None:
     monkeypatch.chdir(tmp_path)
@@ -139,11 +139,11 @@ def test_the_one_that_was_killed_is_the_cause(tmp_path: Path) -> None:
 
 
 def test_silence_ends_a_job_and_another_node_does(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"P185.*no process has written anything for 1 s"):
+    with pytest.raises(PlanError, match=r"P205.*no process has written anything for 1 s"):
         supervise(scripts_of(tmp_path, WAIT, WAIT), {}, 1, print)
     with pytest.raises(PlanError, match="node 1 is gone"):
         supervise(scripts_of(tmp_path, WAIT), {}, 60, print, lambda: "node 1 is gone")
-    with pytest.raises(PlanError, match="P184.*cannot be started"):
+    with pytest.raises(PlanError, match="P204.*cannot be started"):
         supervise([Process(0, ("/no/such/python",), tmp_path / "log")], {}, 60, print)
 
 
@@ -198,7 +198,7 @@ def test_ranks_follow_the_names_and_a_surplus_node_is_told() -> None:
     assert {name: seat.rank for name, seat in seats.items()} == {"n1": 0, "n2": 1, "n10": 2}
     assert len({seat.coordinator for seat in seats.values()}) == 1 and all(seat.stopped() == "" for seat in seats.values())
     (late,) = joined(at, ["n11"], 3).values()
-    assert late.code == "P183" and "all 3 nodes have joined already: n1, n2, n10" in late.what
+    assert late.code == "P203" and "all 3 nodes have joined already: n1, n2, n10" in late.what
     threading.Thread(target=seats["n2"].leave, args=("failed: rank 1 was killed by SIGKILL",)).start()
     assert "node 1 (n2) failed: rank 1 was killed by SIGKILL" in stop_of(seats["n1"]) and stop_of(seats["n10"])
     for seat in sorted((seats["n10"], seats["n1"]), key=lambda seat: seat.server is not None):  # the serving one waits for the others
@@ -215,14 +215,14 @@ def test_a_node_that_vanishes_ends_the_job() -> None:
 def test_nodes_that_do_not_come_and_other_programs_are_named() -> None:
     at = f"127.0.0.1:{free_port()}"
     (alone,) = joined(at, ["a"], 2, timeout_s=0.6).values()
-    assert alone.code == "P183" and "1 of 2 nodes joined within 1 s: a" in alone.what
-    with pytest.raises(PlanError, match=r"P182.*nobody answers at 192\.0\.2\.1|P182.*nobody answers"):
+    assert alone.code == "P203" and "1 of 2 nodes joined within 1 s: a" in alone.what
+    with pytest.raises(PlanError, match=r"P202.*nobody answers at 192\.0\.2\.1|P202.*nobody answers"):
         join("192.0.2.1:9", 2, "p", 0.3, "a", print)
     at = f"127.0.0.1:{free_port()}"
     listener = socket.create_server(address_of(at))
     server = Server(listener, 2, "mine", 1)
     (other,) = joined(at, ["x"], 2, program="theirs").values()
-    assert other.code == "P183" and "another program" in other.what and not server.members
+    assert other.code == "P203" and "another program" in other.what and not server.members
     server.thread.join(10)
 
 
@@ -345,10 +345,10 @@ def test_manifests_hold_what_the_plan_says(tmp_path: Path, hardware: str, device
 
 
 def test_what_no_manifest_can_hold_is_refused(tmp_path: Path, on_nodes: planner.Strategy) -> None:
-    with pytest.raises(PlanError, match="P186.*for h100-sxm, not for TPUs"):
+    with pytest.raises(PlanError, match="P206.*for h100-sxm, not for TPUs"):
         manifests(job(tmp_path), on_nodes, "image", "", True)
     (tmp_path / "p.safetensors").write_bytes(b"x")
-    with pytest.raises(PlanError, match=r"P187.*p.safetensors \(1 bytes\) lies beside it"):
+    with pytest.raises(PlanError, match=r"P207.*p.safetensors \(1 bytes\) lies beside it"):
         manifests(job(tmp_path), on_nodes, "image", "", False)
 
 

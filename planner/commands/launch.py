@@ -56,22 +56,22 @@ def _check(args: argparse.Namespace, strategy: Strategy) -> tuple[Host, ...]:
     ways = [f"--{way}" for way in ("local", "nnodes", "to") if getattr(args, way)] or ["--hostfile"] * bool(args.hostfile)
     if len(ways) != 1:
         given = " and ".join(ways) or "none of them"
-        raise PlanError("P186", f"one of --local, --nnodes, --hostfile and --to says where to run; given: {given}", help=["plan launch model.plan.json --local 2"])
+        raise PlanError("P206", f"one of --local, --nnodes, --hostfile and --to says where to run; given: {given}", help=["plan launch model.plan.json --local 2"])
     if args.to:
         choose("to", args.to, SCHEDULERS)
     if bool(args.nnodes) != bool(args.coordinator):
-        raise PlanError("P186", "--nnodes and --coordinator go together", help=["--nnodes 8 --coordinator node0:29400, on every node"])
+        raise PlanError("P206", "--nnodes and --coordinator go together", help=["--nnodes 8 --coordinator node0:29400, on every node"])
     if args.hostfile and args.to not in (None, "mpirun"):
-        raise PlanError("P186", f"--hostfile is not for --to {args.to}", help=["leave it out, or --to mpirun"])
+        raise PlanError("P206", f"--hostfile is not for --to {args.to}", help=["leave it out, or --to mpirun"])
     virtual = bool(args.cpu or args.local)
     if args.local or args.nnodes:
         check_count(strategy, args.local or args.nnodes, virtual, f"--local {args.local}" if args.local else f"--nnodes {args.nnodes}")
     if args.to in ("kubernetes", "gke-tpu") and not args.image:
-        raise PlanError("P186", f"--to {args.to} needs --image", help=["--image NAME of a container image with python3 and jax"])
+        raise PlanError("P206", f"--to {args.to} needs --image", help=["--image NAME of a container image with python3 and jax"])
     devices, slots = int(strategy.topology["devices"]), node_slots(strategy)
     if args.to and not args.hostfile and devices % slots:
         what = f"--to {args.to}: {devices} devices are no whole number of nodes of {slots}"
-        raise PlanError("P180", what, help=["plan for whole nodes, or describe the machine with --topology"])
+        raise PlanError("P200", what, help=["plan for whole nodes, or describe the machine with --topology"])
     return read_hosts(Path(args.hostfile), strategy, virtual) if args.hostfile else ()
 
 

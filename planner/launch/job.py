@@ -73,10 +73,10 @@ def check_count(strategy: Strategy, processes: int, virtual: bool, what: str) ->
     if devices % processes:
         fit = [str(n) for n in range(1, devices + 1) if devices % n == 0]
         shown = ", ".join(fit) if len(fit) < 10 else f"{', '.join(fit[:8])} ... {devices}"
-        raise PlanError("P180", f"{what}: {devices} devices cannot be dealt out evenly to {processes} processes", help=[f"one of {shown}"])
+        raise PlanError("P200", f"{what}: {devices} devices cannot be dealt out evenly to {processes} processes", help=[f"one of {shown}"])
     slots = node_slots(strategy)
     if not virtual and devices // processes != slots:
-        raise PlanError("P180", f"{what}: the plan has {slots} devices a node, so {devices} devices are {devices // slots} nodes, not {processes}",
+        raise PlanError("P200", f"{what}: the plan has {slots} devices a node, so {devices} devices are {devices // slots} nodes, not {processes}",
                         detail=[f"inner axes of the mesh {_mesh(strategy)} would leave their links"],
                         help=[f"{devices // slots} nodes; or plan again with --topology for nodes of {devices // processes}; or --cpu to try it on virtual devices"])  # fmt: skip
 
@@ -88,24 +88,24 @@ def _mesh(strategy: Strategy) -> str:
 def read_hosts(path: Path, strategy: Strategy, virtual: bool) -> tuple[Host, ...]:
     """Hosts in the order of their ranks from a file of lines `HOST slots=N [rank=I]`; # begins a comment. A host may have several lines.
 
-    Raises PlanError P181 for lines that cannot be read, P180 where the slots are not the plan's devices.
+    Raises PlanError P201 for lines that cannot be read, P200 where the slots are not the plan's devices.
     """
     rows: list[tuple[int | None, Host]] = []
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as e:
-        raise PlanError("P181", f"cannot read the host file {str(path)!r}: {e}", help=["a text file, a line a host: HOST slots=8"]) from e
+        raise PlanError("P201", f"cannot read the host file {str(path)!r}: {e}", help=["a text file, a line a host: HOST slots=8"]) from e
     for i, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if words:
             match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._:@-]*) slots=([1-9]\d{0,5})(?: rank=(\d{1,6}))?", " ".join(words))
             if not match:
-                raise PlanError("P181", f"{path}:{i}: cannot read {line.strip()[:80]!r}", help=["HOST slots=N, and rank=I on every line or on none"])
+                raise PlanError("P201", f"{path}:{i}: cannot read {line.strip()[:80]!r}", help=["HOST slots=N, and rank=I on every line or on none"])
             rows.append((None if match[3] is None else int(match[3]), Host(match[1], int(match[2]))))
     ranks = [rank for rank, _ in rows if rank is not None]
     if ranks:
         if sorted(ranks) != list(range(len(rows))):
-            raise PlanError("P181", f"{path}: ranks {ranks} of {len(rows)} hosts", help=[f"every rank from 0 to {len(rows) - 1} once, or none"])
+            raise PlanError("P201", f"{path}: ranks {ranks} of {len(rows)} hosts", help=[f"every rank from 0 to {len(rows) - 1} once, or none"])
         rows.sort(key=lambda row: row[0] or 0)
     hosts = tuple(host for _, host in rows)
     _check_slots(path, hosts, strategy, virtual)
@@ -115,7 +115,7 @@ def read_hosts(path: Path, strategy: Strategy, virtual: bool) -> tuple[Host, ...
 def _check_slots(path: Path, hosts: Sequence[Host], strategy: Strategy, virtual: bool) -> None:
     devices, slots = int(strategy.topology["devices"]), sorted({h.slots for h in hosts})
     if sum(h.slots for h in hosts) != devices:
-        raise PlanError("P180", f"{path} has {sum(h.slots for h in hosts)} slots, the plan {devices} devices", help=["as many slots as devices, or plan again with --devices"])
+        raise PlanError("P200", f"{path} has {sum(h.slots for h in hosts)} slots, the plan {devices} devices", help=["as many slots as devices, or plan again with --devices"])
     if len(slots) > 1:
-        raise PlanError("P180", f"{path} has hosts of {' and '.join(map(str, slots))} slots", help=["hosts of the same size: axes of a mesh are cut evenly"])
+        raise PlanError("P200", f"{path} has hosts of {' and '.join(map(str, slots))} slots", help=["hosts of the same size: axes of a mesh are cut evenly"])
     check_count(strategy, len(hosts), virtual, str(path))

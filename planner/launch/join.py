@@ -40,10 +40,10 @@ class _Member:
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT. PlanError P182 otherwise."""
+    """(host, port) of HOST:PORT. PlanError P202 otherwise."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise PlanError("P182", f"--coordinator {text!r} is not HOST:PORT", help=["--coordinator node0:29400"])
+        raise PlanError("P202", f"--coordinator {text!r} is not HOST:PORT", help=["--coordinator node0:29400"])
     return host.strip("[]"), int(port)
 
 
@@ -200,7 +200,7 @@ LEAVE_S = 30.0
 def join(coordinator: str, nodes: int, program: str, timeout_s: float, host: str, say: Callable[[str], None]) -> Seat:
     """Serve where HOST is this machine and nobody serves yet, then join. program: digest of what runs, the same on every node.
 
-    Raises PlanError: P182 when nobody answers at the address, P183 when the node is not wanted (surplus, another program) or others did not come.
+    Raises PlanError: P202 when nobody answers at the address, P203 when the node is not wanted (surplus, another program) or others did not come.
     """
     where = address_of(coordinator)
     server = _serve(where, nodes, program, timeout_s)
@@ -220,10 +220,10 @@ def join(coordinator: str, nodes: int, program: str, timeout_s: float, host: str
         answer = json.loads(line)
     except (OSError, ValueError) as e:
         wire.close()
-        raise PlanError("P183", f"{coordinator} did not give this node a rank: {e}", help=["start all nodes within --timeout of each other"]) from e
+        raise PlanError("P203", f"{coordinator} did not give this node a rank: {e}", help=["start all nodes within --timeout of each other"]) from e
     if "refused" in answer:
         wire.close()
-        raise PlanError("P183", f"this node ({host}) has no place in the job: {answer['refused']}", help=[f"the same command on {nodes} nodes, within --timeout of each other"])
+        raise PlanError("P203", f"this node ({host}) has no place in the job: {answer['refused']}", help=[f"the same command on {nodes} nodes, within --timeout of each other"])
     wire.setblocking(False)
     return Seat(int(answer["rank"]), str(answer["coordinator"]), wire, server, rest)
 
@@ -233,7 +233,7 @@ def _serve(where: tuple[str, int], nodes: int, program: str, timeout_s: float) -
     try:
         family, kind, _, _, address = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
     except OSError as e:
-        raise PlanError("P182", f"--coordinator: the host {where[0]!r} cannot be found: {e.strerror}", help=["a name or address that every node resolves"]) from e
+        raise PlanError("P202", f"--coordinator: the host {where[0]!r} cannot be found: {e.strerror}", help=["a name or address that every node resolves"]) from e
     listener = socket.socket(family, kind)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -243,7 +243,7 @@ def _serve(where: tuple[str, int], nodes: int, program: str, timeout_s: float) -
         listener.close()
         if e.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             return None
-        raise PlanError("P182", f"cannot serve at {where[0]}:{where[1]}: {e.strerror}", help=["another port of --coordinator, above 1023"]) from e
+        raise PlanError("P202", f"cannot serve at {where[0]}:{where[1]}: {e.strerror}", help=["another port of --coordinator, above 1023"]) from e
     return Server(listener, nodes, program, timeout_s)
 
 
@@ -253,6 +253,6 @@ def _connect(where: tuple[str, int], deadline: float, coordinator: str, timeout_
             return socket.create_connection(where, timeout=max(min(5.0, deadline - time.monotonic()), 0.1))
         except OSError as e:
             if time.monotonic() > deadline:
-                raise PlanError("P182", f"nobody answers at {coordinator} within {timeout_s:.0f} s: {e.strerror or e}",
+                raise PlanError("P202", f"nobody answers at {coordinator} within {timeout_s:.0f} s: {e.strerror or e}",
                                 help=[f"run the same command on {where[0]}; --timeout S to wait longer"]) from e  # fmt: skip
             time.sleep(RETRY_S)

@@ -28,7 +28,7 @@ ACCELERATORS = {"tpu-v4": "tpu-v4-podslice", "tpu-v5e": "tpu-v5-lite-podslice", 
 def manifests(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool) -> dict[str, str]:
     """File name -> YAML: job.yaml (an indexed Job) and jobset.yaml. volume: a PersistentVolumeClaim mounted at /data, "" for none.
 
-    Raises PlanError: P186 where the plan is for another kind of machine, P187 for a program that no ConfigMap holds.
+    Raises PlanError: P206 where the plan is for another kind of machine, P207 for a program that no ConfigMap holds.
     """
     name = plain_name(job.name)
     slices = _slices(strategy) if tpu else 1
@@ -64,7 +64,7 @@ def _slices(strategy: Strategy) -> int:
     """TPU slices: what is not torus is the network between them."""
     device = str(strategy.topology["device"])
     if device not in ACCELERATORS:
-        raise PlanError("P186", f"the plan is for {device}, not for TPUs", help=[f"--to kubernetes, or plan for one of {', '.join(ACCELERATORS)}"])
+        raise PlanError("P206", f"the plan is for {device}, not for TPUs", help=[f"--to kubernetes, or plan for one of {', '.join(ACCELERATORS)}"])
     return prod(int(level["size"]) for level in strategy.topology["levels"] if level["kind"] != "torus")
 
 
@@ -73,7 +73,7 @@ def _config(job: Job, name: str) -> dict[str, Any]:
     text = job.program.read_text()
     if beside.exists() or len(text) > LARGEST_PROGRAM_BYTES:
         what = f"{beside.name} ({beside.stat().st_size:,} bytes) lies beside it" if beside.exists() else f"it has {len(text):,} bytes"
-        raise PlanError("P187", f"the program cannot travel in a ConfigMap: {what}", help=["--to slurm or mpirun, where its folder is shared"])
+        raise PlanError("P207", f"the program cannot travel in a ConfigMap: {what}", help=["--to slurm or mpirun, where its folder is shared"])
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {Path(job.program).name: text}}
 
 

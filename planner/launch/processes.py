@@ -44,7 +44,7 @@ class Process:
 def supervise(processes: Sequence[Process], environment: Mapping[str, str], timeout_s: float, say: Callable[[str], None], watch: Callable[[], str] = str) -> None:
     """Run processes to their end; what the first writes is passed to `say` by the line. watch: "" while all is well, else why to stop.
 
-    Raises PlanError: P184 when one fails (naming it, its log and its last lines) or cannot be started, P185 when nothing is written for timeout_s.
+    Raises PlanError: P204 when one fails (naming it, its log and its last lines) or cannot be started, P205 when nothing is written for timeout_s.
     """
     running: dict[Process, subprocess.Popen[bytes]] = {}
     followed, seen, heard = 0, -1, time.monotonic()
@@ -61,12 +61,12 @@ def supervise(processes: Sequence[Process], environment: Mapping[str, str], time
                 return
             why = watch()
             if why:
-                raise PlanError("P184", why, detail=[f"logs of this node: {processes[0].log.parent}"], exit_code=FAILED)
+                raise PlanError("P204", why, detail=[f"logs of this node: {processes[0].log.parent}"], exit_code=FAILED)
             written = sum(p.log.stat().st_size for p in processes)
             if written != seen:
                 seen, heard = written, time.monotonic()
             elif time.monotonic() - heard > timeout_s:
-                raise PlanError("P185", f"no process has written anything for {timeout_s:.0f} s: the job was ended", detail=[_tail(p) for p in processes],
+                raise PlanError("P205", f"no process has written anything for {timeout_s:.0f} s: the job was ended", detail=[_tail(p) for p in processes],
                                 help=["--timeout S for steps or compilations that take longer"], exit_code=FAILED)  # fmt: skip
             time.sleep(POLL_S)
     finally:
@@ -82,7 +82,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 def _start(p: Process, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     if shutil.which(p.command[0]) is None:
-        raise PlanError("P184", f"rank {p.rank} cannot be started: there is no program {p.command[0]!r}", help=["--python FILE"], exit_code=FAILED)
+        raise PlanError("P204", f"rank {p.rank} cannot be started: there is no program {p.command[0]!r}", help=["--python FILE"], exit_code=FAILED)
     command = (sys.executable, "-S", "-c", TIED, *p.command) if sys.platform == "linux" else p.command
     with p.log.open("wb") as out:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True)
@@ -110,7 +110,7 @@ def _failure(running: Mapping[Process, subprocess.Popen[bytes]]) -> PlanError:
     others = [f"rank {p.rank}{_at(p)} ended after it: {_ending(code)}" for p, code in codes.items() if code and p is not cause]
     what = f"rank {cause.rank}{_at(cause)} {_ending(codes[cause])}; the job was ended"
     help = ["run the same command again: with --checkpoints DIR it goes on from the last whole checkpoint"]
-    return PlanError("P184", what, detail=[f"log: {cause.log}", *_last_lines(cause.log), *others], help=help, exit_code=FAILED)
+    return PlanError("P204", what, detail=[f"log: {cause.log}", *_last_lines(cause.log), *others], help=help, exit_code=FAILED)
 
 
 def _at(p: Process) -> str:

@@ -153,7 +153,8 @@ def command_line(more=()):
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(GPU_MEMORY)
     if args.coordinator:
         # One that fails waits for the others when it leaves: not for long, so that whoever started it hears of it.
-        jax.distributed.initialize(*(() if args.coordinator == "auto" else (args.coordinator, args.processes, args.process)), shutdown_timeout_seconds=30)
+        given = {} if args.coordinator == "auto" else {"coordinator_address": args.coordinator, "num_processes": args.processes, "process_id": args.process}
+        jax.distributed.initialize(**given, shutdown_timeout_seconds=30)
     if args.float32:
         COMPUTE = jnp.float32
     return args
