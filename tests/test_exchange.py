@@ -179,7 +179,7 @@ def test_what_a_configuration_says_beyond_the_settings_is_a_note(launcher: Modul
     ("c.yaml", "micro_batch_size: 1\nrecompute_granularity: all\n", "P191", "recompute_granularity"),
     ("c.yaml", "micro_batch_size: 1\ndata_parallel_sharding_strategy: all\n", "P191", "data_parallel_sharding_strategy"),
     ("c.yaml", "ici_fsdp_parallelism: 3\n", "P191", "do not multiply to 8 devices"),
-    ("c.yaml", "ici_fsdp_parallelism: -1\ndcn_data_parallelism: -1\n", "P191", "are both -1"),
+    ("c.yaml", "ici_fsdp_parallelism: -1\nici_tensor_parallelism: -1\n", "P191", "are both -1"),
     ("c.yaml", "ici_fsdp_parallelism: 4\nici_autoregressive_parallelism: 2\n", "P191", "autoregressive_parallelism above 1"),
     ("c.yaml", "ici_fsdp_parallelism: 8\nper_device_batch_size: none\n", "P191", "per_device_batch_size"),
     ("c.yaml", "ici_fsdp_parallelism: 0\n", "P191", "= 0"),
@@ -211,6 +211,18 @@ def test_a_pin_of_two_in_one_place_is_read_once_and_the_rest_is_listed(tmp_path:
     path.write_text("MODEL_ARGS:\n  --tensor-model-parallel-size: 2\n  --micro-batch-size: 1\n  --lr: 1.0e-4\n  --my-flag: true\nmicro_batch_size: 1\n")
     found = read_configuration(path, 8)
     assert found.settings == Settings(4, data=4, model=2) and found.left == ("MODEL_ARGS.--lr", "MODEL_ARGS.--my-flag")
+
+
+def test_each_network_of_maxtext_may_leave_one_axis_open(tmp_path: Path) -> None:
+    """As base.yml does: fsdp within a node, data between nodes."""
+    path = tmp_path / "c.yml"
+    path.write_text("dcn_data_parallelism: -1\nici_fsdp_parallelism: -1\nici_tensor_parallelism: 2\nper_device_batch_size: 1.0\nremat_policy: 'full'\n")
+    found = read_configuration(path, 64, domain=8)
+    assert found.settings == Settings(64, data=32, model=2, zero=3, recompute="block") and found.notes == ("hybrid sharding is priced as sharding over all replicas",)
+    assert read_configuration(path, 8).notes == ()
+    path.write_text("dcn_data_parallelism: 2\nici_fsdp_parallelism: 8\n")
+    with pytest.raises(PlanError, match="12 of them on fast links"):
+        read_configuration(path, 60, domain=12)
 
 
 def test_aliases_and_depth_do_not_multiply(tmp_path: Path) -> None:

@@ -61,13 +61,14 @@ def import_(args: argparse.Namespace) -> int:
     import planner.api as api
     from planner.commands.make import machine, workload
     from planner.exchange.price import READ, priced, read_configuration
+    from planner.exchange.settings import domain_of
 
     if args.kind:
         api.choose("from", args.kind, tuple(READ))
     started = time.monotonic()
     request = api.make_request(**machine(args), optimizer=args.optimizer)
     devices = request.topology.devices
-    found = read_configuration(args.config, devices, args.kind)
+    found = read_configuration(args.config, devices, args.kind, domain_of(request.topology))
     batch = found.settings.batch
     if args.batch not in (None, batch):
         raise PlanError("P191", f"--batch {args.batch}, and {args.config} says {batch}", help=["leave --batch out"])

@@ -19,7 +19,7 @@ from math import prod
 
 from planner.errors import PlanError
 from planner.exchange.keys import Keys
-from planner.exchange.settings import AXES, Facts, Rounds, Settings
+from planner.exchange.settings import AXES, Facts, Rounds, Settings, fast_levels
 from planner.pipeline import MOST_LEVEL
 from planner.topology import pinned_mesh
 
@@ -65,18 +65,17 @@ def write(s: Settings, facts: Facts) -> str:
 
 
 def _inner(s: Settings, facts: Facts) -> dict[str, tuple[int, int]]:
-    """Axis -> its degrees within a fast domain and between domains: the innermost level, and on a torus all its dims."""
-    levels = facts.topology.levels
-    fast = {i for i, level in enumerate(levels) if i == 0 or level.kind == "torus"}
+    """Axis -> its degrees within a fast domain and between domains."""
+    fast = fast_levels(facts.topology)
     mesh = {a.name: a for a in pinned_mesh(facts.topology, s.mesh).axes}
     parts = {a: mesh[a].parts if a in mesh else () for a in AXES}
     return {a: (prod(n for i, n in p if i in fast), prod(n for i, n in p if i not in fast)) for a, p in parts.items()}
 
 
-def read(keys: Keys, devices: int) -> tuple[Settings, list[str]]:
+def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     """Settings of a configuration and what it says beyond them. Raises PlanError P191 where keys contradict each other."""
     notes: list[str] = []
-    given = _degrees(keys, devices)
+    given = _degrees(keys, devices, domain)
     degrees = {axis: prod(given.get(k, 1) for k in words) for axis, words in SUMS.items()}
     other = [k for k, n in given.items() if n > 1 and not any(k in words for words in SUMS.values())]
     if other:
@@ -112,33 +111,33 @@ def read(keys: Keys, devices: int) -> tuple[Settings, list[str]]:
                     positions=given.get("tensor_sequence", 1) > 1, length=keys.whole(0, "max_target_length")), notes  # fmt: skip
 
 
-def _degrees(keys: Keys, devices: int) -> dict[str, int]:
-    """Axis of MaxText -> degree, both networks multiplied. One axis of each network may be -1: what is left.
-
-    Left is told from the devices alone where only one axis is -1; the domains are not known here, so that two are an error unless the other is 1.
-    """
+def _degrees(keys: Keys, devices: int, domain: int) -> dict[str, int]:
+    """Axis of MaxText -> degree, both networks multiplied. One axis of a network may be -1: what is left, of all devices where only one is, else of its network's."""
     found: dict[str, int] = {}
-    open_: list[str] = []
-    for network in ("ici", "dcn"):
+    open_: list[tuple[str, int]] = []  # axis, and what its network leaves it
+    for network, size in (("ici", domain), ("dcn", devices // domain)):
+        held, free = 1, []
         for name in sorted(k for k in keys.names() if re.fullmatch(rf"{network}_\w+_parallelism", k)):
             axis = name.removeprefix(f"{network}_").removesuffix("_parallelism")
             n = keys.whole(1, name, least=-1)
             if n == 0:
                 raise PlanError("P191", f"{name} = 0")
             if n == -1:
-                open_.append(axis)
+                free.append(axis)
             else:
-                found[axis] = found.get(axis, 1) * n
-    if not any(k.startswith("ici_") for k in keys.names()):
-        open_.append("fsdp")  # base.yml
+                found[axis], held = found.get(axis, 1) * n, held * n
+        if network == "ici" and not any(k.startswith("ici_") for k in keys.names()):
+            free.append("fsdp")  # base.yml
+        if len(free) > 1:
+            raise PlanError("P191", f"{' and '.join(f'{network}_{k}_parallelism' for k in free)} are both -1", help=["one axis of a network takes what is left"])
+        open_ += [(axis, size // held if size % held == 0 else 0) for axis in free]
     left, rest = divmod(devices, prod(found.values()))
-    if rest or not left or (left > 1 and not open_):
-        raise PlanError("P191", f"degrees {found} do not multiply to {devices} devices", help=["--devices as many as the configuration runs on"])
-    if left > 1 and len(set(open_)) > 1:
-        raise PlanError("P191", f"{' and '.join(f'{k}_parallelism' for k in open_)} are both -1: which of them has the {left} devices that are left?",
-                        help=["write the degrees of one network out"])  # fmt: skip
-    if open_:
-        found[open_[0]] = found.get(open_[0], 1) * left
+    if len(open_) == 1:
+        open_ = [(open_[0][0], left)]
+    if rest or left != prod(n for _, n in open_):
+        raise PlanError("P191", f"degrees {found} do not multiply to {devices} devices, {domain} of them on fast links", help=["--devices as many as the configuration runs on"])
+    for axis, n in open_:
+        found[axis] = found.get(axis, 1) * n
     return found
 
 

@@ -46,8 +46,8 @@ def write(s: Settings, facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read(keys: Keys, devices: int) -> tuple[Settings, list[str]]:
-    """Settings of a configuration and what it says beyond them. Raises PlanError P191 where keys contradict each other."""
+def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
+    """Settings of a configuration and what it says beyond them; it knows of no domains. Raises PlanError P191 where keys contradict each other."""
     notes: list[str] = []
     tp, cp, pp = (keys.whole(1, k) for k in ("tensor_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size"))
     ep = keys.whole(1, "expert_model_parallel_size")

@@ -110,12 +110,12 @@ class Configuration:
     left: tuple[str, ...]
 
 
-def read_configuration(path: str | Path, devices: int, kind: str = "") -> Configuration:
-    """Read a launcher's file. kind: of READ, "" to tell by its keys. Raises PlanError P190, P191."""
+def read_configuration(path: str | Path, devices: int, kind: str = "", domain: int = 0) -> Configuration:
+    """Read a launcher's file. kind: of READ, "" to tell by its keys; domain: devices on fast links, 0 for all. Raises PlanError P190, P191."""
     keys = Keys(load(path))
     kind = kind or _kind(keys, path)
-    read: Callable[[Keys, int], tuple[Settings, list[str]]] = READ[kind].read
-    settings, notes = read(keys, devices)
+    read: Callable[[Keys, int, int], tuple[Settings, list[str]]] = READ[kind].read
+    settings, notes = read(keys, devices, domain or devices)
     return Configuration(kind, settings, tuple(notes), keys.left())
 
 

@@ -158,3 +158,13 @@ def cuts_positions(strategy: Strategy) -> bool:
 def row_length(graph: Graph) -> int:
     """Tokens of a row: the second dim of the first input of whole numbers [batch, positions], 0 where there is none."""
     return next((t.shape[1] for n in graph.inputs if len((t := graph.tensors[n]).shape) == 2 and not t.is_float), 0)
+
+
+def fast_levels(topology: Topology) -> frozenset[int]:
+    """The levels of links within a fast domain: the innermost, and on a torus all its dims."""
+    return frozenset(i for i, level in enumerate(topology.levels) if i == 0 or level.kind == "torus")
+
+
+def domain_of(topology: Topology) -> int:
+    """Devices of a fast domain."""
+    return prod(topology.levels[i].size for i in fast_levels(topology))

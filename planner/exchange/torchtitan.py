@@ -51,8 +51,8 @@ def write(s: Settings, facts: Facts) -> str:
     return "\n".join([*lines, "", "[activation_checkpoint]", f'mode = "{"full" if s.recompute == "block" else "none"}"']) + "\n"
 
 
-def read(keys: Keys, devices: int) -> tuple[Settings, list[str]]:
-    """Settings of a configuration and what it says beyond them. Raises PlanError P191 where keys contradict each other."""
+def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
+    """Settings of a configuration and what it says beyond them; it knows of no domains. Raises PlanError P191 where keys contradict each other."""
     notes: list[str] = []
     tp, cp, pp, ep = (keys.whole(1, f"{k}_parallel_degree") for k in ("tensor", "context", "pipeline", "expert"))
     copies = keys.whole(1, "data_parallel_replicate_degree")
