@@ -122,10 +122,11 @@ def explain(predicted: Predicted, compiled: Compiled, rows: tuple[Figure, ...], 
     return tuple(lines)
 
 
-def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runtime: str, optimizer: str, *, unroll: bool) -> dict[str, int]:
+def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runtime: str, optimizer: str, *, unroll: bool = False) -> dict[str, int]:
     """The planner's memory of a device by part, as its cost model has it, without the allowance for fragmentation. Bytes do not depend on the machine.
 
-    unroll: the program has no loop over its blocks. Recomputed blocks and pipeline stages are priced as loops all the same.
+    unroll: priced as a program without a loop over its blocks, a few blocks at most: of many, compilers put off more gradients than one, and the
+    price as a loop, which is the plan's own, is the nearer. Recomputed blocks and pipeline stages are priced as loops in any case.
     """
     from dataclasses import asdict, replace
 
