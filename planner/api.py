@@ -169,7 +169,7 @@ def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
     return PlanError("P021", f"no plan fits: {least} a device in the smallest plan priced, {limit} usable",
                      detail=[f"smallest plan: mesh {' x '.join(f'{a} {n}' for a, n in close.plan.mesh)}, optimizer level {close.plan.zero}, recompute {close.plan.recompute}, "
                              f"{close.plan.microbatches} microbatch{'es' if close.plan.microbatches > 1 else ''}", heavy],
-                     help=[*help, more], exit_code=NO_PLAN)  # fmt: skip
+                     help=help if any(line.startswith("--hardware ") for line in help) else [*help, more], exit_code=NO_PLAN)  # fmt: skip
 
 
 def reopen(strategy: Strategy, source: str | Path) -> Any:

@@ -1,4 +1,4 @@
-"""What would help when nothing fits: more devices or a smaller batch, each planned anew before it is quoted."""
+"""What would help when nothing fits: more devices, devices with more memory or a smaller batch, each planned anew before it is quoted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from costmodels import device_names, load_device
 from costmodels.memory import capacity
 from costmodels.units import show_time
 from planner.errors import PlanError
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
     from planner.search import Candidate, Found, Request
 
 GROWTH = (2, 4, 8, 16, 32)
+LARGER = 2
+"""Devices with more memory that are tried."""
 TRIES = 3
 """Searches per kind of remedy; the first that fits is quoted."""
 
 
 def remedies(request: Request, found: Found, model: Model) -> list[str]:
     """Help lines such as "128 devices fit (re-priced: 41 ms with --batch 64)"; empty when nothing tried fits."""
-    return [line for line in (_devices(request, found, model), _batch(request, model)) if line]
+    return [line for line in (_devices(request, found, model), _hardware(request, found, model), _batch(request, model)) if line]
 
 
 def _devices(request: Request, found: Found, model: Model) -> str:
@@ -42,6 +45,28 @@ def _devices(request: Request, found: Found, model: Model) -> str:
             # A batch that follows the devices would grow with them: the price holds for this one.
             defaulted = model.workload.batch is None and model.workload.tokens_per_step is None
             return f"{n} devices fit (re-priced: {show_time(best.cost.step_time_s)}{f' with --batch {model.batch}' if defaulted else ''})"
+    return ""
+
+
+def _hardware(request: Request, found: Found, model: Model) -> str:
+    """As many devices of the same kind with more memory, the smallest first; nothing where the user's own limit or topology is what binds."""
+    chip, n, close = request.topology.device, request.topology.devices, found.smallest
+    try:
+        usual = for_devices(chip.name, n).levels == request.topology.levels
+    except PlanError:
+        usual = False
+    if close is None or not usual or request.limit_bytes < request.capacity.usable:
+        return ""
+    shipped = [load_device(name) for name in device_names()]
+    larger = sorted((d for d in shipped if d.kind == chip.kind and d.memory_bytes > max(chip.memory_bytes, close.cost.memory.total)), key=lambda d: (d.memory_bytes, d.name))
+    for other in larger[:LARGER]:
+        try:
+            topology = for_devices(other.name, n)
+        except PlanError:
+            continue
+        best = _plan(replace(request, topology=topology, capacity=capacity(other, n, request.capacity.reserve)), model)
+        if best is not None:
+            return f"--hardware {other.name} fits (re-priced: {show_time(best.cost.step_time_s)})"
     return ""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import planner
+from costmodels.units import show_time
 from planner.api import make_request
 from planner.errors import PlanError
 from planner.model import Model, Workload
@@ -141,6 +142,20 @@ def test_nothing_fits_names_the_smallest_plan_and_remedies_that_fit() -> None:
     quoted = [h for h in e.value.help if "devices fit (re-priced" in h]
     assert quoted
     planner.plan("zoo:llama3-8b,layers=8", devices=int(quoted[0].split()[0]), batch=4, memory_limit_bytes=8 * 2**30)
+
+
+def test_hardware_with_more_memory_is_quoted_where_it_fits() -> None:
+    """Ten bytes and more a parameter of 1.9 billion: too many for a V100's 16 GB, not for 32."""
+    where: dict[str, Any] = {"devices": 1, "batch": 2, "precision": "fp16"}
+    with pytest.raises(PlanError, match="P021") as e:
+        planner.plan("zoo:llama3-8b,layers=4,seq=1024", hardware="v100-16gb", **where)
+    quoted = next(h for h in e.value.help if h.startswith("--hardware "))
+    fits = planner.plan("zoo:llama3-8b,layers=4,seq=1024", hardware=quoted.split()[1], baselines=False, **where)
+    assert f"re-priced: {show_time(fits.costs['step_time_s'])}" in quoted
+    assert not any("more memory" in h for h in e.value.help), "the vague advice gives way to the one that was planned"
+    with pytest.raises(PlanError, match="P021") as e:
+        planner.plan("zoo:llama3-8b,layers=4,seq=1024", hardware="v100-32gb", memory_limit_bytes=8 * 2**30, **where)
+    assert not any(h.startswith("--hardware ") for h in e.value.help), "the user's own limit binds, not the device"
 
 
 def test_the_smallest_plan_is_as_small_as_one_searched_for_memory() -> None:
