@@ -48,7 +48,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Sample:
-    """A case with what it took: median seconds of one run over the rounds, and half the distance between the quartiles as a fraction of it."""
+    """A case with what it took: seconds of one run (planner.calibrate.worker.summary), and half the distance between the quartiles of the rounds as
+    a fraction."""
 
     case: Case
     time_s: float

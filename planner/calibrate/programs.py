@@ -44,10 +44,10 @@ class Timed:
         jax.block_until_ready(self.run(turns, *self.arguments))
         return time.perf_counter() - start
 
-    def one(self) -> float:
-        """Seconds of one run (module docstring), of one kernel for `tiny`."""
-        short = self.seconds(1)
-        return (self.seconds(1 + self.turns) - short) / self.turns / (TINY_CHAIN if self.case.kind == "tiny" else 1)
+    @property
+    def kernels(self) -> int:
+        """What is counted in one run."""
+        return TINY_CHAIN if self.case.kind == "tiny" else 1
 
 
 def build(case: Case, devices: list[Any]) -> Timed:

@@ -1,50 +1,53 @@
 """The process that measures: `python -m planner.calibrate.worker REQUEST ANSWER` (both JSON). Rounds go through all cases, so that a disturbance of the
-machine falls on a round of everything and not on one case; of each case the median of the rounds counts.
+machine falls on a round of everything and not on one case; of each case the least of the rounds counts.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import Any
 
 from planner.calibrate.cases import Sample, cases
 from planner.calibrate.programs import Timed, build
 
-MOST_TURNS = 4096
+LEAST_TURNS, MOST_TURNS = 4, 4096
 
 
 def prepare(program: Timed, target_s: float) -> None:
-    """Choose how often a case runs in one timing: such that the runs, and not what is around them, take about target_s."""
+    """Choose how often a case runs in one timing: such that the runs, and not what is around them, take about target_s. A pause of the machine makes one timing
+    long and not two: the shorter counts."""
     program.seconds(1)
-    program.turns, taken = 1, 0.0
+    program.turns = LEAST_TURNS
     while program.turns < MOST_TURNS:
-        taken = program.seconds(1 + program.turns) - program.seconds(1)
+        taken = min(program.seconds(1 + program.turns) for _ in range(2)) - min(program.seconds(1) for _ in range(2))
         if taken > target_s / 2:
             break
         program.turns = min(MOST_TURNS, program.turns * (4 if taken < target_s / 8 else 2))
 
 
-def summary(program: Timed, times: list[float]) -> Sample:
-    """Median and relative half distance of the quartiles."""
-    middle = median(times)
-    low, _, high = quantiles(times, n=4, method="inclusive")
-    return Sample(program.case, middle, (high - low) / 2 / abs(middle) if middle else math.inf, len(times))
+def summary(program: Timed, short: list[float], long: list[float]) -> Sample:
+    """Seconds of one run: what many runs take less what one takes, of both the least of the rounds, since disturbances only add. Spread: half the distance between
+    the quartiles of the former over its median, which says how disturbed the machine was."""
+    low, middle, high = quantiles(long, n=4, method="inclusive")
+    return Sample(program.case, (min(long) - min(short)) / program.turns / program.kernels, (high - low) / 2 / middle, len(long))
 
 
 def measure(devices: list[Any], node_size: int, kind: str, quick: bool, deadline: float) -> list[Sample]:
     """Samples of every case, after as many rounds as are asked for, or fewer (three at least) when time runs out."""
     programs = [build(case, devices) for case in cases(len(devices), node_size, kind, quick)]
     for program in programs:
-        prepare(program, 0.01 if quick else 0.03)
-    rounds: list[list[float]] = []
-    while len(rounds) < (5 if quick else 9) and (len(rounds) < 3 or time.monotonic() < deadline):
-        rounds.append([program.one() for program in programs])
-    return [summary(program, [times[i] for times in rounds]) for i, program in enumerate(programs)]
+        prepare(program, 0.015 if quick else 0.05)
+    short: list[list[float]] = []
+    long: list[list[float]] = []
+    while len(long) < (5 if quick else 9) and (len(long) < 3 or time.monotonic() < deadline):
+        rounds = [(program.seconds(1), program.seconds(1 + program.turns)) for program in programs]
+        short.append([s for s, _ in rounds])
+        long.append([t for _, t in rounds])
+    return [summary(program, [times[i] for times in short], [times[i] for times in long]) for i, program in enumerate(programs)]
 
 
 def main(request: str, answer: str) -> None:
