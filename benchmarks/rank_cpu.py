@@ -100,7 +100,7 @@ def run_model(model: str, hardware: str, rounds: int, folder: Path) -> list[Row]
         priced[pins], files[pins] = strategy.cost.step_time_s, str(path)
     answer = folder / f"{model}.json"
     request = folder / f"{model}.request.json"
-    request.write_text(json.dumps({"files": files, "rounds": rounds}))
+    request.write_text(json.dumps({"files": files, "rounds": rounds, "compute": "float32"}))
     subprocess.run([sys.executable, "-m", "benchmarks.rank_cpu_run", str(request), str(answer)], check=True, timeout=TIMEOUT_S, env=environment(DEVICES))
     measured: Mapping[str, list[float]] = json.loads(answer.read_text())
     return [Row(model, pins, priced[pins], tuple(times)) for pins, times in measured.items()]

@@ -146,6 +146,15 @@ def test_a_data_sheet_that_is_beaten_is_another_devices(tmp_path: Path) -> None:
         table(replace(found, memory=replace(found.memory, value=3e12), inner=None), measured([], 8, 8, "gpu"), base, "a")
 
 
+def test_one_device_has_figures_without_links() -> None:
+    found = fit(samples(1, 1), "cpu", 1, 1)
+    assert found.inner is None
+    made = from_table(tomllib.loads(text(table(found, measured([], 1, 1), load_device("cpu"), "one"), "t")), "t")
+    assert made.peak("float32") * made.efficiency(1e9) == pytest.approx(RATE, rel=0.1)
+    assert made.inner == load_device("cpu").inner
+    assert "inner.latency" in made.guessed
+
+
 def test_devices_are_known_by_what_jax_calls_them() -> None:
     for kind, name in (("NVIDIA A100-SXM4-40GB", "a100-40gb"), ("NVIDIA A100-SXM4-80GB", "a100-80gb"), ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("TPU v5 lite", "tpu-v5e"),
                        ("TPU v5p", "tpu-v5p"), ("cpu", "cpu")):  # fmt: skip
