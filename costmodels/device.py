@@ -51,7 +51,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -137,6 +137,13 @@ class Device:
     """"table.key" -> relative standard error of a measured figure."""
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Runtime profile -> fields of costmodels.runtime.Rates that were fitted to runs on this device."""
+    file: str = ""
+    """Where a device that does not ship was read from."""
+
+    @property
+    def source(self) -> str:
+        """What `load_device` makes this device from again: its file, or the name of one that ships."""
+        return self.file or self.name
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of a type; types without a figure of their own run at the nearest wider one's rate."""
@@ -184,7 +191,7 @@ def load_device(name: str) -> Device:
         raise DeviceError(f"no device {name!r} ships and there is no such file") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise DeviceError(f"{path}: {e}") from e
-    return from_table(data, str(path))
+    return replace(from_table(data, str(path)), file="" if shipped else str(path.resolve()))
 
 
 def from_table(data: Mapping[str, Any], where: str) -> Device:

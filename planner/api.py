@@ -205,7 +205,7 @@ def _gpu_memory(strategy: Strategy) -> float | None:
     from planner.topology import device
 
     try:
-        return preallocation(device(strategy.topology["device"]), int(strategy.costs["memory_limit_bytes"]))
+        return preallocation(device(strategy.topology.get("hardware") or strategy.topology["device"]), int(strategy.costs["memory_limit_bytes"]))
     except PlanError:
         return None
 

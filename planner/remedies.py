@@ -34,7 +34,7 @@ def _devices(request: Request, found: Found, model: Model) -> str:
     factors = [g for g in GROWTH if g >= need / 2][:TRIES] or [GROWTH[-1]]
     for n in (now * g for g in factors):
         try:
-            topology = for_devices(request.topology.device.name, n)
+            topology = for_devices(request.topology.device.source, n)
         except PlanError:
             continue
         if len(topology.levels) < len(request.topology.levels):

@@ -54,7 +54,7 @@ def machine_now(strategy: Strategy) -> tuple[Topology, str]:
     """The recorded machine with today's figures where it is a shipped one of the same shape, else as recorded; and what changed, "" if nothing."""
     recorded = from_json(strategy.topology)
     try:
-        now = for_devices(recorded.device.name, recorded.devices)
+        now = for_devices(recorded.device.source, recorded.devices)
     except PlanError:
         return recorded, ""
     same = [(x.name, x.size, x.kind) for x in now.levels] == [(x.name, x.size, x.kind) for x in recorded.levels]

@@ -40,9 +40,10 @@ class LevelTable(TypedDict):
 
 
 class TopologyTable(TypedDict):
-    """The machine; levels innermost first."""
+    """The machine; levels innermost first. hardware: the file of a device that does not ship."""
 
     device: str
+    hardware: NotRequired[str]
     devices: int
     levels: list[LevelTable]
 

@@ -121,7 +121,7 @@ class Topology:
     def to_json(self) -> dict[str, Any]:
         """The strategy file's `topology`."""
         return {
-            "device": self.device.name, "devices": self.devices,
+            "device": self.device.name, **({"hardware": self.device.file} if self.device.file else {}), "devices": self.devices,
             "levels": [{"name": x.name, "size": x.size, "bandwidth_bytes_per_s": x.bandwidth_bytes_per_s, "latency_s": x.latency_s, "kind": x.kind,
                         "efficiency": x.efficiency, "all_reduce_bytes_per_s": x.all_reduce_bytes_per_s, "all_reduce_latency_s": x.all_reduce_latency_s,
                         "wrap": x.wrap} for x in self.levels],
@@ -142,11 +142,11 @@ def _span(level: Level, n: int, extent: int) -> Span:
 
 
 def from_json(data: Mapping[str, Any]) -> Topology:
-    """The topology a strategy file records. Its device must ship (or be a readable file)."""
+    """The topology a strategy file records. Its device must ship, or its file be where it was."""
     levels = tuple(Level(x["name"], x["size"], x["bandwidth_bytes_per_s"], x["latency_s"], x["efficiency"], x["kind"], x["all_reduce_bytes_per_s"],
                          x.get("wrap", False), x.get("all_reduce_latency_s", 0.0))
                    for x in data["levels"])  # fmt: skip
-    return Topology(device(data["device"]), levels)
+    return Topology(device(data.get("hardware") or data["device"]), levels)
 
 
 def device(name: str) -> Device:

@@ -181,3 +181,14 @@ def test_this_host_is_measured_from_end_to_end(tmp_path: Path, capsys: pytest.Ca
     assert 1e8 < here.memory_bytes_per_s * here.memory_efficiency < 1e12
     assert 1e-7 < here.launch_s < 1e-3
     assert 1e-6 < here.inner.latency_s < 1e-1
+
+
+def test_plans_made_with_a_file_know_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, plan = tmp_path / "mine.toml", tmp_path / "p.json"
+    path.write_text(text(table(figures(), measured([], 8, 8), load_device("cpu"), "mine"), "t"))
+    assert main(["zoo:mlp", "--devices", "8", "--hardware", str(path), "--precision", "fp32", "-o", str(plan), "--quiet"]) == 0
+    assert main(["explain", str(plan), "/layers.0/linear/MatMul_output_0"]) == 0
+    path.unlink()
+    load_device.cache_clear()
+    assert main(["explain", str(plan), "/layers.0/linear/MatMul_output_0"]) == 2
+    assert "mine.toml" in capsys.readouterr().err
