@@ -106,7 +106,7 @@ def test_the_price_of_a_handed_over_plan_is_that_of_its_import(planned: Strategy
     told = capsys.readouterr()
     assert "configuration parallel.yaml of megatron" in told.out and "plan diff" in told.err
     found = Strategy.load(mine)
-    assert last is not None and found.cost.step_time_s == pytest.approx(last["step_time_s"], rel=1e-5) and found.solver["name"] == "import"
+    assert last is not None and found.cost.step_time_s == pytest.approx(last["step_time_s"], rel=1e-5) and found.solver["name"] == "import" and found.solver["status"] == "feasible"
     assert dict(found.mesh_shape) == {"data": 4, "model": 2} and found.techniques["recompute"] == "block" and found.techniques["microbatches"] == 2
     best = planner.plan(LLAMA, devices=8, batch=16)
     difference = compare(found, best)

@@ -82,7 +82,7 @@ def import_(args: argparse.Namespace) -> int:
     assumed = (f"configuration {Path(args.config).name} of {found.launcher}", *found.notes, *api.assumptions(model, request, args.hardware, args.topology))
     with console.live(not args.quiet) as line:
         made = priced(model, replace(request, baselines=False), found.settings, _provenance(args, started), assumed, line.report)
-    made = replace(made, solver={**made.solver, "name": "import", "bound_s": None, "gap": None})
+    made = replace(made, solver={**made.solver, "name": "import", "status": "feasible", "bound_s": None, "gap": None})
     made.save(target)
     if not args.quiet:
         _say(args, made, found)
