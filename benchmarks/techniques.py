@@ -58,6 +58,8 @@ ALONE = (
     Row("optimizer parallel, level 1", GPT, "dp=8,zero=1,micro=1", less="data parallel"),
     Row("optimizer parallel, level 2", GPT, "dp=8,zero=2,micro=2", less="data parallel"),
     Row("optimizer parallel, level 3", GPT, "dp=8,zero=3,micro=1", less="data parallel"),
+    Row("optimizer parallel, level 1 in groups", GPT, "dp=8,zero=1,zero_group=4,micro=1", less="data parallel"),
+    Row("optimizer parallel, level 3 in groups", GPT, "dp=8,zero=3,zero_group=4,micro=1", less="data parallel"),
     Row("gradient accumulation", GPT, "dp=4,tp=2,micro=2"),
     Row("recompute a block", GPT, "dp=8,zero=0,micro=1,recompute=block", less="data parallel"),
     Row("recompute, collectives kept", LLAMA, "dp=2,tp=4,micro=1,recompute=block-keep", less="operator-level, two axes"),

@@ -122,7 +122,7 @@ def _split(split: Split, names: Names) -> Split:
 
 def renamed_mesh(mesh: Mesh, names: Names) -> Mesh:
     """The same axes under their new names."""
-    return Mesh(tuple(MeshAxis(names[a.name], a.parts) for a in mesh.axes))
+    return Mesh(tuple(MeshAxis(names[a.name], a.parts) for a in mesh.axes), renamed_axes(mesh.group, names))
 
 
 def renamed_plan(plan: Plan, names: Names) -> Plan:

@@ -3,6 +3,7 @@
     [mesh]        model = { size = 8 }        or  model = 8, data = [4, 8]  (a list: one of these)
                   stage = [1, 4]          pipeline stages; the other axes are those of one stage
     [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "interleaved", virtual = 2
+                  zero_group = 8          neighbouring devices that share one copy of what zero_stage cuts (all replicas where it is not said)
                   tensor = "megatron"     what "model" cuts: columns and rows, never positions ("megatron-sp": positions too, outside products)
     [forbid]      factors = ["s"]
     ["layers.*.mlp.up"]   split = { n = ["model"] }      ids, fused members, tensors or scope globs
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 SHORT = {"tp": "model", "dp": "data", "pp": "stage", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
 TENSOR = ("any", "megatron", "megatron-sp")
-TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR, "virtual": None}
+TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR, "virtual": None,
+              "zero_group": None}  # fmt: skip
 AXES = re.compile(r"stage|(data|model|sequence|expert)\d*")
 """Axes of the short form; a TOML file may name others."""
 RECOMPUTE_WORDS = {"full": "block", "selective": "block-keep"}

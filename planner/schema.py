@@ -262,6 +262,7 @@ class PinTechniques(TypedDict):
     microbatches: NotRequired[int]
     schedule: NotRequired[Literal["1f1b", "gpipe", "interleaved"]]
     virtual: NotRequired[int]
+    zero_group: NotRequired[int]
     tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]
 
 

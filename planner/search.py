@@ -29,7 +29,7 @@ from planner.families import batch_only as batch_only
 from planner.families import megatron_only as megatron_only
 from planner.flow import Plan
 from planner.model import Model
-from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space
+from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space, role_named
 from planner.pins import Pins
 from planner.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
 from planner.price import Pricer
@@ -39,7 +39,7 @@ from planner.rule import Limits, Split, candidates
 from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
 from planner.spread import by_hand, propagated
-from planner.topology import Mesh, Topology, divisors, finer_meshes, meshes, pinned_mesh, staged_meshes
+from planner.topology import Mesh, Topology, divisors, finer_meshes, grouped, meshes, pinned_mesh, staged_meshes
 
 TIE, TIE_MEMORY = 1e-3, 1e-2
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
@@ -231,6 +231,16 @@ class Search:
 
     def _meshes(self) -> tuple[Mesh, ...]:
         request = self.request
+        if n := request.pins.techniques.get("zero_group"):
+            every = tuple(m for mesh in self._ungrouped() if (m := grouped(request.topology, mesh, int(n))) is not None)
+            if not every:
+                raise PlanError("P022", f"no mesh has groups of {n} neighbouring devices to share optimizer state (zero_group)",
+                                help=["a number that the axes inside a stage multiply to, or a divisor of the data axis times those inside it"])  # fmt: skip
+            return every
+        return self._ungrouped()
+
+    def _ungrouped(self) -> tuple[Mesh, ...]:
+        request = self.request
         if request.pins.mesh:
             return tuple(pinned_mesh(request.topology, sizes) for sizes in request.pins.mesh_choices(request.topology.devices))
         every = meshes(request.topology)
@@ -243,7 +253,11 @@ class Search:
         """The meshes of good plans with the model axis split in two, the most even ways first: heads over one part and rows over the other, say."""
         if not self._free or self.out_of_time():
             return ()
-        return tuple(dict.fromkeys(m for c in best if c is not None for m in finer_meshes(self.request.topology, c.mesh)[:FINER]))
+        topology, good = self.request.topology, [c for c in best if c is not None]
+        finer = [m for c in good for m in finer_meshes(topology, c.mesh)[:FINER]]
+        # Where optimizer state is worth cutting, once in every node: what it is reduced and gathered over is near, what is left to sum over nodes is a piece.
+        near = [grouped(topology, c.mesh, topology.levels[0].size) for c in good if c.plan.zero and len(c.mesh.inner) <= 2]
+        return tuple(dict.fromkeys([*finer, *(m for m in near if m is not None and len(m.group) < len(m.inner))]))
 
     def _alphabet(self, base: Base, mesh: Mesh) -> Allowed:
         """Per class of nodes the splits over more axes that cut only what some plan priced so far cuts."""
@@ -273,7 +287,8 @@ class Search:
         held = pins.allowed(base, dict(mesh.shape))
         if self.request.mode == "propagate":
             return propagated(base, mesh, held)
-        named = as_named(base, mesh, pins.axes, held, limits, pins.tensor) if pins.axes else held
+        names = pins.axes | ({a for a, _ in mesh.shape if role_named(a) in (pins.axes or ("data",))} if "zero_group" in pins.techniques else frozenset())
+        named = as_named(base, mesh, names, held, limits, pins.tensor) if names else held
         return by_hand(base, mesh, held, named) if self.request.mode == "hybrid" else named
 
     def _levels(self) -> tuple[int, ...]:
@@ -356,7 +371,7 @@ class Search:
             limits = Limits(spatial=self.model.batch < self.request.topology.devices, forbidden=pins.forbidden_factors if pinned else frozenset())
             try:
                 fixed = self._pinned(base, inner, limits) if pinned else self._alphabet(base, inner) if len(inner.axes) > 2 else None
-                self._spaces[key] = build_space(base, pricer, limits=limits, allowed=fixed, zero_axes=tuple(pricer.sizes), parts=micro)
+                self._spaces[key] = build_space(base, pricer, limits=limits, allowed=fixed, zero_axes=mesh.zero_axes, parts=micro)
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.
                 if e.code != "P025":
@@ -442,7 +457,7 @@ class Search:
         problem = assemble(space, techniques, self.request.limit_bytes)
         choice = tuple(int(x) for x in solved.choice)
         objective = evaluate(problem, choice).cost / PICO
-        plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, tuple(space.pricer.sizes), techniques.recompute, techniques.microbatches,
+        plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, mesh.zero_axes, techniques.recompute, techniques.microbatches,
                     space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "", virtual=techniques.virtual)  # fmt: skip
         try:
             cost, _, _ = price_plan(space.base, plan, space.pricer)

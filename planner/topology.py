@@ -72,9 +72,10 @@ class MeshAxis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axes, outermost first."""
+    """Axes, outermost first. group: those that optimizer sharding cuts over, () for all that operators are cut over."""
 
     axes: tuple[MeshAxis, ...]
+    group: tuple[str, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -85,6 +86,11 @@ class Mesh:
     def inner(self) -> tuple[MeshAxis, ...]:
         """The axes that operators may be cut over."""
         return tuple(a for a in self.axes if a.name != STAGE)
+
+    @property
+    def zero_axes(self) -> tuple[str, ...]:
+        """Axes that optimizer sharding may cut over, outermost first."""
+        return self.group or tuple(a.name for a in self.inner)
 
     @property
     def shape(self) -> tuple[tuple[str, int], ...]:
@@ -376,6 +382,32 @@ def finer_meshes(topology: Topology, mesh: Mesh) -> tuple[Mesh, ...]:
         if all(parts):
             found.append(Mesh((*mesh.axes[:-1], MeshAxis("model", parts[1]), MeshAxis("model2", parts[0]))))
     return tuple(sorted(found, key=lambda m: (abs(log(m.axes[-2].size / m.axes[-1].size)), m.axes[-2].size)))
+
+
+def grouped(topology: Topology, mesh: Mesh, devices: int) -> Mesh | None:
+    """The mesh with optimizer sharding over groups of so many neighbours of a stage, each group with all of the state: the axis that crosses their edge
+    is split in two. None where groups of that size would not be made of whole axes, or of neighbours on the links."""
+    sizes, inside, have = dict[str, int](), list[str](), 1
+    for axis in reversed(mesh.axes):
+        part, rest = divmod(devices, have)
+        cut = axis.size if part % axis.size == 0 else part
+        if axis.name == STAGE or part == 1 or axis.size == 1:
+            sizes[axis.name] = axis.size
+        elif rest or axis.size % cut:
+            return None
+        else:
+            name = axis.name if cut == axis.size else next(f"{axis.name}{k}" for k in range(2, 9) if f"{axis.name}{k}" not in (a.name for a in mesh.axes))
+            sizes[name], have = cut, have * cut
+            inside.append(name)
+            if cut < axis.size:
+                sizes[axis.name] = axis.size // cut
+    if have != devices or not inside:
+        return None
+    try:
+        found = pinned_mesh(topology, dict(reversed(sizes.items())))
+    except PlanError:  # a group's edge lies across the links
+        return None
+    return Mesh(found.axes, tuple(a.name for a in found.inner if a.name in inside))
 
 
 def two_axes(topology: Topology, model: int) -> Mesh:

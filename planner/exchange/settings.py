@@ -140,6 +140,8 @@ def settings_of(strategy: Strategy) -> Rounds:
             several += [f"{degrees[role]} and {size} of {role} as one axis"] if degrees[role] > 1 else []
             degrees[role] *= size
     t = strategy.techniques
+    if t["zero_stage"] and {a for a, n in strategy.mesh_shape if n > 1 and a != STAGE} - set(t["zero_group"]):
+        several.append("optimizer state cut over all replicas, not in groups of them")
     graph = strategy.graph
     rounds = Rounds(Settings(int(strategy.workload["batch"]), **degrees, microbatches=int(t["microbatches"]), zero=int(t["zero_stage"]), recompute=str(t["recompute"]),
                              schedule=str(t["schedule"]) if degrees[STAGE] > 1 else "", positions=degrees["model"] > 1 and cuts_positions(strategy),
