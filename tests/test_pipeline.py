@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import planner
 from planner.api import make_request
 from planner.assemble import Techniques, assemble, least_usage, usage_of
-from planner.emit.parts import pipeline_interleaved
+from planner.emit.parts import checkpoint, pipeline_interleaved
 from planner.errors import PlanError
 from planner.evaluate import price_plan
 from planner.flow import Plan
@@ -212,6 +212,17 @@ def test_files_say_how_many_chunks() -> None:
         with pytest.raises(PlanError) as e:
             replace(strategy, techniques={**strategy.techniques, **techniques}).plan_for(strategy.graph)
         assert e.value.code == "P060" and said in str(e.value)
+
+
+def test_saved_chunks_are_read_back_as_any_stack() -> None:
+    """Parameters saved as [chunks, repeats of each], one by one, and stacked otherwise."""
+    chunks = np.arange(24.0).reshape(2, 3, 4)
+    places = tuple(checkpoint.place_in((["w"] * 6, 2, [2, 3, 4]), j) for j in range(6))
+    assert places[4] == (1, 1) and checkpoint.place_in((["w"], 0, [4]), 0) == ()
+    for first in ((6,), (3, 2)):
+        assert np.array_equal(checkpoint.restacked([chunks] * 6, places, first), chunks.reshape(*first, 4))
+    assert np.array_equal(checkpoint.restacked([chunks] * 6, places, (8,))[6:], np.zeros((2, 4)))  # filled up to what stages need
+    assert np.array_equal(checkpoint.restacked([chunks], places[4:5], ()), chunks[1, 1])
 
 
 def test_pins_of_schedules_that_contradict_are_a_pair() -> None:
