@@ -27,7 +27,7 @@ INLINED = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkp
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the model: name ("" before it is first read, for a parameter), shape, numpy dtype."""
+    """A tensor of the model: name, shape, numpy dtype. parameter: its leaf of the parameters, "" for other tensors; it enters the model where it is read."""
 
     name: str
     shape: tuple[int, ...]
