@@ -76,9 +76,10 @@ def check_count(strategy: Strategy, processes: int, virtual: bool, what: str) ->
         raise PlanError("P200", f"{what}: {devices} devices cannot be dealt out evenly to {processes} processes", help=[f"one of {shown}"])
     slots = node_slots(strategy)
     if not virtual and devices // processes != slots:
-        raise PlanError("P200", f"{what}: the plan has {slots} devices a node, so {devices} devices are {devices // slots} nodes, not {processes}",
+        nodes = f"{devices // slots} node{'s' if devices // slots > 1 else ''}"
+        raise PlanError("P200", f"{what}: the plan has {slots} devices a node, so {devices} devices are {nodes}, not {processes}",
                         detail=[f"inner axes of the mesh {_mesh(strategy)} would leave their links"],
-                        help=[f"{devices // slots} nodes; or plan again with --topology for nodes of {devices // processes}; or --cpu to try it on virtual devices"])  # fmt: skip
+                        help=[f"{nodes}; or plan again with --topology for nodes of {devices // processes}; or --cpu to try it on virtual devices"])  # fmt: skip
 
 
 def _mesh(strategy: Strategy) -> str:

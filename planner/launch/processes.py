@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,8 +135,9 @@ def _last_lines(log: Path) -> list[str]:
     return [f"  {line[:160]}" for line in lines[-LAST_LINES:]]
 
 
-def _end(children: object) -> None:
-    left = [c for c in children if c.poll() is None]  # type: ignore[attr-defined]
+def _end(children: Iterable[subprocess.Popen[bytes]]) -> None:
+    """SIGTERM to those left and what they started, then SIGKILL."""
+    left = [c for c in children if c.poll() is None]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for child in left:
             with suppress(ProcessLookupError, PermissionError):
