@@ -164,6 +164,25 @@ def test_processes_do_not_outlive_a_launcher_that_is_told_to_end(tmp_path: Path)
         assert not alive(pid)
 
 
+def test_hosts_are_reached_through_ssh_with_words_as_they_are(on_nodes: planner.Strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for ssh that does what it does with its words: hand the last to a shell."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "ssh").write_text('#!/bin/bash\necho "$@" >> asked\nexec sh -c "${@: -1}"\n')
+    (tmp_path / "py").write_text(f'#!/bin/bash\necho "$XLA_FLAGS"\nshift\nexec {sys.executable} -c "import json, sys; print(json.dumps(sys.argv[1:]))" "$@"\n')
+    for name in ("ssh", "py"):
+        (tmp_path / name).chmod(0o755)
+    on_nodes.save("s.json")
+    Path("hosts").write_text("me@far slots=8 rank=1\nlocalhost slots=8 rank=0\n")
+    assert main(["launch", "s.json", "--hostfile", "hosts", "--python", str(tmp_path / "py"), "-o", "d", "--", *NASTY]) == 0
+    for rank in (0, 1):
+        flags, words = (tmp_path / "d" / f"rank-{rank}.log").read_text().splitlines()
+        assert "xla_gpu_enable_latency_hiding_scheduler" in flags
+        given = json.loads(words)
+        assert given[2:6] == ["--processes", "2", "--process", str(rank)] and given[6:] == NASTY
+    assert Path("asked").read_text().startswith("-tt -o BatchMode=yes me@far cd ") and not list(tmp_path.glob("**/pwned"))
+
+
 # --- nodes join
 
 
