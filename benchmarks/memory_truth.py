@@ -95,8 +95,9 @@ def check(case: Case, devices: int, target: Target) -> dict[str, Any]:
     from planner.base import Base
     from planner.emit.program import emit
     from planner.evaluate import price_plan
+    from planner.meshes import pinned_mesh
     from planner.price import Pricer
-    from planner.topology import for_devices, pinned_mesh
+    from planner.topology import for_devices
     from planner.verify.ahead import compile_ahead
 
     start = time.perf_counter()

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 from planner.api import make_request
 from planner.assemble import Techniques, assemble
+from planner.meshes import two_axes
 from planner.model import Model, Workload
 from planner.problem import Problem, evaluate
 from planner.search import Search
-from planner.topology import Mesh, two_axes
+from planner.topology import Mesh
 
 MODELS = ("gpt2-small", "bert-base", "t5-small", "vit-b16", "llama3-8b", "resnet50")
 UNTIED = ("gpt2-small,layers=2", "gpt2-small,layers=6", "gpt2-small", "llama3-8b,layers=2", "llama3-8b,layers=6", "llama3-8b,layers=12")

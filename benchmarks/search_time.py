@@ -91,9 +91,9 @@ def search_s(layers: int, devices: int, solver: str) -> tuple[float, float]:
     """CPU-seconds of (one task, the whole search) on the benchmark's GPT; see the module."""
     from planner.api import make_request
     from planner.assemble import Techniques, assemble
+    from planner.meshes import two_axes
     from planner.model import Model, Workload
     from planner.search import Search
-    from planner.topology import two_axes
 
     model = Model.open(gpt(layers), Workload(batch=max(64, devices)), devices)
     model.graph(1)

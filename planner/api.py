@@ -78,7 +78,8 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
     from planner.pins import Pins, parse_pins
     from planner.search import Request
     from planner.spread import MODES
-    from planner.topology import for_devices, from_file
+    from planner.topology import for_devices
+    from planner.topology_file import from_file
 
     if topology is not None and hardware is not None:
         raise PlanError("P016", "--topology and --hardware both describe the machine", help=["give one of them: a topology file names its own device"])

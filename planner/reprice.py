@@ -17,6 +17,7 @@ from typing import Any
 from planner.errors import NO_PLAN, PlanError, did_you_mean
 from planner.evaluate import Cost, price_plan
 from planner.flow import Flow, Plan
+from planner.meshes import pinned_mesh
 from planner.model import Model
 from planner.possible import check_mesh, check_splits
 from planner.price import Pricer
@@ -24,7 +25,7 @@ from planner.rule import Split
 from planner.search import Candidate, Found, Request, Search
 from planner.space import Base
 from planner.strategy import Strategy, schedule_of, virtual_of
-from planner.topology import Mesh, Topology, for_devices, from_json, pinned_mesh
+from planner.topology import Mesh, Topology, for_devices, from_json
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from planner.families import Allowed, as_named, no_split, restrict
 from planner.families import batch_only as batch_only
 from planner.families import megatron_only as megatron_only
 from planner.flow import Plan
+from planner.meshes import divisors, finer_meshes, grouped, meshes, pinned_mesh, staged_meshes
 from planner.model import Model
 from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space, role_named
 from planner.pins import Pins
@@ -39,7 +40,7 @@ from planner.rule import Limits, Split, candidates
 from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
 from planner.spread import by_hand, propagated
-from planner.topology import Mesh, Topology, divisors, finer_meshes, grouped, meshes, pinned_mesh, staged_meshes
+from planner.topology import Mesh, Topology
 
 TIE, TIE_MEMORY = 1e-3, 1e-2
 WORK = {"dp": 2_000_000, "auto": 2_000_000}

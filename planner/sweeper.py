@@ -166,7 +166,8 @@ def sized(source: str, dims: Mapping[str, int]) -> tuple[str, dict[str, int]]:
 
 
 def _machine(hardware: str, devices: int | None) -> Topology:
-    from planner.topology import for_devices, from_file
+    from planner.topology import for_devices
+    from planner.topology_file import from_file
 
     return from_file(hardware, devices) if _is_machine(hardware) else for_devices(hardware, devices)
 
@@ -174,7 +175,7 @@ def _machine(hardware: str, devices: int | None) -> Topology:
 def _is_machine(hardware: str) -> bool:
     """Whether it names a topology, shipped or a file, and not a device."""
     from costmodels.device import topology_names
-    from planner.topology import is_topology
+    from planner.topology_file import is_topology
 
     return is_topology(hardware) or hardware in topology_names()
 

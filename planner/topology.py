@@ -1,7 +1,7 @@
-"""The machine: device, link levels (innermost first), and the logical meshes that fit them.
+"""The machine: device, link levels (innermost first), and what a group of a logical mesh spans on them. Files of machines: planner.topology_file.
 
 A mesh axis takes a factor of one or more levels. Axes are ordered outermost first and devices are numbered row-major, so that the last axis holds
-neighbours: inner axes fall on inner links.
+neighbours: inner axes fall on inner links (planner.meshes).
 
 A switch serves any subset of its members alike. A mesh level (a link between any two) gives n members n-1 links each. On a torus dim the members of a
 group that covers the whole wrapped dim form a ring (both directions), others a line (one direction, no way around the end); members `stride` apart share
@@ -10,27 +10,20 @@ their links with the stride-1 groups between them, so that each gets 1/stride of
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from costmodels import Device, DeviceError, aliases, device_names, load_device, topology_names
 from costmodels.collectives import Span
-from costmodels.device import TOPOLOGIES, count, fraction
-from costmodels.units import UnitError, bandwidth_bytes_per_s, time_s
 from planner.errors import PlanError, did_you_mean
 from planner.layout import STAGE
 from planner.slices import named_slice, part_of_host, real_slices, slice_shapes, wraps
 
 MIN_NODE_SHARE = 4
 """A job of several nodes that leaves less than this many devices of a node in use is called irregular."""
-MOST_FINER = 64
-"""Devices that two inner axes of a mesh of three may have together."""
-DEFAULT_EFFICIENCY = 0.8
-"""Sustained share of a level's bandwidth when a topology file does not say."""
 
 
 @dataclass(frozen=True)
@@ -244,213 +237,3 @@ def _on_torus(chip: Device, shape: tuple[int, ...], slices: int) -> Topology:
         levels.append(Level("slices", slices, out.bandwidth_bytes_per_s, out.latency_s, out.efficiency))
         notes[0] = f"{slices} slices {'x'.join(map(str, shape))}"
     return Topology(chip, tuple(levels), tuple(notes))
-
-
-def is_topology(path: str | Path) -> bool:
-    """Whether a file is a topology and not a device: it has [[level]] tables."""
-    try:
-        return Path(path).is_file() and isinstance(tomllib.loads(Path(path).read_text()).get("level"), list)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return False
-
-
-def from_file(path: str | Path, devices: int | None = None) -> Topology:
-    """A topology file (docs/hardware.md), or one that ships by name. Its product must equal `devices` when both are given.
-
-    The outermost level may leave its size open: `devices` gives it.
-    """
-    path = TOPOLOGIES / f"{path}.toml" if str(path) in topology_names() and not Path(path).exists() else Path(path)
-    try:
-        data = tomllib.loads(path.read_text())
-    except OSError as e:
-        help = [f"shipped: {', '.join(topology_names())}"] if not path.exists() else []
-        raise PlanError("P013", f"cannot read topology file {str(path)!r}: {e.strerror}", help=help) from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise PlanError("P013", f"{path} is not TOML: {e}") from e
-    unknown = [k for k in data if k not in ("device", "level", "summary", "date")]
-    if unknown:
-        raise PlanError("P013", f"{path}: key {unknown[0]!r} is not known here", help=["a topology has `device = NAME` and [[level]] tables, innermost first"])
-    tables = data.get("level")
-    if not isinstance(data.get("device"), str) or not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
-        raise PlanError("P013", f"{path}: a topology needs `device = NAME` and at least one [[level]]")
-    if not {"size", "shape"} & tables[-1].keys():
-        tables[-1]["size"] = _open_size(path, tables[:-1], devices)
-        if tables[-1]["size"] == 1 and len(tables) > 1:
-            tables.pop()
-    levels = tuple(level for i, table in enumerate(tables) for level in _levels(table, path, i))
-    topology = Topology(device(data["device"]), levels)
-    if devices is not None and topology.devices != devices:
-        raise PlanError("P014", f"--devices {devices} but {path} describes {topology.devices} ({' x '.join(str(x.size) for x in levels)})",
-                        help=[f"--devices {topology.devices}, or leave --devices out"])  # fmt: skip
-    return topology
-
-
-def _open_size(path: Path, inner: list[dict[str, Any]], devices: int | None) -> int:
-    """The size of an outermost level that leaves it open."""
-    below = prod(level.size for i, table in enumerate(inner) for level in _levels(table, path, i))
-    if devices is None:
-        raise PlanError("P014", f"{path} leaves the size of its outermost level open", help=[f"--devices N, a multiple of {below}"])
-    if devices < 1 or devices % below:
-        near = " or ".join(str(n) for n in (devices // below * below, (devices // below + 1) * below) if n > 0)
-        raise PlanError("P014", f"--devices {devices} but {path} joins groups of {below}", help=[f"--devices {near}"])
-    return devices // below
-
-
-_LEVEL_KEYS = ("name", "size", "shape", "wrap", "kind", "bandwidth", "latency", "efficiency", "all_reduce_bandwidth", "all_reduce_latency", "source")
-
-
-def _levels(table: Mapping[str, Any], path: Path, index: int) -> tuple[Level, ...]:
-    """The levels of one [[level]]: one, or one per dim of a torus."""
-    where = f"{path}: level {index}"
-    try:
-        unknown = [k for k in table if k not in _LEVEL_KEYS]
-        if unknown:
-            raise ValueError(f"key {unknown[0]!r} is not known here; known: {', '.join(_LEVEL_KEYS)}")
-        kind, wrap = table.get("kind", "torus" if "shape" in table else "switch"), table.get("wrap", False)
-        if kind not in ("switch", "mesh", "torus"):
-            raise ValueError(f"kind {kind!r}: one of switch, mesh, torus")
-        if kind != "torus" and ("shape" in table or wrap):
-            raise ValueError("shape and wrap belong to kind = \"torus\"")
-        if "shape" in table and "size" in table:
-            raise ValueError("either size or shape")
-        if not isinstance(wrap, bool):
-            raise ValueError(f"wrap is true or false, not {wrap!r}")
-        shape = table["shape"] if "shape" in table else [table["size"]]
-        sizes = [count(n, "size") for n in shape] if isinstance(shape, list) and shape else [count(shape, "shape")]
-        rate, latency = bandwidth_bytes_per_s(table["bandwidth"]), time_s(table["latency"])
-        bus = bandwidth_bytes_per_s(table["all_reduce_bandwidth"]) if "all_reduce_bandwidth" in table else 0.0
-        delay = time_s(table["all_reduce_latency"]) if "all_reduce_latency" in table else 0.0
-        if not rate:
-            raise ValueError("bandwidth must be above 0")
-        name, share = str(table.get("name", f"level{index}")), fraction(table.get("efficiency", DEFAULT_EFFICIENCY), "efficiency")
-        return tuple(Level(name if len(sizes) == 1 else f"{name}{i}", n, rate, latency, share, kind, bus, wrap, delay) for i, n in enumerate(sizes))
-    except KeyError as e:
-        raise PlanError("P013", f"{where}: key {e.args[0]!r} is missing") from e
-    except (UnitError, TypeError, ValueError) as e:
-        raise PlanError("P013", f"{where}: {e}") from e
-
-
-def divisors(n: int) -> list[int]:
-    """All divisors, rising."""
-    return [d for d in range(1, n + 1) if n % d == 0] if n < 10_000 else sorted({x for d in range(1, int(n**0.5) + 1) if n % d == 0 for x in (d, n // d)})
-
-
-def meshes(topology: Topology) -> tuple[Mesh, ...]:
-    """Candidate meshes: one axis ("data"), two ("data", "model"), and three ("data", "model", "model2") where the levels split naturally.
-
-    Inner axes take the innermost devices. A model axis larger than the inner levels spills over into the next.
-    """
-    n = topology.devices
-    found = [Mesh((MeshAxis("data", _take(topology, n, 1)),))]
-    for model in divisors(n):
-        if model > 1:
-            inner = _take(topology, model, 1)
-            if inner and (model == n or _take(topology, n // model, model)):
-                found.append(two_axes(topology, model) if model < n else Mesh((MeshAxis("model", inner),)))
-    for second in divisors(n):
-        for first in divisors(n // second):
-            if second > 1 and first > 1 and first * second < n and second * first <= MOST_FINER:
-                outer = n // (first * second)
-                parts = _take(topology, second, 1), _take(topology, first, second), _take(topology, outer, first * second)
-                if all(parts):
-                    found.append(Mesh((MeshAxis("data", parts[2]), MeshAxis("model", parts[1]), MeshAxis("model2", parts[0]))))
-    return tuple(found)
-
-
-def staged_meshes(topology: Topology, stages: int) -> tuple[Mesh, ...]:
-    """The meshes of one and two axes for each of so many pipeline stages, which are outermost: what they hand on is little, and goes over the slowest links."""
-    each, rest = divmod(topology.devices, stages)
-    outer = _take(topology, stages, each) if not rest else ()
-    if stages < 2 or not outer:
-        return ()
-    found = []
-    for model in divisors(each):
-        sizes = (("data", each // model, model), ("model", model, 1))
-        axes = [MeshAxis(name, _take(topology, n, skip)) for name, n, skip in sizes if n > 1]
-        if all(a.parts for a in axes):
-            found.append(Mesh((MeshAxis(STAGE, outer), *axes)))
-    return tuple(found)
-
-
-def finer_meshes(topology: Topology, mesh: Mesh) -> tuple[Mesh, ...]:
-    """A mesh of two axes (for each of its stages) with the inner one split in two, the most even ways first."""
-    if len(mesh.inner) != 2 or mesh.inner[1].size > MOST_FINER:
-        return ()
-    model, found = mesh.inner[1].size, []
-    for second in divisors(model)[1:-1]:
-        parts = _take(topology, second, 1), _take(topology, model // second, second)
-        if all(parts):
-            found.append(Mesh((*mesh.axes[:-1], MeshAxis("model", parts[1]), MeshAxis("model2", parts[0]))))
-    return tuple(sorted(found, key=lambda m: (abs(log(m.axes[-2].size / m.axes[-1].size)), m.axes[-2].size)))
-
-
-def grouped(topology: Topology, mesh: Mesh, devices: int) -> Mesh | None:
-    """The mesh with optimizer sharding over groups of so many neighbours of a stage, each group with all of the state: the axis that crosses their edge
-    is split in two. None where groups of that size would not be made of whole axes, or of neighbours on the links."""
-    sizes, inside, have = dict[str, int](), list[str](), 1
-    for axis in reversed(mesh.axes):
-        part, rest = divmod(devices, have)
-        cut = axis.size if part % axis.size == 0 else part
-        if axis.name == STAGE or part == 1 or axis.size == 1:
-            sizes[axis.name] = axis.size
-        elif rest or axis.size % cut:
-            return None
-        else:
-            name = axis.name if cut == axis.size else next(f"{axis.name}{k}" for k in range(2, 9) if f"{axis.name}{k}" not in (a.name for a in mesh.axes))
-            sizes[name], have = cut, have * cut
-            inside.append(name)
-            if cut < axis.size:
-                sizes[axis.name] = axis.size // cut
-    if have != devices or not inside:
-        return None
-    try:
-        found = pinned_mesh(topology, dict(reversed(sizes.items())))
-    except PlanError:  # a group's edge lies across the links
-        return None
-    return Mesh(found.axes, tuple(a.name for a in found.inner if a.name in inside))
-
-
-def two_axes(topology: Topology, model: int) -> Mesh:
-    """The mesh (data, model) with `model` neighbours along the model axis."""
-    return Mesh((MeshAxis("data", _take(topology, topology.devices // model, model)), MeshAxis("model", _take(topology, model, 1))))
-
-
-def _take(topology: Topology, size: int, skip: int) -> tuple[tuple[int, int], ...]:
-    """`size` devices at stride `skip`, as parts of levels; () when the levels do not divide that way."""
-    parts = []
-    for i, level in enumerate(topology.levels):
-        have = level.size
-        if skip > 1:
-            if skip >= have:
-                if skip % have:
-                    return ()
-                skip //= have
-                continue
-            if have % skip:
-                return ()
-            have //= skip
-            skip = 1
-        used = have if size >= have else size
-        if size % used or have % used:
-            return ()
-        if used > 1:
-            parts.append((i, used))
-        size //= used
-        if size == 1:
-            break
-    return tuple(parts) if size == 1 else ()
-
-
-def pinned_mesh(topology: Topology, sizes: Mapping[str, int]) -> Mesh:
-    """A mesh with given axis sizes, outermost first as written. Raises PlanError when they do not multiply to the devices."""
-    if prod(sizes.values()) != topology.devices:
-        raise PlanError("P015", f"mesh {dict(sizes)} has {prod(sizes.values())} devices, the topology {topology.devices}", help=["make the product equal"])
-    axes, skip = [], 1
-    for name, n in reversed(list(sizes.items())):
-        parts = _take(topology, n, skip) if n > 1 else ()
-        if n > 1 and not parts:
-            raise PlanError("P015", f"mesh axis {name!r} of {n} does not align with the links ({' x '.join(str(x.size) for x in topology.levels)})",
-                            help=["sizes whose products divide the levels, innermost last"])  # fmt: skip
-        axes.append(MeshAxis(name, parts))
-        skip *= n
-    return Mesh(tuple(reversed(axes)))

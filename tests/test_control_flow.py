@@ -15,11 +15,12 @@ from planner.conversions import Atlas
 from planner.errors import PlanError
 from planner.flow import Plan, rule_of
 from planner.kernels import kernel_times
+from planner.meshes import meshes
 from planner.onnx_backend.program import compiled
 from planner.price import Pricer
 from planner.reader import lower_control, read_model
 from planner.rule import Split, candidates
-from planner.topology import for_devices, meshes
+from planner.topology import for_devices
 from planner.training import add_loss
 from planner.verify.numerics import compare, seeded_values
 from tests import control_models as models

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from planner import conversions
 from planner.api import make_request
 from planner.layout import Layout, convert
+from planner.meshes import pinned_mesh
 from planner.price import Pricer
-from planner.topology import pinned_mesh
 
 SIZES = {"data": 4, "model": 2}
 

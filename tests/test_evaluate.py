@@ -14,9 +14,9 @@ from planner.compose import compose, tokens_per_step
 from planner.evaluate import price_plan
 from planner.flow import Plan
 from planner.graph import Graph, Node, Tensor
+from planner.meshes import pinned_mesh
 from planner.price import Pricer
 from planner.search import Search, batch_only
-from planner.topology import pinned_mesh
 
 
 def test_tokens_are_looked_up_whole():

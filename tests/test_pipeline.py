@@ -18,6 +18,7 @@ from planner.emit.parts import checkpoint, pipeline_interleaved
 from planner.errors import PlanError
 from planner.evaluate import price_plan
 from planner.flow import Plan
+from planner.meshes import staged_meshes
 from planner.model import Model, Workload
 from planner.pins import Pins, parse_pins
 from planner.pipeline import MOST_LEVEL, SCHEDULES, Pipeline, pipeline_of, pipelined_run
@@ -26,7 +27,7 @@ from planner.relax import Relaxed
 from planner.report.ticks import BUBBLE, ticks
 from planner.search import Search
 from planner.solvers import solve
-from planner.topology import for_devices, staged_meshes
+from planner.topology import for_devices
 from planner.verify import worker
 
 EAGER = str(Path(__file__).parents[1] / "benchmarks" / "eager.toml")

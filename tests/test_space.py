@@ -15,12 +15,13 @@ from planner.evaluate import price_plan
 from planner.families import batch_only, restrict
 from planner.flow import Plan
 from planner.layout import Layout, convert
+from planner.meshes import meshes
 from planner.model import Model, Workload
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, evaluate
 from planner.solvers import solve
 from planner.space import Base, Space, build_space
-from planner.topology import for_devices, meshes
+from planner.topology import for_devices
 
 MODELS = [("zoo:gpt2-small,layers=3", 8), ("zoo:llama3-8b,layers=3,seq=512", 16), ("zoo:resnet50", 32)]
 

@@ -9,10 +9,10 @@ from planner.api import make_request
 from planner.assemble import Techniques, assemble
 from planner.evaluate import made_again, price_plan
 from planner.flow import Plan
+from planner.meshes import pinned_mesh
 from planner.model import Model, Workload
 from planner.problem import evaluate
 from planner.search import Search
-from planner.topology import pinned_mesh
 
 
 def test_products_behind_a_kept_sum_are_not_charged_again() -> None:

@@ -10,11 +10,12 @@ import pytest
 import planner
 from planner.cli import main
 from planner.errors import PlanError
+from planner.meshes import pinned_mesh
 from planner.pins import Pins, from_table
 from planner.space import Base
 from planner.spread import propagated
 from planner.strategy import Strategy
-from planner.topology import for_devices, pinned_mesh
+from planner.topology import for_devices
 
 LLAMA = "zoo:llama-tiny,heads=8,kv_heads=4"
 MESH = {"data": 2, "model": 4}

@@ -135,7 +135,8 @@ def test_a_front_has_no_row_that_another_betters(some: Strategy) -> None:
 
 
 def test_counts_of_devices_are_ones_the_hardware_comes_in() -> None:
-    from planner.topology import for_devices, from_file
+    from planner.topology import for_devices
+    from planner.topology_file import from_file
 
     for name in ("h100-sxm", "gb200-nvl72", "tpu-v5e", "tpu-v7x"):
         found = device_counts(name)

@@ -18,8 +18,10 @@ from costmodels.collectives import Span, collective_lines, collective_time_s
 from costmodels.describe import describe_topology, overview
 from costmodels.device import TOPOLOGIES
 from planner.errors import PlanError
+from planner.meshes import divisors, meshes, pinned_mesh, two_axes
 from planner.slices import part_of_host, slice_shapes, wraps
-from planner.topology import Level, Mesh, MeshAxis, Topology, divisors, for_devices, from_file, from_json, meshes, pinned_mesh, two_axes
+from planner.topology import Level, Mesh, MeshAxis, Topology, for_devices, from_json
+from planner.topology_file import from_file
 
 GB, US = 1e9, 1e-6
 COUNTS = (*range(1, 65), 96, 1024, 2048)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import planner
 from planner.errors import PlanError
+from planner.meshes import divisors, grouped, pinned_mesh
 from planner.pins import parse_pins
 from planner.strategy import Strategy
-from planner.topology import divisors, for_devices, grouped, pinned_mesh
+from planner.topology import for_devices
 from planner.verify import worker
 
 EAGER = str(Path(__file__).parents[1] / "benchmarks" / "eager.toml")

@@ -86,7 +86,8 @@ def hardware(args: argparse.Namespace) -> int:
     """The devices and machines that ship, or one with the source of every figure."""
     from costmodels.describe import as_json, describe, describe_topology, library, overview, topology_table
     from costmodels.device import topology_names
-    from planner.topology import device, from_file, is_topology
+    from planner.topology import device
+    from planner.topology_file import from_file, is_topology
 
     name = args.name
     if not name:

@@ -20,8 +20,8 @@ from math import prod
 from planner.errors import PlanError
 from planner.exchange.keys import Keys
 from planner.exchange.settings import AXES, Facts, Rounds, Settings, fast_levels
+from planner.meshes import pinned_mesh
 from planner.pipeline import MOST_LEVEL
-from planner.topology import pinned_mesh
 
 NAME, SUFFIX = "maxtext", ".yml"
 SUMS = {"stage": ("pipeline",), "data": ("data", "fsdp"), "expert": ("expert",), "sequence": ("context", "sequence"), "model": ("tensor", "tensor_sequence")}

@@ -22,9 +22,10 @@ from planner.families import batch_only
 from planner.flow import Plan
 from planner.framework_time import role
 from planner.graph import Graph
+from planner.meshes import pinned_mesh
 from planner.model import Model, Workload
 from planner.rule import Limits, Split, legal
-from planner.topology import Mesh, Topology, for_devices, pinned_mesh
+from planner.topology import Mesh, Topology, for_devices
 
 Row = Mapping[str, Any]
 HARDWARE = (("A100-40", "a100-40gb"), ("A100", "a100-80gb"), ("V100", "v100-32gb"), ("H200", "h200-sxm"), ("H100", "h100-sxm"), ("GB200", "gb200-nvl72"), ("B200", "b200"),

@@ -134,8 +134,9 @@ def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runti
     from costmodels.runtime import RUNTIMES
     from planner.base import Base
     from planner.evaluate import price_plan
+    from planner.meshes import pinned_mesh
     from planner.price import Pricer
-    from planner.topology import for_devices, pinned_mesh
+    from planner.topology import for_devices
 
     topology = for_devices("cpu", plan.devices)
     mesh = pinned_mesh(topology, dict(plan.mesh))
