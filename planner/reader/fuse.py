@@ -6,10 +6,11 @@ from planner.reader.draft import Draft
 from planner.reader.finder import Finder
 from planner.reader.flatten import unflatten
 from planner.reader.fuse_attention import attentions, repeated_heads
-from planner.reader.fuse_moe import experts, stored_parts
+from planner.reader.fuse_moe import experts
 from planner.reader.fuse_moe_each import experts_each
 from planner.reader.fuse_norm import group_norms, norms
 from planner.reader.fuse_point import gelus, rotaries, silus
+from planner.reader.moe_build import stored_parts
 from planner.reader.tidy import drop_dead, fold_transposes, shorten_views, sink_expands
 
 

@@ -16,7 +16,9 @@ from math import prod
 from planner.graph import WeightRef
 from planner.reader.draft import Draft, Op
 from planner.reader.finder import Finder
-from planner.reader.fuse_moe import Form, Product, fused, routed, source, spread_share, zeros
+from planner.reader.fuse_moe import spread_share, zeros
+from planner.reader.moe_build import fused
+from planner.reader.moe_form import Form, Product, routed, source
 
 _OTHERS = 16
 """Other terms of a sum, at most, among which a part of it is looked for."""
