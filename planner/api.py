@@ -76,7 +76,7 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
     from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
     from costmodels.runtime import RUNTIMES
     from planner.pins import Pins, parse_pins
-    from planner.search import Request
+    from planner.request import Request
     from planner.spread import MODES
     from planner.topology import for_devices
     from planner.topology_file import from_file

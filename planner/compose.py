@@ -16,7 +16,7 @@ from planner.kernels import kernel_times
 from planner.model import Model
 from planner.pipeline import Pipeline, pipeline_of
 from planner.problem import FORBIDDEN, Problem
-from planner.search import Candidate, Found, Request
+from planner.request import Candidate, Found, Request
 from planner.space import Base, Space
 from planner.strategy import Strategy
 

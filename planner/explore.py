@@ -34,7 +34,8 @@ from planner.space import Base, Space
 from planner.topology import Mesh
 
 if TYPE_CHECKING:
-    from planner.search import Candidate, Search
+    from planner.request import Candidate
+    from planner.search import Search
 
 LEVEL_ORDER = (2, 1, 0, 3)
 """Of equal bounds the level that needs less memory goes first; level 3 costs time."""
@@ -176,7 +177,7 @@ class Explorer:
         space = self._first[index] = self._large(mesh)
         if space is None:
             return
-        levels = [k for k in self.levels if mesh.stages == 1 or LEVEL_ORDER[k] <= max(MOST_LEVEL[s] for s, _ in self.search.schedules(mesh))]
+        levels = [k for k in self.levels if mesh.stages == 1 or LEVEL_ORDER[k] <= max(MOST_LEVEL[s] for s, _ in self.search.offered.schedules(mesh))]
         if not levels:
             return
         self._uncut_up_to[index] = space.parts * min((float(v.pieces.min()) for v in space.variables), default=math.inf)
@@ -186,12 +187,12 @@ class Explorer:
             self.search.bounded(bound)
         if bound > LONG_S:
             self.unit_s = 1e-9
-        again = {r: self._relaxed[index].again(r) for r in self.search.recomputes(space.base)}
-        for micro, (schedule, virtual) in product(self.search.microbatches(mesh), self.search.schedules(mesh)):
+        again = {r: self._relaxed[index].again(r) for r in self.search.offered.recomputes(space.base)}
+        for micro, (schedule, virtual) in product(self.search.offered.microbatches(mesh), self.search.offered.schedules(mesh)):
             if virtual > 1 and micro % mesh.stages:
                 continue
             once = bound + self._relaxed[index].waiting(micro, virtual)
-            for recompute in self.search.recomputes(space.base):
+            for recompute in self.search.offered.recomputes(space.base):
                 least = once + again[recompute]
                 for level in levels:
                     leaf = Leaf(least, RECOMPUTE.index(recompute), micro, level, index, schedule=schedule, virtual=virtual)
@@ -203,12 +204,12 @@ class Explorer:
 
     def _floor(self, mesh: Mesh) -> float:
         """What is known of a mesh before its space is built."""
-        counts = self.search.microbatches(mesh)
+        counts = self.search.offered.microbatches(mesh)
         return self.search.floor(mesh, max(counts)) if counts and not self.memory_first else 0.0
 
     def _large(self, mesh: Mesh) -> Space | None:
         """The space that all leaves of a mesh are bounded in: of the largest microbatches that all of theirs divide."""
-        parts = math.gcd(*self.search.microbatches(mesh))
+        parts = math.gcd(*self.search.offered.microbatches(mesh))
         return self.search.space(mesh, parts if parts and self.search.base(parts) else 1, self.allowed, self.pinned) if parts else None
 
     def _space(self, leaf: Leaf) -> Space | None:

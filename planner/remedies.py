@@ -14,7 +14,7 @@ from planner.topology import for_devices
 
 if TYPE_CHECKING:
     from planner.model import Model
-    from planner.search import Candidate, Found, Request
+    from planner.request import Candidate, Found, Request
 
 GROWTH = (2, 4, 8, 16, 32)
 LARGER = 2

@@ -21,8 +21,9 @@ from planner.meshes import pinned_mesh
 from planner.model import Model
 from planner.possible import check_mesh, check_splits
 from planner.price import Pricer
+from planner.request import Candidate, Found, Request
 from planner.rule import Split
-from planner.search import Candidate, Found, Request, Search
+from planner.search import Search
 from planner.space import Base
 from planner.strategy import Strategy, schedule_of, virtual_of
 from planner.topology import Mesh, Topology, for_devices, from_json

@@ -4,118 +4,42 @@
     each        is searched best first under lower bounds (planner.explore); spaces and priced plans are shared (planner.space, planner.evaluate)
     the winner  is the cheapest plan of all that fit, baselines included; its model axis is then split in two where that may pay
 
-Ties (within a thousandth): less memory first (by more than a hundredth), then the simpler mesh and techniques.
+What may be chosen is planner.offered's, what is asked and found planner.request's.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from costmodels.memory import Capacity
-from costmodels.precision import Recipe
-from costmodels.runtime import Runtime
 from planner.assemble import PICO, Techniques, assemble, splits_of
 from planner.conversions import Atlas
 from planner.errors import PlanError
-from planner.evaluate import Cost, price_plan
-from planner.explore import RECOMPUTE, Explorer
-from planner.families import Allowed, as_named, no_split, restrict
-from planner.families import batch_only as batch_only
-from planner.families import megatron_only as megatron_only
+from planner.evaluate import price_plan
+from planner.explore import Explorer
+from planner.families import batch_only, megatron_only, no_split, restrict
 from planner.flow import Plan
-from planner.meshes import divisors, finer_meshes, grouped, meshes, pinned_mesh, staged_meshes
+from planner.meshes import meshes, pinned_mesh
 from planner.model import Model
-from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space, role_named
-from planner.pins import Pins
-from planner.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
+from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space
+from planner.offered import Family, Offered
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.relax import Arithmetic
-from planner.rule import Limits, Split, candidates
+from planner.request import Candidate, Found, Progress, Request
+from planner.rule import Limits
 from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
-from planner.spread import by_hand, propagated
-from planner.topology import Mesh, Topology
+from planner.topology import Mesh
 
-TIE, TIE_MEMORY = 1e-3, 1e-2
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
 """Work units of one solve: about a third of a second where the memory limit binds hard; the bound is kept either way."""
 BEHIND = 1.1
-FINER = 2
-"""Three-axis meshes tried around the best plan: most of what more axes gain is in the most even ones."""
-MOST_MICROBATCHES = 1024
-MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
-CHUNKS = (2, 4)
-"""Chunks of blocks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
-Progress = Callable[[str, float | None, float | None], None]
-Family = Callable[[Base, Mesh], Allowed]
-
-
-@dataclass(frozen=True)
-class Request:
-    """Everything a search needs to know beside the model."""
-
-    topology: Topology
-    capacity: Capacity
-    recipe: Recipe
-    runtime: Runtime
-    solver: str = "auto"
-    mode: str = "auto"
-    objective: str = "step"
-    pins: Pins = field(default_factory=Pins)
-    memory_limit_bytes: int | None = None
-    time_limit_s: float | None = None
-    seed: int = 0
-    fold: bool = True
-    baselines: bool = True
-
-    @property
-    def limit_bytes(self) -> int:
-        """Bytes a plan may use on a device."""
-        usable = self.capacity.usable
-        return usable if self.memory_limit_bytes is None else min(usable, self.memory_limit_bytes)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A priced plan, and what its solver claims about the problem it came from."""
-
-    label: str
-    mesh: Mesh
-    plan: Plan
-    cost: Cost
-    techniques: Techniques
-    objective_s: float = 0.0
-    bound_s: float = 0.0
-    status: str = "feasible"
-
-    def key(self, request: Request) -> tuple:
-        """Order among plans that fit: the objective in steps of a tie, then memory in steps of its own, then the simpler mesh and techniques."""
-        main = self.cost.memory.total if request.objective == "memory" else self.cost.step_time_s
-        simple = (self.plan.zero, RECOMPUTE.index(self.plan.recompute), self.plan.microbatches)
-        size = self.cost.memory.total
-        return (round(np.log(max(main, 1e-12)) / TIE), round(np.log(max(size, 1)) / TIE_MEMORY), len(self.plan.mesh), simple, size, self.plan.mesh)
-
-
-@dataclass
-class Found:
-    """What a search returns: the winner, the baselines (label -> best tuned variant, fitting or the smallest), the spaces used."""
-
-    best: Candidate | None
-    baselines: dict[str, Candidate]
-    base: Base
-    space: Space | None
-    choice: tuple[int, ...]
-    problem: Problem | None
-    bound_s: float
-    tried: int
-    stopped: str = ""
-    smallest: Candidate | None = None
+"""The best plan with stages and the best without are both refined, unless one takes this many times the other's."""
 
 
 class Search:
@@ -136,14 +60,13 @@ class Search:
         self._best: Candidate | None = None
         self._bound = 0.0
         self._refused: PlanError | None = None
-        self._free = request.mode == "auto" and request.pins.empty
-        """Whether any plan will do, a baseline's too."""
+        self.offered = Offered(model, request, self.base, self.out_of_time)
 
     def run(self, *, how_close: bool = True) -> Found:
         """Search everything the request allows. how_close: where nothing fits, also look for the smallest plan."""
         request = self.request
-        main = Explorer(self, "plan", self._meshes(), self._allowed(), self._levels())
-        finer = Explorer(self, "plan", (), None, self._levels())
+        main = Explorer(self, "plan", self.offered.meshes(), self.offered.allowed(), self.offered.levels())
+        finer = Explorer(self, "plan", (), None, self.offered.levels())
         baselines: dict[str, Candidate] = {}
         try:
             # Baselines first: small searches, and what they reach is what the large one has to beat.
@@ -153,7 +76,7 @@ class Search:
             if self._refused is not None and (main.empty or (main.best is None and not main.priced and "stage" in request.pins.mesh)):
                 raise self._refused
             leader = min((c for c in (main.best, *self._eligible(baselines)) if c is not None), key=self.value, default=None)
-            finer.meshes = self._finer(*self._leaders((*main.priced, *self._eligible(baselines))))
+            finer.meshes = self.offered.finer(*self._leaders((*main.priced, *self._eligible(baselines))))
             finer.run(self.value(leader))
         except KeyboardInterrupt:
             self.stopped = "interrupt"
@@ -181,16 +104,16 @@ class Search:
 
     def _smallest(self, main: Explorer, baselines: Mapping[str, Candidate]) -> Candidate | None:
         """The smallest plan, on a mesh of three axes around the smallest of two priced where that is smaller yet."""
-        sizes = [c for c in (main.smallest(), *main.priced, *(baselines.values() if self._free else ())) if c is not None]
+        sizes = [c for c in (main.smallest(), *main.priced, *(baselines.values() if self.offered.free else ())) if c is not None]
         around = min((c for c in sizes if len(c.mesh.axes) == 2), key=lambda c: c.cost.memory.total, default=None)
-        finer = Explorer(self, "plan", self._finer(around), None, self._levels())
+        finer = Explorer(self, "plan", self.offered.finer(around), None, self.offered.levels())
         finer.run()
         return min([*sizes, *(c for c in (finer.smallest(),) if c is not None)], key=lambda c: c.cost.memory.total, default=None)
 
     def _among_all(self, best: Candidate) -> tuple[Space, tuple[int, ...], Problem]:
         """A plan's space, choice and problem; a baseline's beside every split of its mesh, so that what else was there can be said."""
         _, space, choice, problem = self._details[id(best)]
-        whole = self.space(best.mesh, best.plan.microbatches, None, pinned=False) if self._free and best.label != "plan" else None
+        whole = self.space(best.mesh, best.plan.microbatches, None, pinned=False) if self.offered.free and best.label != "plan" else None
         if whole is None:
             return space, choice, problem
         at = tuple(w.splits.index(v.splits[k]) if v.kind == "op" else k for v, w, k in zip(space.variables, whole.variables, choice, strict=True))
@@ -220,116 +143,13 @@ class Search:
 
     def _eligible(self, baselines: Mapping[str, Candidate]) -> list[Candidate]:
         """Baselines that may be the answer."""
-        return [c for c in baselines.values() if self._free and c.cost.memory.total <= self.request.limit_bytes]
+        return [c for c in baselines.values() if self.offered.free and c.cost.memory.total <= self.request.limit_bytes]
 
     def report(self, candidate: Candidate, pinned: bool) -> None:
         """Tell the caller about a better plan that may be the answer. pinned: it respects the user's pins and mode."""
-        if self.progress and (pinned or self._free) and (self._best is None or self.value(candidate) < self.value(self._best)):
+        if self.progress and (pinned or self.offered.free) and (self._best is None or self.value(candidate) < self.value(self._best)):
             self._best = candidate
             self.progress("search", candidate.cost.step_time_s, self._bound or None)
-
-    # --- what may be chosen -------------------------------------------------------------------------------------------------------------------
-
-    def _meshes(self) -> tuple[Mesh, ...]:
-        request = self.request
-        if n := request.pins.techniques.get("zero_group"):
-            every = tuple(m for mesh in self._ungrouped() if (m := grouped(request.topology, mesh, int(n))) is not None)
-            if not every:
-                raise PlanError("P022", f"no mesh has groups of {n} neighbouring devices to share optimizer state (zero_group)",
-                                help=["a number that the axes inside a stage multiply to, or a divisor of the data axis times those inside it"])  # fmt: skip
-            return every
-        return self._ungrouped()
-
-    def _ungrouped(self) -> tuple[Mesh, ...]:
-        request = self.request
-        if request.pins.mesh:
-            return tuple(pinned_mesh(request.topology, sizes) for sizes in request.pins.mesh_choices(request.topology.devices))
-        every = meshes(request.topology)
-        if request.mode == "data-parallel":
-            return every[:1]
-        # One axis of all devices is the same by either name.
-        return (*(m for m in every if len(m.axes) == 2 or m.shape[0] == ("data", request.topology.devices)), *self._staged())
-
-    def _finer(self, *best: Candidate | None) -> tuple[Mesh, ...]:
-        """The meshes of good plans with the model axis split in two, the most even ways first: heads over one part and rows over the other, say."""
-        if not self._free or self.out_of_time():
-            return ()
-        topology, good = self.request.topology, [c for c in best if c is not None]
-        finer = [m for c in good for m in finer_meshes(topology, c.mesh)[:FINER]]
-        # Where optimizer state is worth cutting, once in every node: what it is reduced and gathered over is near, what is left to sum over nodes is a piece.
-        near = [grouped(topology, c.mesh, topology.levels[0].size) for c in good if c.plan.zero and len(c.mesh.inner) <= 2]
-        return tuple(dict.fromkeys([*finer, *(m for m in near if m is not None and len(m.group) < len(m.inner))]))
-
-    def _alphabet(self, base: Base, mesh: Mesh) -> Allowed:
-        """Per class of nodes the splits over more axes that cut only what some plan priced so far cuts."""
-        plans = [c.plan for c, *_ in self._details.values()]
-        found: Allowed = {}
-        for i in base.times:
-            name = base.graph.nodes[i].id
-            used = {f for p in plans for f, _ in p.splits.get(name, Split()).pairs}
-            found[i] = base.reachable(i, tuple(s for s in candidates(base.rules[i], dict(mesh.shape)) if all(f in used for f, _ in s.pairs)))
-        return found
-
-    def _staged(self) -> tuple[Mesh, ...]:
-        """Meshes with pipeline stages, unless the user says what the mesh is."""
-        base, pins, topology = self.base(1), self.request.pins, self.request.topology
-        run = base.dealt[0] if base is not None and self.training and base.dealt else None
-        if run is None or pins.axes or self.request.mode == "data-parallel" or self.out_of_time():
-            return ()
-        return tuple(m for n in divisors(topology.devices) if 1 < n <= run[2] for m in staged_meshes(topology, n))
-
-    def _allowed(self) -> Family | None:
-        """What the mode leaves; None leaves everything the pins do."""
-        return (lambda b, m: batch_only(b, m.shape)) if self.request.mode == "data-parallel" else None
-
-    def _pinned(self, base: Base, mesh: Mesh, limits: Limits) -> Allowed:
-        """What the pins and the names of pinned axes leave."""
-        pins = self.request.pins
-        held = pins.allowed(base, dict(mesh.shape))
-        if self.request.mode == "propagate":
-            return propagated(base, mesh, held)
-        names = pins.axes | ({a for a, _ in mesh.shape if role_named(a) in (pins.axes or ("data",))} if "zero_group" in pins.techniques else frozenset())
-        named = as_named(base, mesh, names, held, limits, pins.tensor) if names else held
-        return by_hand(base, mesh, held, named) if self.request.mode == "hybrid" else named
-
-    def _levels(self) -> tuple[int, ...]:
-        pinned = self.request.pins.techniques.get("zero_stage")
-        if pinned is not None:
-            return (int(pinned),)
-        return (0, 1, 2, 3) if self.training and self.request.topology.devices > 1 else (0,)
-
-    def recomputes(self, base: Base) -> tuple[str, ...]:
-        """Recomputation to consider, the least first."""
-        if not self.training or not base.runs:
-            return ("none",)
-        pinned = self.request.pins.techniques.get("recompute")
-        return RECOMPUTE if pinned is None else (str(pinned),)
-
-    def schedules(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
-        """(how microbatches pass through the stages of a mesh, chunks of blocks a stage) to consider: 1F1B, which takes GPipe's time and less memory, and in chunks."""
-        pins, base = self.request.pins.techniques, self.base(1)
-        pinned, chunks = pins.get("schedule"), pins.get("virtual")
-        repeats = base.dealt[0][2] if base is not None and base.dealt else 0
-        if self.request.runtime.kernels is not None and chunks is None and pinned is None:
-            chunks = 1  # how many a framework has is the runtime's
-        finer = tuple((INTERLEAVED, v) for v in ((int(chunks),) if chunks else CHUNKS) if v > 1 and mesh.stages > 1 and repeats and repeats % (mesh.stages * v) == 0)
-        if pinned == INTERLEAVED or int(chunks or 1) > 1:
-            return finer
-        return ((str(pinned), 1),) if pinned else ((SCHEDULES[0], 1), *(finer if chunks is None else ()))
-
-    def microbatches(self, mesh: Mesh) -> tuple[int, ...]:
-        """Numbers of microbatches to consider on a mesh: with pipeline stages at least as many as keep half of the ticks busy, and one row a device."""
-        pinned = self.request.pins.techniques.get("microbatches")
-        if pinned:
-            if self.model.batch % int(pinned):
-                raise PlanError("P035", f"batch {self.model.batch} does not divide into {pinned} microbatches")
-            return (int(pinned),)
-        batch = self.model.batch
-        usual = (1, *(m for m in MICROBATCHES if batch % m == 0)) if self.training else (1,)
-        if mesh.stages == 1:
-            return usual
-        rows = [batch // data for data in (dict(mesh.shape).get("data", 1),) if batch % data == 0 and batch // data <= MOST_MICROBATCHES]
-        return tuple(m for m in sorted({*usual, *rows}) if m >= max(2, mesh.stages - 1))
 
     # --- spaces -------------------------------------------------------------------------------------------------------------------------------
 
@@ -363,7 +183,10 @@ class Search:
     def space(self, mesh: Mesh, micro: int, allowed: Family | None, pinned: bool = True) -> Space | None:
         """The space of a mesh, restricted to a family of plans; with the user's pins unless it is a baseline's."""
         base, pins, inner = self.base(micro), self.request.pins, Mesh(mesh.inner)
-        if base is None or not self._can_stage(base, mesh):
+        if base is None:
+            return None
+        if refused := self.offered.unstaged(base, mesh):
+            self._refused = refused
             return None
         pinned = pinned and not pins.empty
         key = (mesh, micro, pinned)
@@ -371,7 +194,11 @@ class Search:
             pricer = self._pricer(mesh)
             limits = Limits(spatial=self.model.batch < self.request.topology.devices, forbidden=pins.forbidden_factors if pinned else frozenset())
             try:
-                fixed = self._pinned(base, inner, limits) if pinned else self._alphabet(base, inner) if len(inner.axes) > 2 else None
+                fixed = None
+                if pinned:
+                    fixed = self.offered.held(base, inner, limits)
+                elif len(inner.axes) > 2:
+                    fixed = self.offered.alphabet(base, inner, [c.plan for c, *_ in self._details.values()])
                 self._spaces[key] = build_space(base, pricer, limits=limits, allowed=fixed, zero_axes=mesh.zero_axes, parts=micro)
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.
@@ -389,29 +216,7 @@ class Search:
             base = self.base(1)
             assert base is not None
             self._arithmetic = Arithmetic.of(base, self._pricer(mesh))
-        return self._arithmetic.least(mesh, microbatches, max((v for _, v in self.schedules(mesh)), default=1))
-
-    def _can_stage(self, base: Base, mesh: Mesh) -> bool:
-        """Whether the model has blocks for every stage of the mesh; if not, why is remembered."""
-        if mesh.stages == 1:
-            return True
-        run, techniques = base.dealt[0] if self.training and base.dealt else None, self.request.pins.techniques
-        schedule, chunks, micro = str(techniques.get("schedule", SCHEDULES[0])), int(techniques.get("virtual", 1)), int(techniques.get("microbatches", 0))
-        level, most = int(techniques.get("zero_stage", 0)), MOST_LEVEL[schedule]
-        what = ""
-        if run is None or run[2] < mesh.stages:
-            what = "it is run, not trained" if not self.training else f"the model has {run[2] if run else 'no'} repeated blocks"
-        elif level > most:
-            what = f"under {schedule} the optimizer level is at most {most}, pinned is {level}"
-        elif micro == 1:
-            what = "they need at least two microbatches, pinned is one"
-        elif not self.schedules(mesh):
-            what = f"{run[2]} repeated blocks do not divide into {mesh.stages} stages of {chunks if chunks > 1 else 'several'} chunks"
-        elif (schedule == INTERLEAVED or chunks > 1) and micro % mesh.stages:
-            what = f"chunks are passed by groups of {mesh.stages} microbatches, and {micro} do not divide into them"
-        if what:
-            self._refused = PlanError("P068", f"{mesh.stages} pipeline stages are not possible: {what}", help=["pin less, or other stages"] if run else [])
-        return not what
+        return self._arithmetic.least(mesh, microbatches, max((v for _, v in self.offered.schedules(mesh)), default=1))
 
     # --- solving and pricing ------------------------------------------------------------------------------------------------------------------
 
@@ -479,21 +284,10 @@ class Search:
         self._baselines(found)
         return found
 
-    def _replicas(self) -> Mesh:
-        """The mesh of data parallelism: all devices, or where they do not divide the batch (a little padding aside) as many as do, the rest doing the same again."""
-        topology, batch = self.request.topology, self.model.batch
-        n = topology.devices
-        if batch >= n and (-(-batch // n) * n - batch) / batch > Limits().waste:
-            for data in sorted((d for d in divisors(n) if batch % d == 0), reverse=True):
-                mesh = next((m for m in meshes(topology) if len(m.axes) == 2 and m.axes[0].size == data), None)
-                if mesh is not None:
-                    return mesh
-        return pinned_mesh(topology, {"data": n})
-
     def _baselines(self, found: dict[str, Candidate]) -> None:
         """Adds data_parallel, zero3, megatron and replicated, each tuned over microbatches, recompute and optimizer level under the same limit."""
         topology, n = self.request.topology, self.request.topology.devices
-        one = (self._replicas(),)
+        one = (self.offered.replicas(),)
         node = topology.levels[0].size
         inner = tuple(m for m in meshes(topology) if len(m.axes) <= 2 and m.axes[-1].name == "model" and m.axes[-1].size <= node)
         levels = (0, 1) if self.training else (0,)
@@ -503,7 +297,7 @@ class Search:
         ]
         if self.training:
             families.append(("zero3", one, lambda b, m: batch_only(b, m.shape, ("data",)), (3,)))
-        staged = tuple(m for m in self._staged() if dict(m.shape).get("model", 1) <= node)
+        staged = tuple(m for m in self.offered.staged() if dict(m.shape).get("model", 1) <= node)
         if n > 1 and (inner or staged):
             families.append(("megatron", inner + staged, megatron_only, levels))
         for label, on, allowed, at in families:
@@ -516,6 +310,3 @@ class Search:
                 raise
             if best is not None:
                 found[label] = best
-
-
-__all__ = ["Candidate", "Found", "Progress", "Request", "Search", "batch_only", "megatron_only"]

@@ -12,11 +12,12 @@ from planner.base import Base
 from planner.batch import batch_factors
 from planner.compose import compose, tokens_per_step
 from planner.evaluate import price_plan
+from planner.families import batch_only
 from planner.flow import Plan
 from planner.graph import Graph, Node, Tensor
 from planner.meshes import pinned_mesh
 from planner.price import Pricer
-from planner.search import Search, batch_only
+from planner.search import Search
 
 
 def test_tokens_are_looked_up_whole():

@@ -13,8 +13,9 @@ from planner.evaluate import price_plan
 from planner.model import Model, Workload
 from planner.naming import ROLES, axis_names, renamed_cost, renamed_mesh, renamed_plan, role_named
 from planner.price import Pricer
+from planner.request import Found
 from planner.rule import PENDING
-from planner.search import Found, Search
+from planner.search import Search
 
 CASES = [  # model, devices, batch: small batches leave axes for something else
     ("zoo:gpt2-small,layers=3,seq=64", 8, 8), ("zoo:gpt2-small,layers=3", 8, 64), ("zoo:llama3-8b,layers=3", 64, 16), ("zoo:mixtral-8x7b,layers=2", 16, 16),

@@ -18,7 +18,7 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
     request = make_request(devices=devices, hardware=None, topology=None)
     search = Search(Model.open(source, Workload("train", batch=batch), devices), request)
     checked = 0
-    for mesh in search._meshes()[1:3]:
+    for mesh in search.offered.meshes()[1:3]:
         space = search.space(mesh, 1, None)
         assert space is not None
         relaxed = Relaxed(space)
@@ -55,7 +55,7 @@ def test_a_bound_without_a_choice_is_no_plan_that_fits(monkeypatch: pytest.Monke
     """Where tables would be too large, greedy decoding may meet a dead end: the bound stands, and nothing is known of memory."""
     request = make_request(devices=4, hardware=None, topology=None)
     search = Search(Model.open("zoo:mlp-tiny", Workload("train", batch=8), 4), request)
-    space = search.space(search._meshes()[0], 1, None)
+    space = search.space(search.offered.meshes()[0], 1, None)
     assert space is not None
     monkeypatch.setattr("planner.relax.compile_tree", lambda model: None)
     monkeypatch.setattr("planner.relax.bounded", lambda model, clock, start, order: (None, 1e6))

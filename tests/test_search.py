@@ -16,7 +16,8 @@ from costmodels.units import show_time
 from planner.api import make_request
 from planner.errors import PlanError
 from planner.model import Model, Workload
-from planner.search import Found, Search
+from planner.request import Found
+from planner.search import Search
 
 ROOT = Path(__file__).parents[1]
 GPT = "zoo:gpt2-small,layers=3"
@@ -93,7 +94,7 @@ def test_any_number_of_devices(devices: int) -> None:
 def test_three_axes_are_tried_around_the_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     source, devices, batch = "zoo:gpt2-small,layers=2,seq=64", 16, 16
     finer = search(source, devices, batch)
-    monkeypatch.setattr("planner.search.FINER", 0)
+    monkeypatch.setattr("planner.offered.FINER", 0)
     plain = search(source, devices, batch)
     assert finer.best is not None and plain.best is not None
     assert len(plain.best.plan.mesh) == 2

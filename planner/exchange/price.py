@@ -17,7 +17,8 @@ from planner.exchange import hf, maxtext, megatron, torchtitan
 from planner.exchange.keys import Keys, load
 from planner.exchange.settings import Facts, Settings, settings_of
 from planner.pipeline import pipelined_run
-from planner.search import Progress, Request, Search
+from planner.request import Progress, Request
+from planner.search import Search
 
 if TYPE_CHECKING:
     from planner.model import Model

@@ -1,0 +1,174 @@
+"""What the outer search may choose from under a request: meshes, the splits that mode and pins leave, optimizer levels, recomputation, schedules, microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from planner.errors import PlanError
+from planner.families import Allowed, as_named, batch_only
+from planner.flow import Plan
+from planner.meshes import divisors, finer_meshes, grouped, meshes, pinned_mesh, staged_meshes
+from planner.model import Model
+from planner.naming import role_named
+from planner.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
+from planner.possible import RECOMPUTE
+from planner.request import Candidate, Request
+from planner.rule import Limits, Split, candidates
+from planner.space import Base
+from planner.spread import by_hand, propagated
+from planner.topology import Mesh
+
+FINER = 2
+"""Three-axis meshes tried around the best plan: most of what more axes gain is in the most even ones."""
+MOST_MICROBATCHES = 1024
+MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
+CHUNKS = (2, 4)
+"""Chunks of blocks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
+Family = Callable[[Base, Mesh], Allowed]
+"""The splits that a base's operators may have on a mesh."""
+
+
+class Offered:
+    """The values of one request. base: rules and blocks at a number of microbatches (planner.search.Search.base); out_of_time: nothing more is offered."""
+
+    def __init__(self, model: Model, request: Request, base: Callable[[int], Base | None], out_of_time: Callable[[], bool]) -> None:
+        self.model, self.request, self.base, self.out_of_time = model, request, base, out_of_time
+        self.training = model.workload.kind == "train"
+        self.free = request.mode == "auto" and request.pins.empty
+        """Whether any plan will do, a baseline's too."""
+
+    def meshes(self) -> tuple[Mesh, ...]:
+        """Meshes of one and two axes, with and without stages, or those that pins and mode leave. Raises PlanError P015, P022."""
+        request = self.request
+        if n := request.pins.techniques.get("zero_group"):
+            every = tuple(m for mesh in self._ungrouped() if (m := grouped(request.topology, mesh, int(n))) is not None)
+            if not every:
+                raise PlanError("P022", f"no mesh has groups of {n} neighbouring devices to share optimizer state (zero_group)",
+                                help=["a number that the axes inside a stage multiply to, or a divisor of the data axis times those inside it"])  # fmt: skip
+            return every
+        return self._ungrouped()
+
+    def _ungrouped(self) -> tuple[Mesh, ...]:
+        """Meshes whose optimizer state is cut over all axes."""
+        request = self.request
+        if request.pins.mesh:
+            return tuple(pinned_mesh(request.topology, sizes) for sizes in request.pins.mesh_choices(request.topology.devices))
+        every = meshes(request.topology)
+        if request.mode == "data-parallel":
+            return every[:1]
+        # One axis of all devices is the same by either name.
+        return (*(m for m in every if len(m.axes) == 2 or m.shape[0] == ("data", request.topology.devices)), *self.staged())
+
+    def finer(self, *best: Candidate | None) -> tuple[Mesh, ...]:
+        """The meshes of good plans with the model axis split in two, the most even ways first: heads over one part and rows over the other, say."""
+        if not self.free or self.out_of_time():
+            return ()
+        topology, good = self.request.topology, [c for c in best if c is not None]
+        finer = [m for c in good for m in finer_meshes(topology, c.mesh)[:FINER]]
+        # Where optimizer state is worth cutting, once in every node: what it is reduced and gathered over is near, what is left to sum over nodes is a piece.
+        near = [grouped(topology, c.mesh, topology.levels[0].size) for c in good if c.plan.zero and len(c.mesh.inner) <= 2]
+        return tuple(dict.fromkeys([*finer, *(m for m in near if m is not None and len(m.group) < len(m.inner))]))
+
+    def alphabet(self, base: Base, mesh: Mesh, plans: Collection[Plan]) -> Allowed:
+        """Per class of nodes the splits over more axes that cut only what some of the plans cut."""
+        found: Allowed = {}
+        for i in base.times:
+            name = base.graph.nodes[i].id
+            used = {f for p in plans for f, _ in p.splits.get(name, Split()).pairs}
+            found[i] = base.reachable(i, tuple(s for s in candidates(base.rules[i], dict(mesh.shape)) if all(f in used for f, _ in s.pairs)))
+        return found
+
+    def staged(self) -> tuple[Mesh, ...]:
+        """Meshes with pipeline stages, unless the user says what the mesh is."""
+        base, pins, topology = self.base(1), self.request.pins, self.request.topology
+        run = base.dealt[0] if base is not None and self.training and base.dealt else None
+        if run is None or pins.axes or self.request.mode == "data-parallel" or self.out_of_time():
+            return ()
+        return tuple(m for n in divisors(topology.devices) if 1 < n <= run[2] for m in staged_meshes(topology, n))
+
+    def allowed(self) -> Family | None:
+        """What the mode leaves; None leaves everything the pins do."""
+        return (lambda b, m: batch_only(b, m.shape)) if self.request.mode == "data-parallel" else None
+
+    def held(self, base: Base, mesh: Mesh, limits: Limits) -> Allowed:
+        """What the pins and the names of pinned axes leave."""
+        pins = self.request.pins
+        held = pins.allowed(base, dict(mesh.shape))
+        if self.request.mode == "propagate":
+            return propagated(base, mesh, held)
+        names = pins.axes | ({a for a, _ in mesh.shape if role_named(a) in (pins.axes or ("data",))} if "zero_group" in pins.techniques else frozenset())
+        named = as_named(base, mesh, names, held, limits, pins.tensor) if names else held
+        return by_hand(base, mesh, held, named) if self.request.mode == "hybrid" else named
+
+    def levels(self) -> tuple[int, ...]:
+        """Optimizer levels to consider."""
+        pinned = self.request.pins.techniques.get("zero_stage")
+        if pinned is not None:
+            return (int(pinned),)
+        return (0, 1, 2, 3) if self.training and self.request.topology.devices > 1 else (0,)
+
+    def recomputes(self, base: Base) -> tuple[str, ...]:
+        """Recomputation to consider, the least first."""
+        if not self.training or not base.runs:
+            return ("none",)
+        pinned = self.request.pins.techniques.get("recompute")
+        return RECOMPUTE if pinned is None else (str(pinned),)
+
+    def schedules(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
+        """(how microbatches pass through the stages of a mesh, chunks of blocks a stage) to consider: 1F1B, which takes GPipe's time and less memory, and in chunks."""
+        pins, base = self.request.pins.techniques, self.base(1)
+        pinned, chunks = pins.get("schedule"), pins.get("virtual")
+        repeats = base.dealt[0][2] if base is not None and base.dealt else 0
+        if self.request.runtime.kernels is not None and chunks is None and pinned is None:
+            chunks = 1  # how many a framework has is the runtime's
+        finer = tuple((INTERLEAVED, v) for v in ((int(chunks),) if chunks else CHUNKS) if v > 1 and mesh.stages > 1 and repeats and repeats % (mesh.stages * v) == 0)
+        if pinned == INTERLEAVED or int(chunks or 1) > 1:
+            return finer
+        return ((str(pinned), 1),) if pinned else ((SCHEDULES[0], 1), *(finer if chunks is None else ()))
+
+    def microbatches(self, mesh: Mesh) -> tuple[int, ...]:
+        """Numbers of microbatches to consider on a mesh: with pipeline stages at least as many as keep half of the ticks busy, and one row a device."""
+        pinned = self.request.pins.techniques.get("microbatches")
+        if pinned:
+            if self.model.batch % int(pinned):
+                raise PlanError("P035", f"batch {self.model.batch} does not divide into {pinned} microbatches")
+            return (int(pinned),)
+        batch = self.model.batch
+        usual = (1, *(m for m in MICROBATCHES if batch % m == 0)) if self.training else (1,)
+        if mesh.stages == 1:
+            return usual
+        rows = [batch // data for data in (dict(mesh.shape).get("data", 1),) if batch % data == 0 and batch // data <= MOST_MICROBATCHES]
+        return tuple(m for m in sorted({*usual, *rows}) if m >= max(2, mesh.stages - 1))
+
+    def unstaged(self, base: Base, mesh: Mesh) -> PlanError | None:
+        """Why the model has no blocks for every stage of the mesh; None where it has."""
+        if mesh.stages == 1:
+            return None
+        run, techniques = base.dealt[0] if self.training and base.dealt else None, self.request.pins.techniques
+        schedule, chunks, micro = str(techniques.get("schedule", SCHEDULES[0])), int(techniques.get("virtual", 1)), int(techniques.get("microbatches", 0))
+        level, most = int(techniques.get("zero_stage", 0)), MOST_LEVEL[schedule]
+        what = ""
+        if run is None or run[2] < mesh.stages:
+            what = "it is run, not trained" if not self.training else f"the model has {run[2] if run else 'no'} repeated blocks"
+        elif level > most:
+            what = f"under {schedule} the optimizer level is at most {most}, pinned is {level}"
+        elif micro == 1:
+            what = "they need at least two microbatches, pinned is one"
+        elif not self.schedules(mesh):
+            what = f"{run[2]} repeated blocks do not divide into {mesh.stages} stages of {chunks if chunks > 1 else 'several'} chunks"
+        elif (schedule == INTERLEAVED or chunks > 1) and micro % mesh.stages:
+            what = f"chunks are passed by groups of {mesh.stages} microbatches, and {micro} do not divide into them"
+        if not what:
+            return None
+        return PlanError("P068", f"{mesh.stages} pipeline stages are not possible: {what}", help=["pin less, or other stages"] if run else [])
+
+    def replicas(self) -> Mesh:
+        """The mesh of data parallelism: all devices, or where they do not divide the batch (a little padding aside) as many as do, the rest doing the same again."""
+        topology, batch = self.request.topology, self.model.batch
+        n = topology.devices
+        if batch >= n and (-(-batch // n) * n - batch) / batch > Limits().waste:
+            for data in sorted((d for d in divisors(n) if batch % d == 0), reverse=True):
+                mesh = next((m for m in meshes(topology) if len(m.axes) == 2 and m.axes[0].size == data), None)
+                if mesh is not None:
+                    return mesh
+        return pinned_mesh(topology, {"data": n})

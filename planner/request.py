@@ -1,0 +1,89 @@
+"""What a search is asked, and what it finds.
+
+Ties among plans (within a thousandth): less memory first (by more than a hundredth), then the simpler mesh and techniques.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from costmodels.memory import Capacity
+from costmodels.precision import Recipe
+from costmodels.runtime import Runtime
+from planner.assemble import Techniques
+from planner.evaluate import Cost
+from planner.flow import Plan
+from planner.pins import Pins
+from planner.possible import RECOMPUTE
+from planner.problem import Problem
+from planner.space import Base, Space
+from planner.topology import Mesh, Topology
+
+TIE, TIE_MEMORY = 1e-3, 1e-2
+Progress = Callable[[str, float | None, float | None], None]
+"""Told (what is done, best seconds so far, bound)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything a search needs to know beside the model."""
+
+    topology: Topology
+    capacity: Capacity
+    recipe: Recipe
+    runtime: Runtime
+    solver: str = "auto"
+    mode: str = "auto"
+    objective: str = "step"
+    pins: Pins = field(default_factory=Pins)
+    memory_limit_bytes: int | None = None
+    time_limit_s: float | None = None
+    seed: int = 0
+    fold: bool = True
+    baselines: bool = True
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes a plan may use on a device."""
+        usable = self.capacity.usable
+        return usable if self.memory_limit_bytes is None else min(usable, self.memory_limit_bytes)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A priced plan, and what its solver claims about the problem it came from."""
+
+    label: str
+    mesh: Mesh
+    plan: Plan
+    cost: Cost
+    techniques: Techniques
+    objective_s: float = 0.0
+    bound_s: float = 0.0
+    status: str = "feasible"
+
+    def key(self, request: Request) -> tuple:
+        """Order among plans that fit: the objective in steps of a tie, then memory in steps of its own, then the simpler mesh and techniques."""
+        main = self.cost.memory.total if request.objective == "memory" else self.cost.step_time_s
+        simple = (self.plan.zero, RECOMPUTE.index(self.plan.recompute), self.plan.microbatches)
+        size = self.cost.memory.total
+        return (round(np.log(max(main, 1e-12)) / TIE), round(np.log(max(size, 1)) / TIE_MEMORY), len(self.plan.mesh), simple, size, self.plan.mesh)
+
+
+@dataclass
+class Found:
+    """What a search returns: the winner, the baselines (label -> best tuned variant, fitting or the smallest), the spaces used."""
+
+    best: Candidate | None
+    baselines: dict[str, Candidate]
+    base: Base
+    space: Space | None
+    choice: tuple[int, ...]
+    problem: Problem | None
+    bound_s: float
+    tried: int
+    stopped: str = ""
+    smallest: Candidate | None = None
