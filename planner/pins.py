@@ -36,6 +36,8 @@ SHORT = {"tp": "model", "dp": "data", "pp": "stage", "micro": "microbatches", "z
 TENSOR = ("any", "megatron", "megatron-sp")
 TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR, "virtual": None,
               "zero_group": None}  # fmt: skip
+SECTIONS = ("mesh", "techniques", "forbid")
+"""Tables of a TOML file that are no globs."""
 AXES = re.compile(r"stage|(data|model|sequence|expert)\d*")
 """Axes of the short form; a TOML file may name others."""
 RECOMPUTE_WORDS = {"full": "block", "selective": "block-keep"}
@@ -173,19 +175,37 @@ def parse_pins(text: str | Path | None) -> Pins:
 
 def from_table(data: Mapping[str, Any]) -> Pins:
     """Pins from a parsed TOML document."""
+    for section in SECTIONS:
+        if not isinstance(data.get(section, {}), dict):
+            raise PlanError("P020", f"{section} = {data[section]!r} is no table", help=[f"[{section}], and below it a line each"])
     mesh = {str(a): _sizes(a, v) for a, v in data.get("mesh", {}).items()}
     techniques = {k: _technique(k, v) for k, v in data.get("techniques", {}).items()}
-    nodes = {k: v for k, v in data.items() if k not in ("mesh", "techniques", "forbid")}
+    forbidden = data.get("forbid", {}).get("factors", [])
+    if not _words(forbidden):
+        raise PlanError("P020", f"[forbid] factors = {forbidden!r} is no list of factors", help=['factors = ["s"]'])
+    nodes = {k: v for k, v in data.items() if k not in SECTIONS}
     for glob, table in nodes.items():
-        if not isinstance(table, dict) or not set(table) <= {"split", "layout"}:
-            raise PlanError("P020", f"pin {glob!r} needs `split = {{ factor = [axes] }}` or `layout = [[axes], ...]`")
-    return Pins(mesh, techniques, frozenset(data.get("forbid", {}).get("factors", ())), nodes)
+        if not _placed(table):
+            raise PlanError("P020", f"pin {glob!r} needs `split = {{ factor = [axes] }}` or `layout = [[axes], ...]`", help=['split = { n = ["model"] }'])
+    return Pins(mesh, techniques, frozenset(forbidden), nodes)
+
+
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(x, str) for x in value)
+
+
+def _placed(table: Any) -> bool:
+    """Whether a table says where an operator or tensor goes: axes by factor, or by dim."""
+    if not isinstance(table, dict) or not set(table) <= {"split", "layout"}:
+        return False
+    split, layout = table.get("split", {}), table.get("layout", [])
+    return isinstance(split, dict) and isinstance(layout, list) and all(_words(axes) for axes in (*split.values(), *layout))
 
 
 def _sizes(axis: str, value: Any) -> tuple[int, ...]:
     value = value.get("size") if isinstance(value, dict) else value
     sizes = value if isinstance(value, list) else [value]
-    if not sizes or not all(isinstance(s, int) and s > 0 for s in sizes):
+    if not sizes or not all(isinstance(s, int) and not isinstance(s, bool) and s > 0 for s in sizes):
         raise PlanError("P020", f"[mesh] {axis} = {value!r}: a size, or a list of sizes")
     return tuple(sizes)
 
@@ -206,6 +226,8 @@ def _short(text: str) -> Pins:
     for part in text.split(","):
         key, _, value = part.partition("=")
         key = SHORT.get(key.strip(), key.strip())
+        if key in mesh or key in techniques:
+            raise PlanError("P020", f"{key} is pinned twice in {text!r}", help=["leave one of them, or a TOML file with a list of sizes to choose from"])
         plain: Any = int(value) if value.strip().isdigit() else value.strip()
         if key in TECHNIQUES:
             techniques[key] = _technique(key, plain)

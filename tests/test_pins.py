@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,25 @@ def test_unreadable_pins(text: str, code: str) -> None:
     with pytest.raises(PlanError) as e:
         parse_pins(text)
     assert e.value.code == code
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("mesh = 3", "mesh = 3 is no table"), ("techniques = []", "techniques = [] is no table"), ("forbid = 3", "forbid = 3 is no table"),
+    ("[forbid]\nfactors = 's'", "no list of factors"), ("[mesh]\nmodel = true", "a size"), ("'*' = 3", "needs `split"), ("['*']\nsplit = 3", "needs `split"),
+    ("['*']\nsplit = { n = 'model' }", "needs `split"), ("['*']\nlayout = ['model']", "needs `split"), ("['*']\nlayout = [[3]]", "needs `split"),
+])  # fmt: skip
+def test_files_of_another_shape_say_what_is_wrong(text: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "pins.toml"
+    file.write_text(text)
+    with pytest.raises(PlanError, match=re.escape(says)) as e:
+        parse_pins(file)
+    assert e.value.code == "P020"
+
+
+@pytest.mark.parametrize("text", ["tp=4,tp=2", "tp=4,model=4", "micro=2,microbatches=4"])
+def test_a_pin_is_given_once(text: str) -> None:
+    with pytest.raises(PlanError, match="pinned twice"):
+        parse_pins(text)
 
 
 @pytest.mark.parametrize(("text", "said"), [("stages=4", "did you mean 'stage'?"), ("mirco=2", "did you mean 'micro'?")])
