@@ -66,7 +66,7 @@ class Sweeper:
             helping = point.hardware not in self._helped if remedies is None else remedies
             with self.watch(_said(point, n)) as line:
                 options = {**self.common, "hardware": None, "topology": None, **where, "devices": n, **sizes, **more}
-                strategy = api.plan(source, progress=line.report, baselines=False, remedies=helping, **options)
+                strategy = api.plan(source, progress=line.report, remedies=helping, **options)
         except PlanError as e:
             if e.code == "P026" and line.interrupted:
                 raise KeyboardInterrupt from e

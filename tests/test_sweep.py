@@ -155,6 +155,13 @@ def test_prices(text: str | None, found: dict[str, float]) -> None:
     assert prices(text) == found
 
 
+@pytest.mark.parametrize(("model", "devices", "batch"), [("zoo:llama-tiny", 7, 8), (TINY, 6, 8), (MLP, 4, 64)])
+def test_a_row_is_the_plan_of_its_point(model: str, devices: int, batch: int) -> None:
+    row = sweeper(model).row(Point("h100", devices, batch=batch)).strategy
+    plan = planner.plan(model, hardware="h100", devices=devices, batch=batch)
+    assert row is not None and row.costs == plan.costs and row.techniques == plan.techniques and row.mesh_shape == plan.mesh_shape
+
+
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     common: dict[str, Any] = {"hardware": "h100", "devices": 2}
     limit = 200 * 2**20
@@ -162,14 +169,14 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     best = s.row(Point("h100", 2, batch="max"))
     assert best.strategy is not None and best.strategy.techniques["microbatches"] == 1
     batch = best.strategy.workload["batch"]
-    more = planner.plan(TINY, **common, batch=batch, memory_limit_bytes=limit, pins="micro=1", baselines=False)
+    more = planner.plan(TINY, **common, batch=batch, memory_limit_bytes=limit, pins="micro=1")
     assert more.costs["memory_per_device_bytes"] == best.strategy.costs["memory_per_device_bytes"] <= limit
     with pytest.raises(PlanError, match="P021"):
-        planner.plan(TINY, **common, batch=batch + batch // 2, memory_limit_bytes=limit, pins="micro=1", baselines=False, remedies=False)
+        planner.plan(TINY, **common, batch=batch + batch // 2, memory_limit_bytes=limit, pins="micro=1", remedies=False)
 
 
 def test_the_fewest_devices_fit_and_fewer_do_not() -> None:
-    two, four = (planner.plan(MLP, hardware="h100", devices=n, batch=64, baselines=False, objective="memory").costs["memory_per_device_bytes"] for n in (2, 4))
+    two, four = (planner.plan(MLP, hardware="h100", devices=n, batch=64, objective="memory").costs["memory_per_device_bytes"] for n in (2, 4))
     assert four < two
     found = sweeper(MLP, memory_limit_bytes=(two + four) // 2).row(Point("h100", None, batch=64))
     assert found.strategy is not None and found.devices == 4
@@ -179,7 +186,7 @@ def test_the_front_goes_from_the_fastest_plan_to_the_smallest() -> None:
     rows = sweeper(MLP).front(Point("h100", 4, batch=64))
     figures = [(r.strategy.costs["step_time_s"], r.strategy.costs["memory_per_device_bytes"]) for r in rows if r.strategy]
     assert len(figures) == len(rows) > 1 and figures == sorted(figures) and [m for _, m in figures] == sorted((m for _, m in figures), reverse=True)
-    fast, small = (planner.plan(MLP, hardware="h100", devices=4, batch=64, baselines=False, objective=what) for what in ("step", "memory"))
+    fast, small = (planner.plan(MLP, hardware="h100", devices=4, batch=64, objective=what) for what in ("step", "memory"))
     assert figures[0][0] == fast.costs["step_time_s"] and figures[-1][1] == small.costs["memory_per_device_bytes"]
 
 
@@ -228,7 +235,8 @@ def test_questions_without_an_answer_are_findings(capsys: pytest.CaptureFixture[
     (["--devices", "2", "--tokens", "1B", "--price", "free"], "is not a price"), (["--devices", "2", "--tokens", "1B", "--price", "b200=3"], "not among the hardware"),
     (["--hardware", "h100"], "how many devices"), (["--devices", "2", "--batch", "max", "--pareto"], "contradict"), (["--devices", "2", "--scaling", "wide"], "strong, weak"),
     (["--devices", "2", "--dim", "seq=8..4"], "runs backwards"), (["--devices", "2", "--hardware", "h1000"], "P010"), (["--devices", "fewest", "--hardware", "h1000"], "P010"),
-    (["--devices", "2", "--dim", "sequence=16,32"], "P071"),
+    (["--devices", "2", "--dim", "sequence=16,32"], "P071"), (["--devices", "2", "--dim", "seq=8,16", "--dim", "seq=4"], "--dim seq=8,16,4"),
+    (["--devices", "16", "--hardware", "v5e:2x4,v5e:4x4"], "leave --devices out"),
 ])  # fmt: skip
 def test_what_cannot_be_swept_says_so(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", TINY, *argv]) == 2

@@ -130,12 +130,17 @@ def _points(args: argparse.Namespace) -> list[Point]:
     from planner.sweep import Point
 
     hardware = list(dict.fromkeys(h.strip() for h in (args.hardware or DEFAULT_HARDWARE).split(",") if h.strip()))
+    twice = next((k for i, (k, _) in enumerate(args.dim) if k in dict(args.dim[:i])), "")
+    if twice:
+        raise PlanError("P003", f"--dim {twice} is given twice", help=[f"--dim {twice}={','.join(v for k, v in args.dim if k == twice)}"])
     dims = [[(k, n) for n in found] for k, found in ((k, series(v, f"dim {k}", "4k,8k..128k")) for k, v in args.dim) if len(found) > 1]
     batches: list[int | str | None] = [None] if args.batch is None else [MAX] if args.batch == MAX else [*series(args.batch, "batch", "64,256..1024")]
     fewest = args.devices == FEWEST
     counts: list[int | None] = [None] if fewest or args.devices is None else [*series(args.devices)]
     if args.devices is None and not all(named_slice(h)[1] for h in hardware):
         raise PlanError("P017", "how many devices?", help=["--devices 8,16..512, or fewest"])
+    if args.devices is not None and all(named_slice(h)[1] for h in hardware):
+        raise PlanError("P014", f"--devices {args.devices}, but slices say how many devices they have: {', '.join(hardware)}", help=["leave --devices out"])
     if args.scaling is not None:
         choose("scaling", args.scaling, ("strong", "weak"))
     largest = args.batch == MAX
