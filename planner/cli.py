@@ -93,6 +93,8 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
     "import": ("exchange:import_", options.import_, "a configuration of Megatron, MaxText or torchtitan as a priced plan",
                "plan import megatron.yaml --model model.onnx --devices 64 -o mine.json"),
     "launch": ("launch:run", options.launch, "run the program in several processes, or write scripts for a cluster", "plan launch model.plan.json --local 2 -- --steps 10"),
+    "weights": ("weights:run", options.weights, "a Hugging Face checkpoint for a program's --weights, and what was trained back into its files",
+                "plan weights zoo:llama3-8b --from DIR -o llama.safetensors"),
     "verify": ("emit:verify", options.verify, "compile and run the program on virtual devices, predicted beside actual", "plan verify model.plan.json"),
     "compare": ("survey:compare", options.compare, "all solvers and the baselines in one table", "plan compare model.onnx --devices 64"),
     "sweep": ("sweep:run", options.sweep, "a row per device count, hardware, size and batch; what a run costs", "plan sweep model.onnx --devices 64..512 --batch 512 --tokens 2T"),

@@ -233,6 +233,17 @@ def launch(p: argparse.ArgumentParser) -> None:
     p.set_defaults(arguments=())
 
 
+def weights(p: argparse.ArgumentParser) -> None:
+    """Options of `plan weights`."""
+    add_model(p)
+    g = p.add_argument_group("checkpoint")
+    g.add_argument("--from", dest="source", required=True, metavar="DIR", help="folder with model.safetensors, or its shards and index")
+    g.add_argument("--back", metavar="FILE", help="write DIR anew, as the folder -o, with the values that a program's --export wrote to this file")
+    g.add_argument("--partial", action="store_true", help="parameters that DIR lacks are left out: programs draw them anew")
+    g.add_argument("-o", dest="output", metavar="FILE.safetensors", help="what to write, for a program's --weights (default: only say what matches)")
+    g.add_argument("--force", action="store_true", help="overwrite the file")
+
+
 def verify(p: argparse.ArgumentParser) -> None:
     """Options of `plan verify`."""
     saved(p)

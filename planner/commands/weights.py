@@ -1,0 +1,98 @@
+"""`plan weights`: a Hugging Face checkpoint as a program's --weights file, and a trained file as the checkpoint again."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.commands import console
+from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    from planner.graph import Graph
+    from planner.pretrained.match import Matching
+    from planner.pretrained.store import Shards
+
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Without -o, what would be read; with it the file, or with --back the folder."""
+    from planner.pretrained import convert, match, store
+
+    if args.back and not args.output:
+        raise PlanError("P003", "--back writes a folder: -o names it", help=["plan weights MODEL --from DIR --back trained.safetensors -o DIR2"])
+    shards = store.open_folder(args.source)
+    target = Path(args.output) if args.output else None
+    if target is not None and not args.back and target.exists() and not args.force:
+        raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
+    graph, folder = opened(args)
+    found = match.match(graph, shards, _buffers(graph, folder))
+    if target is None:
+        console.data(report(shards, found))
+    convert.refuse(graph, shards, found, args.partial)
+    if target is None:
+        return 0
+    if args.back:
+        given = Path(args.back)
+        done = convert.back(graph, shards, found, given, target)
+        console.say(f"wrote {target}: {len(shards.files)} files, {done.written} tensors with the values of {given}, {done.kept} as they were")
+        _name("no tensor of the checkpoint, left out", done.homeless)
+        return 0
+    size = convert.to_program(graph, folder, shards, found, target)
+    console.say(report(shards, found))
+    console.say(f"wrote {target}, {size:,} bytes   next: python PROGRAM.py --weights {target}")
+    return 0
+
+
+def opened(args: argparse.Namespace) -> tuple[Graph, Path | None]:
+    """The model's graph and its folder."""
+    import planner.api as api
+    from planner.commands.make import workload
+
+    model = api.open_model(args.model, 1, **workload(args))
+    return model.plain, model.folder
+
+
+def _buffers(graph: Graph, folder: Path | None) -> frozenset[str]:
+    """Weights that do not train and have their bytes in the model: no checkpoint need have them."""
+    from planner.weights import missing
+
+    away = set(missing(graph, folder))
+    return frozenset(n for n in graph.weights if n not in graph.trainable and graph.labels[n] not in away)
+
+
+def report(shards: Shards, found: Matching) -> str:
+    """How many parameters come from where, and what is left on either side."""
+    takes = [(m, t) for m in found.matches for t in m.takes]
+    parts = sum(t.size != (s.shape[t.axis] if (s := shards.tensors[t.source]).shape else 1) for _, t in takes)
+    ways = {"turned": sum(any(t.flip for t in m.takes) for m in found.matches), "stacked": sum(m.stacked for m in found.matches), "parts of fused ones": parts,
+            "padded": sum(m.rows > 0 for m in found.matches)}  # fmt: skip
+    told = ", ".join(f"{n} {what}" for what, n in ways.items() if n) or "all as they lie"
+    rows = [f"{len(found.matches)} of {len(found.matches) + len(found.missing) + len(found.misfits)} parameters from {len({t.source for _, t in takes})} of "
+            f"{len(shards.tensors)} tensors in {len(shards.files)} files: {told}"]  # fmt: skip
+    rows += [f"  tied: {copy} = {source}" for copy, source in found.copies.items()]
+    readers: dict[tuple[str, int], list[str]] = {}
+    for m, t in takes:
+        readers.setdefault((t.source, t.start), []).append(m.label)
+    rows += [f"  tied: {' and '.join(sorted(labels))} are read from one tensor, {source}" for (source, _), labels in readers.items() if len(labels) > 1]
+    rows += [f"  padded: {m.label} from {m.rows} to {m.shape[m.axis]} rows, zeros" for m in found.matches if m.rows]
+    rows += [f"  not in the checkpoint: {row}" for row in grouped(found.missing)]
+    rows += [f"  not in the model: {row}" for row in grouped(found.unread)]
+    return "\n".join(rows)
+
+
+def grouped(names: Iterable[str]) -> list[str]:
+    """Names that differ in numbers alone as one: h.*.attn.bias x12."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_NUMBER.sub("*", name), []).append(name)
+    return [f"{pattern} x{len(own)}" if len(own) > 1 else own[0] for pattern, own in groups.items()]
+
+
+def _name(what: str, names: Iterable[str]) -> None:
+    for row in grouped(names):
+        console.say(f"  {what}: {row}")
