@@ -140,6 +140,15 @@ def test_the_command_prints_what_it_left_out(tmp_path: Path, capsys: pytest.Capt
     assert printed["sources"][0]["rows"] == 2
 
 
+def test_maxtext_counts_sequences_per_chip() -> None:
+    """Sixteen chips that share products with one sequence each run sixteen at once, not one after another."""
+    row = {"source": "MaxText README TPU v5e", "model": "MaxText-128B", "layers": 2, "hidden": 8192, "heads": 128, "ffn": 57344, "vocab": 32000, "seq": 2048, "hardware": "TPU v5e",
+           "devices": 256, "tp": 16, "pp": 1, "dp": 16, "zero": 3, "microbatch": 1, "global_batch": 256, "metric": "step_time_s", "value": 1.0}  # fmt: skip
+    assert case_of(row).microbatches == 16
+    said = case_of({**row, "notes": "microbatch=per_device_batch_size"})
+    assert (said.microbatches, said.graph_batch) == (1, 256)
+
+
 def test_policies_that_offload_make_the_rest_again() -> None:
     row = {"source": "tpu-recipes", "hardware": "TPU v6e", "zero": 3, "recompute": "selective", "notes": "remat=custom offload; "}
     plain = runtime_of({**row, "notes": ""}, 3).kernels

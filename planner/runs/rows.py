@@ -80,6 +80,8 @@ def case_of(row: Row, hardware: str = "") -> Case:
         if int(row.get(key) or 1) > 1:
             raise Left(what)
     tp, pp, dp, micro, batch = (int(row[k] or 1) for k in ("tp", "pp", "dp", "microbatch", "global_batch"))
+    if "per_device_batch_size" in str(row.get("notes", "")):  # MaxText counts sequences per chip: those of one replica go through together
+        micro *= tp * pp
     if tp * pp * dp != row["devices"]:
         raise Left("degrees do not multiply to the devices")
     if batch % (dp * micro):
