@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import planner
+from planner.api import open_model
 from planner.cli import main
 from planner.errors import PlanError
 from planner.pretrained import store
@@ -229,6 +230,43 @@ def test_partial_leaves_out_what_is_missing(tmp_path: Path, capsys: pytest.Captu
     assert weights(home, tmp_path / "again", "--partial", "--back", str(trained(tmp_path / "t.safetensors", values))) == 0
     assert "left out: cls.predictions.transform.dense.weight" in capsys.readouterr().err
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (home / "model.safetensors").read_bytes()
+
+
+def test_a_zoo_model_with_other_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Gemma's names and shapes are Llama's, its norms are not. What a zoo model leaves out is said."""
+    home = folder(tmp_path / "hub", "llama", checkpoint("llama"))
+    config = {"model_type": "llama", **CONFIGS["llama"], "rope_scaling": {"rope_type": "llama3"}}
+    (home / "config.json").write_text(json.dumps(config))
+    assert weights(home, tmp_path / "w.safetensors") == 0
+    assert "Rotary rescaling is left out" in capsys.readouterr().err
+    (home / "config.json").write_text(json.dumps({**config, "model_type": "gemma"}))
+    assert weights(home, tmp_path / "x.safetensors", model=f"zoo:llama-tiny,layers={L},hidden={H},ff={F},vocab={V},seq={P}") == 2
+    assert "error[P213]" in (told := capsys.readouterr().err) and "1 + weight" in told
+
+
+def test_dims_of_one_are_no_misfit(tmp_path: Path) -> None:
+    """Readers make the biases of convolutions [C, 1, 1]: the values are the same, and come back in the checkpoint's shape."""
+    config = {"model_type": "vit", "num_hidden_layers": 1, "hidden_size": H, "num_attention_heads": 2, "intermediate_size": F, "image_size": 8, "patch_size": 4}
+    base = "vit.embeddings"
+    rows = {f"{base}.cls_token": (1, 1, H), f"{base}.position_embeddings": (1, 5, H), f"{base}.patch_embeddings.projection.weight": (H, 3, 4, 4),
+            f"{base}.patch_embeddings.projection.bias": (H,)}  # fmt: skip
+    rng = np.random.default_rng(2)
+    home = tmp_path / "hub"
+    home.mkdir()
+    (home / "config.json").write_text(json.dumps(config))
+    tensors = {n: rng.standard_normal(s, np.float32) for n, s in rows.items()}
+    save(home / "model.safetensors", tensors)
+    assert weights(home, tmp_path / "w.safetensors", "--partial") == 0
+    values = load(tmp_path / "w.safetensors")
+    assert values[f"{base}.patch_embeddings.projection.bias"].shape == (H, 1, 1)
+    values |= {n: np.zeros(s, np.float32) for n, s in zoo_shapes(home).items() if n not in values}
+    assert weights(home, tmp_path / "again", "--partial", "--back", str(trained(tmp_path / "t.safetensors", values))) == 0
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (home / "model.safetensors").read_bytes()
+
+
+def zoo_shapes(home: Path) -> dict[str, tuple[int, ...]]:
+    graph = open_model(str(home / "config.json"), 1).plain
+    return {graph.labels[n]: graph.tensors[n].shape for n in graph.weights}
 
 
 def test_ties_that_do_not_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

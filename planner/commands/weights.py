@@ -13,9 +13,13 @@ from planner.errors import PlanError
 
 if TYPE_CHECKING:
     from planner.graph import Graph
+    from planner.model import Model
     from planner.pretrained.match import Matching
     from planner.pretrained.store import Shards
 
+_OFFSET, _PAIRS = "its positions begin at row 2 of their table", "its rotary pairs lie side by side"
+WRITTEN_OTHERWISE = {"gemma": "its norms multiply by 1 + weight", "roberta": _OFFSET, "camembert": _OFFSET, "xlm-roberta": _OFFSET, "deepseek_v2": _PAIRS, "deepseek_v3": _PAIRS}
+"""model_type -> in what the library's arithmetic is not the zoo's, which is written for sizes: the same weights would compute something else."""
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 
 
@@ -29,7 +33,9 @@ def run(args: argparse.Namespace) -> int:
     target = Path(args.output) if args.output else None
     if target is not None and not args.back and target.exists() and not args.force:
         raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
-    graph, folder = opened(args)
+    model = opened(args)
+    _refuse_other_arithmetic(model, shards)
+    graph, folder = model.plain, model.folder
     found = match.match(graph, shards, _buffers(graph, folder))
     if target is None:
         console.data(report(shards, found))
@@ -48,13 +54,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def opened(args: argparse.Namespace) -> tuple[Graph, Path | None]:
-    """The model's graph and its folder."""
+def opened(args: argparse.Namespace) -> Model:
+    """The model; what it leaves out of the original is said."""
     import planner.api as api
     from planner.commands.make import workload
 
-    model = api.open_model(args.model, 1, **workload(args))
-    return model.plain, model.folder
+    model: Model = api.open_model(args.model, 1, **workload(args))
+    for note in (p.value for p in model.proto.metadata_props if p.key == "notes"):
+        console.say(f"note: {note}")
+    return model
+
+
+def _refuse_other_arithmetic(model: Model, shards: Shards) -> None:
+    """Raises PlanError P213 where a zoo model would not compute what the checkpoint was trained for."""
+    if model.proto.producer_name == "meshwright-zoo" and shards.kind in WRITTEN_OTHERWISE:
+        raise PlanError("P213", f"the zoo writes {shards.kind} for its sizes, not for its weights: {WRITTEN_OTHERWISE[shards.kind]}",
+                        help=["export the model: examples/export_hf.py (docs/exporting.md)"])  # fmt: skip
 
 
 def _buffers(graph: Graph, folder: Path | None) -> frozenset[str]:

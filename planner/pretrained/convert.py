@@ -45,7 +45,7 @@ def refuse(graph: Graph, shards: Shards, found: Matching, partial: bool) -> None
     more = [f"and {len(faults) - LISTED} more"] if len(faults) > LISTED else []
     help = ["--partial leaves them to be drawn anew"] if found.missing and not partial else []
     help += [f"tensors that nothing reads: {', '.join(found.unread[:6])}" + (" ..." if len(found.unread) > 6 else "")] if found.unread else []
-    help += ["rows are padded where config.json beside the shards gives the vocab_size that they have"] if found.misfits and not shards.vocabulary else []
+    help += ["rows are padded where config.json beside the shards gives the vocab_size that they have"] if found.misfits and not (shards.folder / CONFIG).exists() else []
     raise PlanError("P211", f"{len(faults)} of {len(graph.weights)} parameters cannot be read from {shards.folder}", detail=[*faults[:LISTED], *more], help=help)
 
 
@@ -164,6 +164,7 @@ def _returned(name: str, stored: Stored, writers: list[tuple[Match, int]], value
         value = value[k] if m.stacked else value
         value = _rounded(value[(*[slice(None)] * m.axis, slice(m.rows))] if m.rows else value, stored.dtype, m.label)
         place = _part(out, take)
+        value = value.reshape(place.shape)
         where = (take.start, take.size)
         if where in done and _memory(place) != _memory(value):
             raise PlanError("P212", f"{m.label} and {done[where]} are one tensor of the checkpoint, {name}, and differ now",

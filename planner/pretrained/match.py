@@ -2,7 +2,8 @@
 
 A parameter and a tensor belong together by scope: their names are equal once the words that wrap a whole model (model., transformer., bert.) are left out, or
 one follows from the other by a rule below. How it must be turned follows from the slot: the dim that a product sums over is the last one of a Linear's
-weight and the first one of GPT-2's Conv1D (`_sums_last`), so square weights are turned as surely as others. Shapes must then be equal.
+weight and the first one of GPT-2's Conv1D (`_sums_last`), so square weights are turned as surely as others. Shapes must then be
+equal but for dims of one.
 
     part      a third of GPT-2's c_attn, a half of an experts.gate_up_proj
     stack     experts.0.w1.weight, experts.1.w1.weight ... along a new first dim
@@ -23,13 +24,16 @@ WRAPPERS = frozenset({"model", "transformer", "bert", "roberta", "vit", "module"
 TIES = (
     ("wte.weight", "lm_head.weight"),
     ("embed_tokens.weight", "lm_head.weight"),
-    ("embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+    ("embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight"),
     ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ("lm_head.bias", "lm_head.decoder.bias"),
     ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
 )
 """Names, without wrappers, that hold one value in a model that ties them."""
 _RENAMED = (
     (re.compile(r"(.*\battn)\.out_proj\.(weight|bias)"), r"\1.c_proj.\2"),
+    (re.compile(r"cls\.predictions\.(?:transform\.)?(dense\.weight|dense\.bias|bias)"), r"lm_head.\1"),  # RoBERTa
+    (re.compile(r"cls\.predictions\.transform\.LayerNorm\.(weight|bias)"), r"lm_head.layer_norm.\1"),
     (re.compile(r"(.*\bmlp)\.shared_experts\.(.*)"), r"\1.shared_expert.\2"),
     (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1block_sparse_moe.gate.weight"),
     (re.compile(r"(.*\b)block_sparse_moe\.gate\.weight"), r"\1mlp.gate.weight"),
@@ -166,7 +170,7 @@ def _fitted(graph: Graph, name: str, wants: Sequence[tuple[str, _Want]], shards:
         given = _taken_shape(t, take)
         if given != goal and shards.vocabulary and len(given) == len(goal) and given[axis] == shards.vocabulary < goal[axis] and not stacked and want.parts == 1:
             rows, given = shards.vocabulary, (*given[:axis], goal[axis], *given[axis + 1 :])
-        if given != goal or t.shape[take.axis : take.axis + 1] != ((take.size * want.parts,) if t.shape else ()):
+        if _wide(given) != _wide(goal) or t.shape[take.axis : take.axis + 1] != ((take.size * want.parts,) if t.shape else ()):
             part = f", part {want.part + 1} of {want.parts}," if want.parts > 1 else ""
             return f"{label} is {list(goal)}, {source}{part} {list(t.shape)}" + (" turned" if take.flip else "")
         takes.append(take)
@@ -183,6 +187,11 @@ def _take(source: str, want: _Want, t: Stored, turned: bool, flip: bool) -> Take
 def _taken_shape(t: Stored, take: Take) -> tuple[int, ...]:
     shape = (*t.shape[: take.axis], take.size, *t.shape[take.axis + 1 :]) if t.shape else ()
     return (*shape[:-2], shape[-1], shape[-2]) if take.flip else shape
+
+
+def _wide(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without dims of one, which readers add to make a bias broadcast: they move no value."""
+    return tuple(n for n in shape if n != 1)
 
 
 def _sums_last(graph: Graph, name: str) -> bool:

@@ -56,12 +56,13 @@ class Stored:
 
 @dataclass(frozen=True)
 class Shards:
-    """The tensors of a folder by name, in the order of files and offsets, and the vocabulary's size that its config.json gives (0: none)."""
+    """The tensors of a folder by name, in the order of files and offsets; vocab_size (0: none) and model_type ("": none) of its config.json."""
 
     folder: Path
     files: tuple[Path, ...]
     tensors: Mapping[str, Stored]
     vocabulary: int
+    kind: str
 
     def of_file(self, path: Path) -> dict[str, Stored]:
         """The tensors of one file, in the order of their bytes."""
@@ -91,8 +92,9 @@ def open_folder(folder: str | os.PathLike[str]) -> Shards:
     astray = [n for n, file in (table or {}).items() if n not in tensors or tensors[n].path.name != file]
     if astray:
         raise _bad(f"{home / INDEX} places {len(astray)} tensors in files that lack them", detail=[f"{n}: {table[n]}" for n in astray[:8]] if table else ())
-    size = _json(home / CONFIG).get("vocab_size") if (home / CONFIG).exists() else None
-    return Shards(home, files, tensors, size if type(size) is int and size > 0 else 0)
+    config = _json(home / CONFIG) if (home / CONFIG).exists() else {}
+    size, kind = config.get("vocab_size"), config.get("model_type")
+    return Shards(home, files, tensors, size if type(size) is int and size > 0 else 0, kind if isinstance(kind, str) else "")
 
 
 def inside(home: Path, name: str) -> Path:
