@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.back:
         given = Path(args.back)
         done = convert.back(graph, shards, found, given, target)
-        console.say(f"wrote {target}: {len(shards.files)} files, {done.written} tensors with the values of {given}, {done.kept} as they were")
+        console.say(f"wrote {target}: {_files(shards)}, {done.written} tensors with the values of {given}, {done.kept} as they were")
         _name("no tensor of the checkpoint, left out", done.homeless)
         return 0
     size = convert.to_program(graph, folder, shards, found, target)
@@ -88,7 +88,7 @@ def report(shards: Shards, found: Matching) -> str:
             "padded": sum(m.rows > 0 for m in found.matches)}  # fmt: skip
     told = ", ".join(f"{n} {what}" for what, n in ways.items() if n) or "all as they lie"
     rows = [f"{len(found.matches)} of {len(found.matches) + len(found.missing) + len(found.misfits)} parameters from {len({t.source for _, t in takes})} of "
-            f"{len(shards.tensors)} tensors in {len(shards.files)} files: {told}"]  # fmt: skip
+            f"{len(shards.tensors)} tensors in {_files(shards)}: {told}"]  # fmt: skip
     rows += [f"  tied: {copy} = {source}" for copy, source in found.copies.items()]
     readers: dict[tuple[str, int], list[str]] = {}
     for m, t in takes:
@@ -98,6 +98,10 @@ def report(shards: Shards, found: Matching) -> str:
     rows += [f"  not in the checkpoint: {row}" for row in grouped(found.missing)]
     rows += [f"  not in the model: {row}" for row in grouped(found.unread)]
     return "\n".join(rows)
+
+
+def _files(shards: Shards) -> str:
+    return f"{len(shards.files)} file{'s' if len(shards.files) > 1 else ''}"
 
 
 def grouped(names: Iterable[str]) -> list[str]:
