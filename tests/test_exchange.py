@@ -248,13 +248,22 @@ def test_what_has_no_word_at_all(change: dict[str, object], said: str) -> None:
 
 @pytest.mark.parametrize(("argv", "text", "said"), [
     (["--batch", "64"], "", "leave --batch out"), (["--workload", "infer"], "", "configuration of training"), ([], "seq_length: 7\n", "rows of 7 tokens"),
-    (["--from", "megatrn"], "", "did you mean 'megatron'"),
+    (["--from", "megatrn"], "", "did you mean 'megatron'"), (["--from", "maxtext"], "", "keys of megatron, none of maxtext"),
 ])  # fmt: skip
 def test_import_says_what_does_not_go_together(argv: list[str], text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"micro_batch_size: 1\nglobal_batch_size: 16\n{text}")
     assert main(["import", str(path), "--model", LLAMA, "--devices", "8", "-o", str(tmp_path / "x.json"), *argv]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_to_do_next_names_the_machine_and_the_runtime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The hinted plan is held against this one: on the default hardware it would be another machine's."""
+    path = tmp_path / "c.yaml"
+    path.write_text("micro_batch_size: 1\nglobal_batch_size: 16\n")
+    machine = ["--devices", "8", "--hardware", "a100", "--runtime", "megatron"]
+    assert main(["import", str(path), "--model", LLAMA, "-o", str(tmp_path / "x.json"), "--quiet", *machine]) == 0
+    assert "--devices 8 --hardware a100-80gb --runtime megatron --batch 16" in capsys.readouterr().err
 
 
 def test_a_configuration_that_does_not_fit_is_priced_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

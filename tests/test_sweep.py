@@ -222,6 +222,12 @@ def test_hardware_by_every_name_and_runs_of_each(capsys: pytest.CaptureFixture[s
     assert rows["dgx-a100"]["run"]["usd_per_h"] == 9 and rows["v5e:2x4"]["run"]["kwh"] is None
 
 
+def test_the_title_leaves_out_what_rows_set_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", f"{TINY},layers=1,seq=4", "--devices", "2", "--dim", "seq=8,16"]) == 0
+    title = capsys.readouterr().out.splitlines()[0]
+    assert title.startswith("gpt-tiny,layers=1 (zoo)") and "seq=4" not in title
+
+
 def test_questions_without_an_answer_are_findings(capsys: pytest.CaptureFixture[str]) -> None:
     found = swept(capsys, MLP, "--devices", "2,4", "--batch", "64", "--tokens", "1T", "--deadline", "1h", code=1)
     assert found["best"] is None and found["deadline_s"] == 3600

@@ -37,7 +37,7 @@ def export(args: argparse.Namespace) -> int:
         raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
     write_atomically(target, made.text)
     console.data(cost_of(made) + "\n")
-    console.say(f"wrote {target}" + ("" if args.to == "hf" else f"   next: plan import {target} --model {source} --devices {strategy.topology['devices']}"))
+    console.say(f"wrote {target}" + ("" if args.to == "hf" else f"   next: plan import {target} --model {source} {_machine_of(strategy)}"))
     return 0
 
 
@@ -86,7 +86,7 @@ def import_(args: argparse.Namespace) -> int:
     made.save(target)
     if not args.quiet:
         _say(args, made, found)
-    console.say(f"wrote {target}   next: plan {args.model} --devices {devices} --batch {batch} -o best.json · plan diff {target} best.json")
+    console.say(f"wrote {target}   next: plan {args.model} {_machine_of(made)} --batch {batch} -o best.json · plan diff {target} best.json")
     return 0
 
 
@@ -102,14 +102,28 @@ def annotate(args: argparse.Namespace) -> int:
         raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
     made = annotated(strategy, source)
     write_atomically(target, made.model.SerializeToString())
-    said = [f"{made.pending} results that stay pending are written as reduced"] if made.pending else []
-    said += [f"{len(made.beyond)} splits stand in the metadata alone: {', '.join(made.beyond[:3])}" + (" ..." if len(made.beyond) > 3 else "")] if made.beyond else []
+    said = [f"{_plural(made.pending, 'result')} pending, written as reduced"] if made.pending else []
+    said += [f"{_plural(len(made.beyond), 'split')} in the metadata alone: {', '.join(made.beyond[:3])}" + (" ..." if len(made.beyond) > 3 else "")] if made.beyond else []
     if target.parent.resolve() != Path(source).parent.resolve() and any(t.external_data for t in made.model.graph.initializer):
         said.append(f"its weights stay where they are: the file reads them beside itself, as {source} does")
     for note in said:
         console.say(f"note: {note}")
-    console.say(f"wrote {target}: {made.nodes} nodes annotated   next: plan {target} --devices {strategy.topology['devices']} --pin annotated")
+    console.say(f"wrote {target}: {made.nodes} nodes annotated   next: plan {target} {_machine_of(strategy)} --pin annotated")
     return 0
+
+
+def _plural(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def _machine_of(strategy: Strategy) -> str:
+    """The options under which another plan is priced as this one was."""
+    from planner.api import DEFAULT_HARDWARE, DEFAULT_RUNTIME
+
+    hardware, runtime = strategy.topology.get("hardware") or strategy.topology["device"], strategy.workload["runtime"]
+    said = [f"--devices {strategy.topology['devices']}"]
+    said += [f"--hardware {hardware}"] if hardware != DEFAULT_HARDWARE else []
+    return " ".join([*said, *([f"--runtime {runtime}"] if runtime != DEFAULT_RUNTIME else [])])
 
 
 def _provenance(args: argparse.Namespace, started: float) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def _yaml(text: str, path: Path) -> Any:
     try:
         return yaml.load(text, Loader=Strict)
     except (yaml.YAMLError, RecursionError, ValueError) as e:
-        raise PlanError("P190", f"{path} is not YAML: {' '.join(str(e).split())[:200]}") from e
+        raise PlanError("P190", f"{path} is not YAML: {' '.join(str(e).split())[:200]}", help=["TOML (torchtitan's) is read from files named .toml"]) from e
 
 
 class Keys:

@@ -114,6 +114,9 @@ class Configuration:
 def read_configuration(path: str | Path, devices: int, kind: str = "", domain: int = 0) -> Configuration:
     """Read a launcher's file. kind: of READ, "" to tell by its keys; domain: devices on fast links, 0 for all. Raises PlanError P190, P191."""
     keys = Keys(load(path))
+    others = [k for k in _hits(keys) if k != kind] if kind else []
+    if others and kind not in _hits(keys):  # else its defaults would be priced, as if the file said them
+        raise PlanError("P190", f"{path} has keys of {' and '.join(others)}, none of {kind}", help=[f"--from {others[0]}"])
     kind = kind or _kind(keys, path)
     read: Callable[[Keys, int, int], tuple[Settings, list[str]]] = READ[kind].read
     settings, notes = read(keys, devices, domain or devices)
@@ -121,8 +124,13 @@ def read_configuration(path: str | Path, devices: int, kind: str = "", domain: i
 
 
 def _kind(keys: Keys, path: str | Path) -> str:
-    hits = [k for k, marks in MARKS.items() if any(re.fullmatch(marks, name) for name in keys.names())]
+    hits = _hits(keys)
     if len(hits) != 1:
         said = f"keys of {' and '.join(hits)}" if hits else "no key of Megatron, MaxText or torchtitan"
         raise PlanError("P190", f"{path} has {said}", help=[f"--from {'|'.join(READ)}"])
     return hits[0]
+
+
+def _hits(keys: Keys) -> list[str]:
+    """Launchers that a key is known of."""
+    return [k for k, marks in MARKS.items() if any(re.fullmatch(marks, name) for name in keys.names())]

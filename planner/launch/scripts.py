@@ -27,11 +27,12 @@ def slurm(job: Job, python: str) -> str:
     gpus = [] if job.virtual or job.device.startswith("cpu") else [f"#SBATCH --gpus-per-node={job.slots}"]
     head = ["#!/bin/bash", f"#SBATCH --job-name={plain_name(job.name)}", f"#SBATCH --nodes={job.processes}", "#SBATCH --ntasks-per-node=1", "#SBATCH --exclusive",
             *gpus, "#SBATCH --output=%x-%j.out", "#SBATCH --open-mode=append", "#SBATCH --requeue"]  # fmt: skip
-    body = f"""# {job.devices} devices: {job.processes} nodes of {job.slots}. sbatch this file in the folder where it lies; with --checkpoints, a requeued job goes on.
+    nodes = f"{job.processes} node{'s' * (job.processes > 1)}"
+    body = f"""# {job.devices} devices: {nodes} of {job.slots}. sbatch this file in the folder where it lies; with --checkpoints, a requeued job goes on.
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:-.}}"
 if [ "$SLURM_JOB_NUM_NODES" -ne {job.processes} ]; then
-  echo "this plan is for {job.processes} nodes, the allocation has $SLURM_JOB_NUM_NODES" >&2
+  echo "this plan is for {nodes}, the allocation has $SLURM_JOB_NUM_NODES" >&2
   exit 1
 fi
 {_exports(job)}head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)

@@ -45,7 +45,9 @@ def sweep_text(model: str, rows: Sequence[Row], runs: Sequence[Run | None], aske
     style = Style(colour)
     some = next(r.strategy for r in rows if r.strategy is not None)
     table, same = _hoisted([_cells(r, rows, unit_of_work(some), style) for r in rows], rows)
-    name = f"{model.removeprefix('zoo:')} (zoo)" if model.startswith("zoo:") else title(some)
+    swept = {k for r in rows for k, _ in r.point.dims}  # an option of the spec that rows set anew is none of the title's
+    spec = ",".join(o for o in model.removeprefix("zoo:").split(",") if o.partition("=")[0] not in swept)
+    name = f"{spec} (zoo)" if model.startswith("zoo:") else title(some)
     subject = ", ".join([name, some.workload["kind"], *same])
     lines = [*(style.bold(line) for line in hang("", subject, width)), *_fit(table, width)]
     if any(tied(r, rows) for r in rows if r.strategy is not None):
