@@ -129,6 +129,7 @@ def refuse_unsupported(base: Any) -> None:
 
 def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -> tuple[str, ...]:
     """What was taken for granted, a phrase each, for the first lines of the summary."""
+    from costmodels.units import show_bytes
     from planner.ops.experts import said
     from planner.user_loss import is_user_loss, priced
 
@@ -143,6 +144,8 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
     out.append(f"runtime {request.runtime.name}: {request.runtime.note}")
     reserve = request.capacity.reserve / 2**30
     out.append(f"{reserve:.3g} GiB a device kept free (--memory-reserve)")
+    if request.memory_limit_bytes is not None and request.limit_bytes < request.memory_limit_bytes:
+        out.append(f"--memory-limit {show_bytes(request.memory_limit_bytes)} is more than a device has: {show_bytes(request.limit_bytes)} are usable")
     if model.workload.batch is None and model.workload.tokens_per_step is None:
         out.append(f"batch {model.batch} (--batch)")
     if model.proto.configuration and request.pins.empty:

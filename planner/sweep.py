@@ -103,14 +103,19 @@ def fewest(rows: Iterable[Row]) -> dict[tuple[str, tuple[tuple[str, int], ...]],
 
 
 def first_too_large(rows: Sequence[Row]) -> Row | None:
-    """The first row that memory stops after one of the same hardware fitted."""
-    fitted: set[str] = set()
+    """The first row that memory stops after one of the same hardware fitted, on at most as many devices or with all else the same: fewer devices and a larger batch than
+    what fitted do not tell which of the two is too much."""
+    fitted: dict[str, list[Row]] = {}
     for row in rows:
         if row.strategy is not None:
-            fitted.add(row.point.hardware)
-        elif row.too_large and row.point.hardware in fitted:
+            fitted.setdefault(row.point.hardware, []).append(row)
+        elif row.too_large and any(_tells(was, row) for was in fitted.get(row.point.hardware, ())):
             return row
     return None
+
+
+def _tells(was: Row, row: Row) -> bool:
+    return (was.devices or 0) <= (row.devices or 0) or (was.point.dims, was.point.batch) == (row.point.dims, row.point.batch)
 
 
 def front(rows: Sequence[Row]) -> list[Row]:

@@ -112,6 +112,9 @@ class Sweeper:
             return {}
         given = self.common["pins"]
         pins = given if isinstance(given, Pins) else parse_pins(given)
+        pinned = pins.techniques.get("microbatches", 1)
+        if pinned != 1:
+            raise PlanError("P003", f"--batch max takes a step's batch in one go, and {pinned} microbatches are pinned", help=["leave micro out, or give the batch"])
         return {"pins": replace(pins, techniques={**pins.techniques, "microbatches": 1})}
 
     def _fewest(self, point: Point) -> Row:

@@ -101,3 +101,9 @@ def test_nothing_fits_is_exit_code_3() -> None:
     with pytest.raises(planner.PlanError) as e:
         planner.plan("zoo:mlp-tiny", devices=8, memory_limit_bytes=1000)
     assert e.value.exit_code == 3 and "no plan fits" in e.value.what
+
+
+def test_a_memory_limit_above_the_device_is_said_to_have_no_effect() -> None:
+    above, below = (planner.plan("zoo:mlp-tiny", hardware="h100", devices=2, batch=8, memory_limit_bytes=n * 2**30, baselines=False) for n in (200, 20))
+    assert above.costs["memory_limit_bytes"] < 80 * 2**30 and any("--memory-limit 200.0 GiB is more than a device has" in a for a in above.assumptions)
+    assert below.costs["memory_limit_bytes"] == 20 * 2**30 and not any("--memory-limit" in a for a in below.assumptions)

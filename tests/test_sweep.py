@@ -111,6 +111,19 @@ def test_fewest_and_first_too_large(some: Strategy) -> None:
     assert "what would make 8 x h100-sxm fit: 16 devices fit (re-priced: 41 ms)" in said
 
 
+def test_a_larger_batch_on_fewer_devices_is_no_first_that_fails(some: Strategy) -> None:
+    rows = [refused("h100-sxm", 2, batch=64), row(some, "h100-sxm", 8, batch=64), refused("h100-sxm", 2, batch=512), refused("h100-sxm", 8, batch=512)]
+    assert first_too_large(rows) is rows[3], "at 2 devices the smaller batch did not fit either"
+    said = answers(rows, [None] * 4, Asked())
+    assert said[1] == "first that no longer fits: 8 x h100-sxm, batch 512" and said[2].startswith("what would make 2 x h100-sxm, batch 64 fit: ")
+    assert first_too_large([row(some, "h100-sxm", 8, batch=64), refused("h100-sxm", 4, batch=64)]) is not None, "fewer devices alone do tell"
+
+
+def test_what_is_pinned_against_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", TINY, "--devices", "2", "--batch", "max", "--pin", "micro=2"]) == 2
+    assert "2 microbatches are pinned" in capsys.readouterr().err
+
+
 def test_deadlines_and_budgets_in_words(some: Strategy) -> None:
     rows = [row(some, "h100-sxm", 64, 2.0), row(some, "h100-sxm", 128, 1.1), row(some, "tpu-v5p", 64, 3.0)]
     found = [run_of(r, 2e12, {}) for r in rows]
@@ -286,7 +299,7 @@ def test_golden_tables(some: Strategy, width: int) -> None:
 
 
 def test_json_holds_what_the_table_shows(some: Strategy) -> None:
-    rows = [row(some, "h100-sxm", 64, 2.0), refused("h100-sxm", 8)]
+    rows = [row(some, "h100-sxm", 64, 2.0), refused("h100-sxm", 8, batch=512)]
     found = as_json("zoo:gpt-tiny", rows, [run_of(rows[0], 1e12, {}), None], Asked(1e12, 1e9))
     assert json.loads(json.dumps(found)) == found and found["best"] == 0 and found["first_too_large"] == 1
     assert found["rows"][1]["error"]["code"] == "P021" and found["rows"][1]["fit"] == "no" and found["rows"][0]["step_time_s"] == 2.0

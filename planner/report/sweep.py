@@ -130,8 +130,8 @@ def _run_table(rows: Sequence[Row], runs: Sequence[Run | None], shown: Sequence[
 
 
 def days(n: float) -> str:
-    """Days for people: "0.3", "12.5", "1,400"."""
-    return f"{n:,.0f}" if n >= 100 or n == int(n) else f"{n:.1f}" if n >= 0.1 else f"{n:.2g}"
+    """Days for people: "0.14", "12.5", "1,400"."""
+    return f"{n:,.0f}" if n >= 100 or n == int(n) else f"{n:.1f}" if n >= 1 else f"{n:.2g}"
 
 
 def _priced(rows: Sequence[Row], runs: Sequence[Run | None]) -> str:
@@ -150,14 +150,18 @@ def answers(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> li
     out += [f"fewest that fit: {', '.join(least)}"] if least else []
     large = first_too_large(rows)
     if large is not None:
-        sizes = "".join(f", {k} {n:,}" for k, n in large.point.dims) + (f", batch {large.point.batch:,}" if isinstance(large.point.batch, int) else "")
-        out.append(f"first that no longer fits: {_count(large)}{sizes}")
+        out.append(f"first that no longer fits: {_count(large)}{_sizes(large)}")
     for r in rows:
         would = [h for h in r.error.help if "re-priced" in h] if r.too_large and r.error is not None else []
         if would:
-            sizes = "".join(f", {k} {n:,}" for k, n in r.point.dims)
-            out.append(f"what would make {_count(r)}{sizes} fit: {'; '.join(would)}")
+            out.append(f"what would make {_count(r)}{_sizes(r)} fit: {'; '.join(would)}")
     return out
+
+
+def _sizes(row: Row) -> str:
+    """`, seq 65,536, batch 512`: what tells a row from others of its hardware and devices."""
+    batch = f", batch {row.point.batch:,}" if isinstance(row.point.batch, int) else ""
+    return "".join(f", {k} {n:,}" for k, n in row.point.dims) + batch
 
 
 def _count(row: Row) -> str:
