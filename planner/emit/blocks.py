@@ -72,10 +72,10 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
 def _handed(body: Body, entering: list[str], pipeline: Pipeline) -> list[str]:
     """What this stage's blocks begin with: in the first stage (and its first chunk) what enters, elsewhere what the stage before hands on (the argument x)."""
     given = [body.fresh("x") for _ in entering]
-    body.helpers.add("handed")
+    body.helpers.add("pick")
     first = f"lax.axis_index({literal(STAGE)}) == 0"
     first = f"({first}) & (chunk == 0)" if pipeline.virtual > 1 else first
-    body.lines.append(f"{', '.join(given)}, = handed({first}, ({', '.join(entering)},), x)")
+    body.lines.append(f"{', '.join(given)}, = pick({first}, ({', '.join(entering)},), x)")
     return given
 
 
@@ -86,9 +86,9 @@ def _stage_loop(body: Body, pipeline: Pipeline, weights: str, call: Callable[[st
         body.lines.append(lambda: f"{scan}(lambda x, w: ({call('w')}, None), {start}, {weights}, length={each})")
         return
     real = body.fresh("real")
-    body.helpers.add("only")
+    body.helpers.add("pick")
     body.lines.append(f"{real} = lax.axis_index({literal(STAGE)}) * {each} + jnp.arange({each}) < {repeats}")
-    body.lines.append(lambda: f"{scan}(lambda x, w: (only(w[1], {call('w[0]')}, x), None), {start}, ({weights}, {real}), length={each})")
+    body.lines.append(lambda: f"{scan}(lambda x, w: (pick(w[1], {call('w[0]')}, x), None), {start}, ({weights}, {real}), length={each})")
 
 
 def spoken(graph: Graph, run: Run) -> dict[str, str]:

@@ -130,3 +130,9 @@ def zeros_like_piece(x, axes, dim):
     piece = local_piece(x, axes, dim) if axes else x
     varying = tuple(sorted(jax.typeof(piece).manual_axis_type.varying))
     return lax.pcast(jnp.zeros(piece.shape, piece.dtype), varying, to="varying") if varying else jnp.zeros(piece.shape, piece.dtype)
+
+
+def pass_on(values, axes, step=1):
+    """What the device `step` places before this one on the ring of the axes holds: its own goes on to the one `step` after it."""
+    n = lax.axis_size(axes)
+    return jax.tree.map(lambda x: lax.ppermute(x, axes, [(j, (j + step) % n) for j in range(n)]), values)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.parts.exchange import pend, reduce_gradient, zeros_like_piece
-from planner.emit.parts.stages import hand_over, microbatch_of, zeros_of
+from planner.emit.parts.exchange import pass_on, pend, reduce_gradient, zeros_like_piece
+from planner.emit.parts.stages import microbatch_of, pick, zeros_of
 from planner.emit.parts.tables import CARRIED, GRADIENTS, IN_FINISH, IN_TRUNK, MESH, MICROBATCHES, SCATTER_EACH_MICROBATCH, enter, finish, trunk
 
 
@@ -45,7 +45,7 @@ def gradients(params, frozen, batch):
         grads, g = pull(g)
         real = (m >= 0) & (m < MICROBATCHES)
         grads = {key: reduce_gradient(d, (), *scatter[key]) for key, d in grads.items()}
-        return hand_over(g, -1), total | {key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()}
+        return pass_on(g, "stage", -1), total | {key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()}
 
     def closing(p, now, y):
         loss, weight = finish(p, frozen, now, y)
@@ -54,7 +54,7 @@ def gradients(params, frozen, batch):
     def warm_up(carry, tick):
         x, ring = carry
         y, saved = forward(x, tick)
-        return (hand_over(y, 1), keep(ring, saved, tick)), None
+        return (pass_on(y, "stage"), keep(ring, saved, tick)), None
 
     def steady(carry, tick):
         x, g, ring, total, loss, weight = carry
@@ -62,8 +62,8 @@ def gradients(params, frozen, batch):
         ring, now = keep(ring, saved, tick), microbatch_of(batch, tick - (stages - 1))
         (here, more), (own, g_y) = jax.value_and_grad(lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True)(ends, y)
         total |= {key: total[key] + reduce_gradient(d, (), *scatter[key]) for key, d in own.items()}
-        g, total = backward(jax.tree.map(lambda a, b: jnp.where(last, a, b), g_y, g), ring, total, tick)
-        return (hand_over(y, 1), g, ring, total, loss + here, weight + more), None
+        g, total = backward(pick(last, g_y, g), ring, total, tick)
+        return (pass_on(y, "stage"), g, ring, total, loss + here, weight + more), None
 
     def cool_down(carry, tick):
         return backward(carry[0], ring, carry[1], tick), None

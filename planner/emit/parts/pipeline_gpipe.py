@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.parts.exchange import pend, reduce_gradient
-from planner.emit.parts.stages import hand_over, microbatch_of, zeros_of
+from planner.emit.parts.exchange import pass_on, pend, reduce_gradient
+from planner.emit.parts.stages import microbatch_of, zeros_of
 from planner.emit.parts.tables import CARRIED, GRADIENTS, MESH, MICROBATCHES, enter, finish, trunk
 
 
@@ -27,7 +27,7 @@ def gradients(params, frozen, batch):
             y = trunk(pending, frozen, microbatch_of(batch, t - stage), x)
             m = t - (stages - 1)
             loss, more = tail(pending, microbatch_of(batch, m), y)
-            return (hand_over(y, 1), total + jnp.where((stage == stages - 1) & (m >= 0), loss, 0), weight + jnp.where(m >= 0, more, 0)), None
+            return (pass_on(y, "stage"), total + jnp.where((stage == stages - 1) & (m >= 0), loss, 0), weight + jnp.where(m >= 0, more, 0)), None
 
         x = zeros_of(jax.eval_shape(lambda: enter(pending, frozen, microbatch_of(batch, 0)))[:CARRIED])
         (_, total, weight), _ = lax.scan(tick, (x, lax.pcast(jnp.zeros(()), "stage", to="varying"), jnp.zeros(())), jnp.arange(stages - 1 + MICROBATCHES))

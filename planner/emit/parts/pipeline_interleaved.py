@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.parts.exchange import pend, reduce_gradient, zeros_like_piece
-from planner.emit.parts.stages import hand_over, microbatch_of, zeros_of
+from planner.emit.parts.exchange import pass_on, pend, reduce_gradient, zeros_like_piece
+from planner.emit.parts.stages import microbatch_of, pick, zeros_of
 from planner.emit.parts.tables import CARRIED, CHUNKS, DEALT, GRADIENTS, IN_FINISH, IN_TRUNK, MESH, MICROBATCHES, SCATTER_EACH_MICROBATCH, enter, finish, trunk
 
 
@@ -84,7 +84,7 @@ def gradients(params, frozen, batch):
         pull = jax.tree.unflatten(form[0], [next(saved) if k is None else known[k] for k in form[1]])
         grads, g = pull(g)
         real = (n >= 0) & (n < MICROBATCHES * CHUNKS)
-        return hand_over(g, -1), add_chunk(total, {key: reduce_gradient(d, (), *within[key]) for key, d in grads.items()}, chunk, real)
+        return pass_on(g, "stage", -1), add_chunk(total, {key: reduce_gradient(d, (), *within[key]) for key, d in grads.items()}, chunk, real)
 
     def closing(p, now, y):
         loss, weight = finish(p, frozen, now, y)
@@ -93,7 +93,7 @@ def gradients(params, frozen, batch):
     def warm_up(carry, tick):
         x, ring = carry
         y, saved = forward(x, tick)
-        return (hand_over(y, 1), keep(ring, saved, tick)), None
+        return (pass_on(y, "stage"), keep(ring, saved, tick)), None
 
     def passing(carry, tick, closes=False):
         x, g, ring, total, loss, weight = carry
@@ -103,9 +103,9 @@ def gradients(params, frozen, batch):
             now = microbatch_of(batch, piece(tick - (stages - 1))[0])
             (here, more), (own, g_y) = jax.value_and_grad(lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True)(ends, y)
             total = total | {key: total[key] + reduce_gradient(d, (), *scatter[key]) for key, d in own.items()}
-            g, loss, weight = jax.tree.map(lambda a, b: jnp.where(last, a, b), g_y, g), loss + here, weight + more
+            g, loss, weight = pick(last, g_y, g), loss + here, weight + more
         g, total = backward(g, ring, total, tick)
-        return (hand_over(y, 1), g, ring, total, loss, weight), None
+        return (pass_on(y, "stage"), g, ring, total, loss, weight), None
 
     def steady(carry, start, ticks, closes):
         return lax.scan(lambda c, tick: passing(c, tick, closes), carry, start + jnp.arange(ticks))[0]

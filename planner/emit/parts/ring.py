@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from planner.emit.parts.exchange import pass_on
 from planner.emit.parts.kernels import QUERY_BLOCK, attention_scores, same_batch
 
 
@@ -18,12 +19,6 @@ def spread(x, *beside):
     axes = frozenset().union(*(jax.typeof(b).manual_axis_type.varying for b in beside))
     missing = tuple(sorted(axes - jax.typeof(x).manual_axis_type.varying))
     return lax.pcast(x, missing, to="varying") if missing else x
-
-
-def pass_on(values, axes):
-    """What the device before this one holds, on the ring of the axes."""
-    n = lax.axis_size(axes)
-    return jax.tree.map(lambda x: lax.ppermute(x, axes, [(j, (j + 1) % n) for j in range(n)]), values)
 
 
 def ring_attention(q, k, v, mask, scale, causal, guard, start, axes):

@@ -15,12 +15,6 @@ def microbatch_of(batch, m):
     return {key: lax.dynamic_index_in_dim(x, at, keepdims=False) for key, x in batch.items()}
 
 
-def hand_over(x, step):
-    """To the next stage (step 1) or the one before (step -1)."""
-    n = MESH["stage"]
-    return jax.tree.map(lambda x: lax.ppermute(x, "stage", [(i, (i + step) % n) for i in range(n)]), x)
-
-
 def zeros_of(shapes):
     """Zeros of traced shapes, differing between the devices that those do and between stages."""
 
@@ -31,11 +25,6 @@ def zeros_of(shapes):
     return jax.tree.map(zeros, shapes)
 
 
-def only(real, new, old):
-    """The new values where they are real: blocks that fill up the last stages hand on what they are given."""
-    return jax.tree.map(lambda a, b: jnp.where(real, a, b), new, old)
-
-
-def handed(first, entering, x):
-    """What the blocks of a stage begin with: the first stage's own, elsewhere what arrived."""
-    return jax.tree.map(lambda a, b: jnp.where(first, a, b), entering, x)
+def pick(here, own, other):
+    """One tree or another, by what holds on this device."""
+    return jax.tree.map(lambda a, b: jnp.where(here, a, b), own, other)
