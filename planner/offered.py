@@ -147,7 +147,7 @@ class Offered:
         run, techniques = base.dealt[0] if self.training and base.dealt else None, self.request.pins.techniques
         schedule, chunks, micro = str(techniques.get("schedule", SCHEDULES[0])), int(techniques.get("virtual", 1)), int(techniques.get("microbatches", 0))
         level, most = int(techniques.get("zero_stage", 0)), MOST_LEVEL[schedule]
-        what = ""
+        what, instead = "", list[str]()
         if run is None or run[2] < mesh.stages:
             what = "it is run, not trained" if not self.training else f"the model has {run[2] if run else 'no'} repeated blocks"
         elif level > most:
@@ -155,12 +155,14 @@ class Offered:
         elif micro == 1:
             what = "they need at least two microbatches, pinned is one"
         elif not self.schedules(mesh):
-            what = f"{run[2]} repeated blocks do not divide into {mesh.stages} stages of {chunks if chunks > 1 else 'several'} chunks"
+            what = f"{run[2]} repeated blocks do not divide into {mesh.stages} stages of {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} chunks"
+            other = next((v for v in range(2, run[2] // mesh.stages + 1) if run[2] % (mesh.stages * v) == 0), 0)
+            instead = [f"virtual={other}"] if other else []
         elif (schedule == INTERLEAVED or chunks > 1) and micro % mesh.stages:
             what = f"chunks are passed by groups of {mesh.stages} microbatches, and {micro} do not divide into them"
         if not what:
             return None
-        return PlanError("P068", f"{mesh.stages} pipeline stages are not possible: {what}", help=["pin less, or other stages"] if run else [])
+        return PlanError("P068", f"{mesh.stages} pipeline stages are not possible: {what}", help=[*instead, "pin less, or other stages"] if run else [])
 
     def replicas(self) -> Mesh:
         """The mesh of data parallelism: all devices, or where they do not divide the batch (a little padding aside) as many as do, the rest doing the same again."""

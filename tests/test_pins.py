@@ -162,3 +162,9 @@ def test_tensor_pin_in_a_file_and_its_words(tmp_path: Path) -> None:
     assert parse_pins(file) == parse_pins("tp=2,tensor=megatron") and parse_pins(file).tensor == "megatron" and parse_pins("tp=2").tensor == "any"
     with pytest.raises(PlanError, match="one of any, megatron, megatron-sp"):
         parse_pins("tp=2,tensor=columns")
+
+
+def test_chunks_that_are_not_tried_are_named_where_they_divide() -> None:
+    with pytest.raises(PlanError, match="do not divide into 2 stages of 2 or 4 chunks") as e:
+        planner.plan("zoo:gpt-tiny,layers=6", devices=2, batch=8, pins="pp=2,schedule=interleaved", baselines=False)
+    assert e.value.code == "P068" and e.value.help[0] == "virtual=3"

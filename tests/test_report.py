@@ -22,7 +22,7 @@ from planner.errors import PlanError
 from planner.report import diff as diff_report
 from planner.report.explain import explain, explain_node, find_nodes
 from planner.report.notation import short_labels, spell_rule, weight_groups
-from planner.report.summary import findings, summary
+from planner.report.summary import findings, summary, techniques
 from planner.report.words import Style, bar, hang, pack, percent, short, table, visible
 from planner.strategy import Strategy
 
@@ -262,3 +262,8 @@ def test_packing_loses_nothing(items: list[str], width: int) -> None:
 def test_small_words() -> None:
     assert percent(0.5) == "50.0 %" and percent(0.0) == "0.0 %" and percent(0.000012) == "0.0012 %"
     assert hang("help: ", "a b c d", 9) == ["help: a b", "      c d"]
+
+
+def test_an_optimizer_level_over_no_axis_names_none(gpt: Strategy) -> None:
+    bare = replace(gpt, techniques={**gpt.techniques, "zero_stage": 2, "zero_group": []})
+    assert "optimizer level 2 (every axis is one of stages: no effect)" in techniques(bare)

@@ -96,7 +96,8 @@ def techniques(strategy: Strategy) -> list[str]:
         total, reached = (sum(prod(row["shape"]) for row in rows) for rows in (weights, [row for row in weights if "zero" in row]))
         part = "" if reached > 0.99 * total else f" of {count(reached)} of {count(total)} parameters"
         effect = f"{what}{part} cut" if reached else "no gradient is summed over it that it could cut: no effect"
-        out.append(f"optimizer level {t['zero_stage']} over {'+'.join(t['zero_group'])} ({effect})")
+        over = f" over {'+'.join(t['zero_group'])}" if t["zero_group"] else ""
+        out.append(f"optimizer level {t['zero_stage']}{over} ({effect if over else 'every axis is one of stages: no effect'})")
     elif strategy.workload["kind"] == "train":
         out.append("optimizer level 0 (every replica keeps its state)")
     if t["recompute"] != "none":
