@@ -135,8 +135,6 @@ class _Dealt:
     late_links: list[bool]
     kept: np.ndarray  # [options] microbatches whose activations are kept
     copies: np.ndarray  # [options] of the block's weights, as long as their gradients, what part is there twice
-    slowdown: float
-    """The ratio of the blocks, which no other but that of what follows them is below."""
 
 
 def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
@@ -168,9 +166,9 @@ def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> li
 
 
 def slowdown(space: Space, techniques: Techniques) -> float:
-    """How often a stage runs each of its blocks per microbatch; 1 without a pipeline."""
-    dealt = _dealt(space, techniques)
-    return dealt.slowdown if dealt is not None else 1.0
+    """How often a stage runs each of its blocks per microbatch, no more often than anything but what follows them; 1 without a pipeline."""
+    pipeline, micro = pipeline_in(space, techniques), techniques.microbatches
+    return float(pipeline.turns(pipeline.first) / micro) if pipeline is not None and micro else 1.0
 
 
 def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
@@ -193,8 +191,8 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
         sizes = [len(v.kept_bytes) for v in space.variables]
         after = np.repeat([pipeline.late(i) for i in places], sizes)
         copies = [float(pipeline.copies) if i in pipeline.nodes else 0.0 for i in places]
-        kept, slow = [pipeline.kept(i) for i in places], float(pipeline.turns(pipeline.first) / micro) if micro else 1.0
-        space.memo[key] = _Dealt(np.repeat(share, sizes), np.repeat(ratio, sizes), links, after, late_links, np.repeat(kept, sizes), np.repeat(copies, sizes), slow)
+        kept = [pipeline.kept(i) for i in places]
+        space.memo[key] = _Dealt(np.repeat(share, sizes), np.repeat(ratio, sizes), links, after, late_links, np.repeat(kept, sizes), np.repeat(copies, sizes))
     found: _Dealt = space.memo[key]
     return found
 

@@ -174,7 +174,7 @@ def test_the_search_takes_stages_where_links_are_slow_and_the_model_large() -> N
         ("zoo:gpt-tiny,layers=4", "pp=8,micro=16", "4 repeated blocks"),
         ("zoo:gpt-tiny,layers=4", "pp=4,zero=3", "at most 2"),
         ("zoo:gpt-tiny,layers=4", "pp=2,micro=4,virtual=3", "4 repeated blocks do not divide into 2 stages of 3 chunks"),
-        ("zoo:gpt-tiny,layers=4", "pp=4,schedule=interleaved", "do not divide into 4 stages of several chunks"),
+        ("zoo:gpt-tiny,layers=4", "pp=4,schedule=interleaved", "4 repeated blocks do not divide into 4 stages of 2 or 4 chunks"),
         ("zoo:gpt-tiny,layers=8", "pp=4,micro=2,virtual=2", "groups of 4 microbatches, and 2 do not divide"),
         ("zoo:gpt-tiny,layers=4", "pp=4,zero=2,schedule=gpipe", "at most 1"),
         ("zoo:gpt-tiny,layers=4", "pp=4,micro=1", "at least two microbatches"),
