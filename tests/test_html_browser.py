@@ -24,7 +24,7 @@ BROWSER = next((p for n in ("chromium", "chromium-browser", "google-chrome", "ch
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not BROWSER or not DRIVER, reason="the browser tests of the report need the programs chromium and chromedriver")
 DESKTOP, PHONE = 1280, 390
-STAGED, DEEP = "pp=4,dp=2,micro=8", "zoo:gpt-tiny,hidden=256,layers=8"
+STAGED, DEEP = "pp=4,dp=2,micro=8,schedule=1f1b", "zoo:gpt-tiny,hidden=256,layers=8"
 
 # Text that is drawn, its size, its contrast against the nearest painted background, and whether it sticks out of the window.
 LEGIBLE = """
