@@ -6,14 +6,13 @@ Sorted keys, one node a line, rounded floats; nothing outside `provenance` depen
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from planner.atomic import replacing
 from planner.errors import PlanError, did_you_mean
 from planner.flow import Plan
 from planner.graph import Graph
@@ -199,17 +198,9 @@ def round_figures(value: float, digits: int = 6) -> float:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write to a temporary file beside the target, then rename: a reader sees the old file or the new one."""
-    folder = path.parent if str(path.parent) else Path()
+    """Write a file whole or not at all. Raises PlanError P056."""
     try:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+        with replacing(path) as out:
+            out.write(content.encode() if isinstance(content, str) else content)
     except OSError as e:
         raise PlanError("P056", f"cannot write {str(path)!r}: {e.strerror}", help=["-o a file in a folder that exists and is writable"]) from e
-    try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(content.encode() if isinstance(content, str) else content)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -236,7 +236,7 @@ def test_help_promises_nothing_unbuilt() -> None:
 def test_examples_in_help_parse() -> None:
     for verb, (_, _, _, example) in VERBS.items():
         words = example.split()[1:]
-        parser(verb).read(words[1:] if words[0] == verb else words)
+        assert vars(parser(verb).read(words[1:] if words[0] == verb else words)), verb
 
 
 def test_help_is_quick() -> None:

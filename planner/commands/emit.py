@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.atomic import replacing
 from planner.commands import console, files
 from planner.errors import PlanError
 
@@ -114,18 +115,11 @@ def _write_safetensors(path: Path, constants: Mapping[str, Any], graph: Graph, w
                 header[name] = {"dtype": _TYPES[str(array.dtype)], "shape": list(array.shape), "data_offsets": [low, body.tell()]}
             text = json.dumps(header).encode()
             text += b" " * (-len(text) % 8)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            try:
-                with os.fdopen(handle, "wb") as out:
-                    out.write(len(text).to_bytes(8, "little") + text)
-                    body.seek(0)
-                    while chunk := body.read(1 << 24):
-                        out.write(chunk)
-                Path(temporary).chmod(0o644)
-                Path(temporary).replace(path)
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
+            with replacing(path) as out:
+                out.write(len(text).to_bytes(8, "little") + text)
+                body.seek(0)
+                while chunk := body.read(1 << 24):
+                    out.write(chunk)
     except OSError as e:
         raise PlanError("P056", f"cannot write {str(path)!r}: {e.strerror}", help=["-o a file in a folder that exists and is writable"]) from e
 

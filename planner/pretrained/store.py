@@ -11,12 +11,12 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from planner.atomic import replacing
 from planner.errors import PlanError
 
 if TYPE_CHECKING:
@@ -178,17 +178,10 @@ def write(path: Path, header: bytes, pieces: Iterable[bytes | memoryview], size_
         free = shutil.disk_usage(path.parent).free
         if free < size_bytes:
             raise PlanError("P056", f"cannot write {str(path)!r}: it takes {size_bytes:,} bytes, and {free:,} are free")
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(header)
-                for piece in pieces:
-                    out.write(piece)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replacing(path) as out:
+            out.write(header)
+            for piece in pieces:
+                out.write(piece)
     except OSError as e:
         raise PlanError("P056", f"cannot write {str(path)!r}: {e.strerror}", help=["-o a place in a folder that exists and is writable"]) from e
 

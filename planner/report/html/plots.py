@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.atomic import replacing
 from planner.errors import PlanError
 from planner.report.html.bars import KINDS, Part, timeline
 from planner.report.html.lens import STAGES, TICK
@@ -52,15 +51,11 @@ def png(s: Strategy, d: Detail, path: Path) -> None:
     handles = [rows[0].bar(0, 0, color=COLOURS[k])[0] for k in present]
     rows[0].legend(handles, [KIND_NAMES[k] for k in present], ncols=len(present), loc="lower right", bbox_to_anchor=(1, 1.0), frameon=False, fontsize=8)
     _memory(rows[2], s, d)
-    folder = path.parent if str(path.parent) else Path()
     try:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".png")
+        with replacing(path) as out:
+            figure.savefig(out, format="png", metadata={"Software": None})
     except OSError as e:
         raise PlanError("P056", f"cannot write {str(path)!r}: {e.strerror}", help=["--png a file in a folder that exists and is writable"]) from e
-    with os.fdopen(handle, "wb") as f:
-        figure.savefig(f, format="png", metadata={"Software": None})
-    Path(name).chmod(0o644)
-    Path(name).replace(path)
 
 
 def _bars(ax: Any, lines: Sequence[tuple[Part, ...]], label: str) -> None:
