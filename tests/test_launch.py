@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner
+from benchmarks.manifests import check_manifest
 from planner.cli import main
 from planner.errors import PlanError
 from planner.launch.job import Job, check_count, node_slots, read_hosts
@@ -287,7 +288,7 @@ def test_hostile_words_reach_the_program_as_they_are(tmp_path: Path) -> None:
     for file in stand.iterdir():
         file.chmod(0o755)
     environment = {**os.environ, "PATH": f"{stand}:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[0-1]", "COORDINATOR": "node0"}
-    for name, text in (("job.sbatch", slurm(job(tmp_path, tuple(NASTY)), sys.executable)), ("mpirun.sh", mpirun(job(tmp_path, tuple(NASTY)), sys.executable))):
+    for name, text in (("job.sbatch", slurm([job(tmp_path, tuple(NASTY))], sys.executable)), ("mpirun.sh", mpirun(job(tmp_path, tuple(NASTY)), sys.executable))):
         (tmp_path / name).write_text(text)
         done = subprocess.run(["bash", name], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
         words = json.loads(done.stdout)
@@ -298,37 +299,18 @@ def test_hostile_words_reach_the_program_as_they_are(tmp_path: Path) -> None:
 
 
 def test_scripts_hold_what_the_plan_says(tmp_path: Path) -> None:
-    text = slurm(job(tmp_path), "python3")
+    text = slurm([job(tmp_path)], "python3")
     assert "#SBATCH --nodes=2\n" in text and "#SBATCH --gpus-per-node=8\n" in text and "--kill-on-bad-exit=1" in text and "xla_gpu_enable_latency_hiding_scheduler" in text
-    assert "gpus-per-node" not in slurm(job(tmp_path, virtual=True), "python3") and "--virtual-devices 8" in slurm(job(tmp_path, virtual=True), "python3")
+    assert "gpus-per-node" not in slurm([job(tmp_path, virtual=True)], "python3") and "--virtual-devices 8" in slurm([job(tmp_path, virtual=True)], "python3")
     assert "--map-by ppr:1:node" in mpirun(job(tmp_path), "python3")
 
 
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
-    for name, text in (("a.sh", slurm(job(tmp_path, tuple(NASTY)), "my python")), ("b.sh", mpirun(job(tmp_path, tuple(NASTY)), "python3"))):
+    for name, text in (("a.sh", slurm([job(tmp_path, tuple(NASTY))], "my python")), ("b.sh", mpirun(job(tmp_path, tuple(NASTY)), "python3"))):
         (tmp_path / name).write_text(text)
         done = subprocess.run([str(SHELLCHECK), "-S", "style", name], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
-
-
-JOBSET_JOB = {"name", "replicas", "template"}
-JOBSET_SPEC = {"failurePolicy": {"maxRestarts"}, "network": {"enableDNSHostnames", "subdomain"}}
-
-
-def check_manifest(document: dict[str, Any]) -> None:
-    """The official JSON schemas, strictly. JobSets have none there: their own few fields are held to the names of jobset.x-k8s.io/v1alpha2, the Jobs inside to the schema."""
-    import kubernetes_validate
-
-    if document["kind"] != "JobSet":
-        kubernetes_validate.validate(document, "1.31", strict=True)
-        return
-    spec = document["spec"]
-    assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2" and set(spec) == {*JOBSET_SPEC, "replicatedJobs"}
-    assert all(set(spec[k]) == names for k, names in JOBSET_SPEC.items())
-    for one in spec["replicatedJobs"]:
-        assert set(one) == JOBSET_JOB
-        kubernetes_validate.validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": one["template"]["spec"]}, "1.31", strict=True)
 
 
 MACHINES = [("h100-sxm", 16, 2), ("mi300x", 64, 8), ("tpu-v5e", 16, 4), ("tpu-v5p", 64, 16)]

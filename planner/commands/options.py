@@ -46,6 +46,15 @@ def duration(text: str) -> float:
     return value
 
 
+def span(text: str) -> tuple[int, int]:
+    """(least, most) of "2..8"; of "8" both are 8."""
+    least, dots, most = text.partition("..")
+    found = whole(least), whole(most if dots else least)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} runs backwards")
+    return found
+
+
 def seconds(text: str) -> float:
     """Seconds above 0."""
     return positive(text.removesuffix("s"))
@@ -215,13 +224,15 @@ def import_(p: argparse.ArgumentParser) -> None:
 def launch(p: argparse.ArgumentParser) -> None:
     """Options of `plan launch`; what follows -- is the program's."""
     saved(p)
+    p.add_argument("--devices", metavar="auto", help="STRATEGY is a folder of plan sweep -o DIR: the plan of most devices that fits those that came up")
     g = p.add_argument_group("where (one of these)")
     g.add_argument("--local", type=whole, metavar="N", help="N processes on this machine, on virtual CPU devices")
-    g.add_argument("--nnodes", type=whole, metavar="N", help="this node is one of N that run this command; ranks are given as they join")
+    g.add_argument("--nnodes", type=span, metavar="N", help="this node is one of N that run this command (of 2..8 with --devices auto); ranks are given as they join")
     g.add_argument("--hostfile", metavar="FILE", help="lines HOST slots=N [rank=I]: a process on each, through ssh")
     g.add_argument("--to", metavar="KIND", help="write files instead: slurm, mpirun, kubernetes or gke-tpu")
     g = p.add_argument_group("how")
     g.add_argument("--coordinator", metavar="HOST:PORT", help="with --nnodes: where nodes join, an address of one of them")
+    g.add_argument("--slots", type=whole, metavar="N", help="with --devices auto: devices of a process (default: those that are here, else a node of the plans)")
     g.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for nodes to join, and for processes to write nothing (default 600)")
     g.add_argument("--cpu", action="store_true", help="virtual CPU devices in place of the planned ones (--local implies it)")
     g.add_argument("--backend", default="shard_map", metavar="NAME", help="of the program: shard_map (default) or jit")
@@ -274,6 +285,7 @@ def sweep(p: argparse.ArgumentParser) -> None:
     add_search(p)
     p.add_argument("--pareto", action="store_true", help="the plans of each point that no other betters in both time and memory")
     p.add_argument("--json", action="store_true", help="rows and answers as JSON")
+    p.add_argument("-o", dest="output", metavar="DIR", help="store the plan of each row there (made if need be): for plan show, emit, and launch --devices auto")
 
 
 def ops(p: argparse.ArgumentParser) -> None:

@@ -7,12 +7,14 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.commands import console
 from planner.commands.make import arguments
 from planner.errors import PlanError
+from planner.launch.elastic import SUFFIX
 
 if TYPE_CHECKING:
     from planner.sweep import Point, Row, Run
@@ -84,8 +86,11 @@ def run(args: argparse.Namespace) -> int:
     sweeper = Sweeper(args.model, _common(args), lambda said: console.live(True, said))
     rows: list[Row] = []
     stopped = False
+    keep = _keeper(args)
     try:
-        rows.extend(_rows(sweeper, points, args))  # what is done stays when the next is interrupted
+        for row in _rows(sweeper, points, args):  # what is done stays when the next is interrupted
+            rows.append(row)
+            keep(row)
     except KeyboardInterrupt:
         stopped = True
     fitting = [r for r in rows if r.strategy is not None]
@@ -102,6 +107,30 @@ def run(args: argparse.Namespace) -> int:
         console.say("interrupted: these are the rows that were done")
         return INTERRUPTED
     return FINDING if asked.question and asked.best(rows, runs) is None else 0
+
+
+def _keeper(args: argparse.Namespace) -> Callable[[Row], None]:
+    """What stores the plan of a row in the folder -o, by model, hardware, devices and sizes; nothing without a folder."""
+    from planner.commands.files import stem
+
+    if args.output is None:
+        return lambda row: None
+    folder, taken = Path(args.output), list[str]()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise PlanError("P056", f"cannot make the folder {str(folder)!r}: {e.strerror}", help=["-o a folder in one that exists and is writable"]) from e
+
+    def keep(row: Row) -> None:
+        if row.strategy is None:
+            return
+        sizes = [f"{k}{v}" for k, v in row.point.dims] + ([f"batch{row.strategy.workload['batch']}"] if row.point.batch else [])
+        name = "-".join([stem(args.model), Path(row.point.hardware).stem.replace(":", "-"), str(row.devices), *sizes])
+        taken.append(name)
+        again = taken.count(name)
+        row.strategy.save(folder / f"{name}{f'-{again}' if again > 1 else ''}{SUFFIX}")
+
+    return keep
 
 
 def _asked(args: argparse.Namespace) -> Any:

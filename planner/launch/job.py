@@ -7,7 +7,6 @@ processes, and processes of neighbouring rank are neighbours on the inner links.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -87,9 +86,19 @@ def _mesh(strategy: Strategy) -> str:
 
 
 def read_hosts(path: Path, strategy: Strategy, virtual: bool) -> tuple[Host, ...]:
+    """The hosts of a file, for a plan. Raises PlanError: as `parse_hosts`, and P200 where the slots are not the plan's devices."""
+    hosts = parse_hosts(path)
+    devices = int(strategy.topology["devices"])
+    if sum(h.slots for h in hosts) != devices:
+        raise PlanError("P200", f"{path} has {sum(h.slots for h in hosts)} slots, the plan {devices} devices", help=["as many slots as devices, or plan again with --devices"])
+    check_count(strategy, len(hosts), virtual, str(path))
+    return hosts
+
+
+def parse_hosts(path: Path) -> tuple[Host, ...]:
     """Hosts in the order of their ranks from a file of lines `HOST slots=N [rank=I]`; # begins a comment. A host may have several lines.
 
-    Raises PlanError P201 for lines that cannot be read, P200 where the slots are not the plan's devices.
+    Raises PlanError P201 for lines that cannot be read, P200 where hosts have different slots or there are none.
     """
     rows: list[tuple[int | None, Host]] = []
     try:
@@ -109,14 +118,8 @@ def read_hosts(path: Path, strategy: Strategy, virtual: bool) -> tuple[Host, ...
             raise PlanError("P201", f"{path}: ranks {ranks} of {len(rows)} hosts", help=[f"every rank from 0 to {len(rows) - 1} once, or none"])
         rows.sort(key=lambda row: row[0] or 0)
     hosts = tuple(host for _, host in rows)
-    _check_slots(path, hosts, strategy, virtual)
+    slots = sorted({h.slots for h in hosts})
+    if len(slots) != 1:
+        what = f"{path} has hosts of {' and '.join(map(str, slots))} slots" if slots else f"{path} names no host"
+        raise PlanError("P200", what, help=["hosts of the same size: axes of a mesh are cut evenly"])
     return hosts
-
-
-def _check_slots(path: Path, hosts: Sequence[Host], strategy: Strategy, virtual: bool) -> None:
-    devices, slots = int(strategy.topology["devices"]), sorted({h.slots for h in hosts})
-    if sum(h.slots for h in hosts) != devices:
-        raise PlanError("P200", f"{path} has {sum(h.slots for h in hosts)} slots, the plan {devices} devices", help=["as many slots as devices, or plan again with --devices"])
-    if len(slots) > 1:
-        raise PlanError("P200", f"{path} has hosts of {' and '.join(map(str, slots))} slots", help=["hosts of the same size: axes of a mesh are cut evenly"])
-    check_count(strategy, len(hosts), virtual, str(path))

@@ -1,10 +1,11 @@
 """Nodes that run one identical command find each other at HOST:PORT and get their ranks.
 
-The node that HOST is an address of binds PORT and serves; every node, this one too, connects and says what it runs. When all have come they are
+The node that HOST is an address of binds PORT and serves; every node, this one too, connects and says what it runs. When all have come (or no more came for
+LAST_CALL_S and those that did suffice) they are
 ranked by the natural order of their host names (node-2 before node-10: neighbours in name are mostly neighbours on the links), and the first names the address of
 jax's coordinator. Connections stay open while the job runs: a node that fails, or whose connection breaks, ends it for all.
 
-Messages are lines of JSON: {program, host, port} to the server; {rank, coordinator} or {refused} back; then {ended: "" or why} and {stop: why}.
+Messages are lines of JSON: {program, host, port} to the server; {rank, coordinator, joined} or {refused} back; then {ended: "" or why} and {stop: why}.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from planner.errors import PlanError
 
 RETRY_S = 0.2
 LONGEST_LINE_BYTES = 1 << 16
+LAST_CALL_S = 30.0
+"""How long nodes that suffice wait for another one to join."""
+Suffice = Callable[[int], int]
+"""Nodes that joined -> how many of them take part; 0 while they do not suffice."""
 
 
 @dataclass
@@ -60,11 +65,13 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 class Server:
-    """Gathers `nodes` nodes, ranks them, then passes on the first failure. One thread; ends with the job."""
+    """Gathers nodes, `nodes` at most, ranks them, then passes on the first failure. One thread; ends with the job."""
 
-    def __init__(self, listener: socket.socket, nodes: int, program: str, timeout_s: float) -> None:
+    def __init__(self, listener: socket.socket, nodes: int, program: str, timeout_s: float, suffice: Suffice | None = None) -> None:
         self.listener, self.nodes, self.program = listener, nodes, program
+        self.suffice = suffice or (lambda joined: joined if joined == nodes else 0)
         self.deadline = time.monotonic() + timeout_s
+        self.joined_at = time.monotonic()
         self.timeout_s = timeout_s
         self.members: list[_Member] = []
         self.ranked = False
@@ -88,6 +95,8 @@ class Server:
                     self.selector.register(wire, selectors.EVENT_READ, _Member(wire, host, count))
                 else:
                     self._read(key.data)
+            if not self.ranked and time.monotonic() > min(self.joined_at + LAST_CALL_S, self.deadline):
+                self._rank()
             if not self.ranked and time.monotonic() > self.deadline:
                 here = ", ".join(m.hello["host"] for m in self.members) or "none"
                 for m in list(self.members):
@@ -121,17 +130,29 @@ class Server:
             return
         m.hello = {"program": str(said["program"]), "host": str(said["host"]), "port": int(said["port"])}
         if self.ranked:
-            return self._refuse(m, f"all {self.nodes} nodes have joined already: {', '.join(x.hello['host'] for x in self.members)}")
+            return self._refuse(m, f"all {len(self.members)} nodes have joined already: {', '.join(x.hello['host'] for x in self.members)}")
         if m.hello["program"] != self.program:
             return self._refuse(m, "it has another program, other arguments, or another number of nodes than the coordinating one")
         self.members.append(m)
+        self.joined_at = time.monotonic()
         if len(self.members) == self.nodes:
-            self.ranked = True
-            self.members.sort(key=lambda x: (natural(x.hello["host"]), x.order))
-            first = self.members[0]
-            for rank, x in enumerate(self.members):
-                self._send(x, {"rank": rank, "coordinator": f"{first.address}:{first.hello['port']}"})
+            self._rank()
         return None
+
+    def _rank(self) -> None:
+        """Give those that joined their ranks, where they suffice; those that are left over are told."""
+        joined = len(self.members)
+        used = self.suffice(joined)
+        if not used:
+            return
+        self.ranked = True
+        self.members.sort(key=lambda x: (natural(x.hello["host"]), x.order))
+        self.members, spare = self.members[:used], self.members[used:]
+        first = self.members[0]
+        for rank, x in enumerate(self.members):
+            self._send(x, {"rank": rank, "coordinator": f"{first.address}:{first.hello['port']}", "joined": joined})
+        for x in spare:
+            self._refuse(x, f"{joined} nodes joined, and the plan for them runs on {used}")
 
     def _stop(self, cause: _Member, why: str) -> None:
         for m in self.members:
@@ -162,6 +183,7 @@ class Seat:
 
     rank: int
     coordinator: str
+    joined: int
     wire: socket.socket
     server: Server | None
     received: bytes = b""
@@ -197,15 +219,16 @@ LEAVE_S = 30.0
 """How long the serving node waits for the others to end after it has."""
 
 
-def join(coordinator: str, nodes: int, program: str, timeout_s: float, host: str, say: Callable[[str], None]) -> Seat:
-    """Serve where HOST is this machine and nobody serves yet, then join. program: digest of what runs, the same on every node.
+def join(coordinator: str, nodes: int, program: str, timeout_s: float, host: str, say: Callable[[str], None], suffice: Suffice | None = None) -> Seat:
+    """Serve where HOST is this machine and nobody serves yet, then join. program: digest of what runs, the same on every node. suffice: which numbers of nodes do
+    with fewer than `nodes`, by default none.
 
     Raises PlanError: P202 when nobody answers at the address, P203 when the node is not wanted (surplus, another program) or others did not come.
     """
     where = address_of(coordinator)
-    server = _serve(where, nodes, program, timeout_s)
+    server = _serve(where, nodes, program, timeout_s, suffice)
     deadline = time.monotonic() + timeout_s
-    say(f"{'serving' if server else 'joining'} at {coordinator}, waiting for {nodes} nodes (at most {timeout_s:.0f} s, --timeout)")
+    say(f"{'serving' if server else 'joining'} at {coordinator}, waiting for {'at most ' if suffice else ''}{nodes} nodes (at most {timeout_s:.0f} s, --timeout)")
     wire = _connect(where, deadline, coordinator, timeout_s)
     wire.sendall(json.dumps({"program": program, "host": host, "port": free_port()}).encode() + b"\n")
     wire.settimeout(max(deadline - time.monotonic(), 0) + 5)  # the server gives up first, and says who is missing
@@ -225,10 +248,10 @@ def join(coordinator: str, nodes: int, program: str, timeout_s: float, host: str
         wire.close()
         raise PlanError("P203", f"this node ({host}) has no place in the job: {answer['refused']}", help=[f"the same command on {nodes} nodes, within --timeout of each other"])
     wire.setblocking(False)
-    return Seat(int(answer["rank"]), str(answer["coordinator"]), wire, server, rest)
+    return Seat(int(answer["rank"]), str(answer["coordinator"]), int(answer["joined"]), wire, server, rest)
 
 
-def _serve(where: tuple[str, int], nodes: int, program: str, timeout_s: float) -> Server | None:
+def _serve(where: tuple[str, int], nodes: int, program: str, timeout_s: float, suffice: Suffice | None) -> Server | None:
     """A server on the address, None where it is not this machine's or is served already."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
@@ -244,7 +267,7 @@ def _serve(where: tuple[str, int], nodes: int, program: str, timeout_s: float) -
         if e.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             return None
         raise PlanError("P202", f"cannot serve at {where[0]}:{where[1]}: {e.strerror}", help=["another port of --coordinator, above 1023"]) from e
-    return Server(listener, nodes, program, timeout_s)
+    return Server(listener, nodes, program, timeout_s, suffice)
 
 
 def _connect(where: tuple[str, int], deadline: float, coordinator: str, timeout_s: float) -> socket.socket:

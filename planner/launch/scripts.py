@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 
 from planner.launch.job import Host, Job
 
@@ -22,25 +23,39 @@ def plain_name(name: str, limit: int = 40) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:limit].strip("-") or "job"
 
 
-def slurm(job: Job, python: str) -> str:
-    """An sbatch script; submitted from the folder it lies in."""
+def slurm(jobs: Sequence[Job], python: str) -> str:
+    """An sbatch script; submitted from the folder it lies in. jobs: one a number of nodes, the fewest first; the allocation decides which of them runs."""
+    job, largest = jobs[0], jobs[-1]
     gpus = [] if job.virtual or job.device.startswith("cpu") else [f"#SBATCH --gpus-per-node={job.slots}"]
-    head = ["#!/bin/bash", f"#SBATCH --job-name={plain_name(job.name)}", f"#SBATCH --nodes={job.processes}", "#SBATCH --ntasks-per-node=1", "#SBATCH --exclusive",
+    nodes = str(job.processes) if len(jobs) == 1 else f"{job.processes}-{largest.processes}"
+    head = ["#!/bin/bash", f"#SBATCH --job-name={plain_name(job.name)}", f"#SBATCH --nodes={nodes}", "#SBATCH --ntasks-per-node=1", "#SBATCH --exclusive",
             *gpus, "#SBATCH --output=%x-%j.out", "#SBATCH --open-mode=append", "#SBATCH --requeue"]  # fmt: skip
-    nodes = f"{job.processes} node{'s' * (job.processes > 1)}"
-    body = f"""# {job.devices} devices: {nodes} of {job.slots}. sbatch this file in the folder where it lies; with --checkpoints, a requeued job goes on.
+    body = f"""# {_sizes(jobs)} of {job.slots} devices. sbatch this file in the folder where it lies; with --checkpoints, a requeued job goes on.
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:-.}}"
-if [ "$SLURM_JOB_NUM_NODES" -ne {job.processes} ]; then
-  echo "this plan is for {nodes}, the allocation has $SLURM_JOB_NUM_NODES" >&2
-  exit 1
-fi
-{_exports(job)}head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+{_program_of(jobs)}{_exports(job)}head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 {EXPANDED}
-srun --kill-on-bad-exit=1 --distribution=block --label --output="rank-%t.log" \\
+srun --kill-on-bad-exit=1 --nodes="$nodes" --ntasks="$nodes" --distribution=block --label --output="rank-%t.log" \\
   bash -c {_inner(job, python, '"$SLURM_PROCID"')} \\
-  rank "$head:{PORT}" {_rest(job)}"""
+  rank "$head:{PORT}" "$program" "$nodes" {_rest(job)}"""
     return "\n".join(head) + "\n\n" + body.rstrip() + "\n"
+
+
+def _sizes(jobs: Sequence[Job]) -> str:
+    counts = [str(j.processes) for j in jobs]
+    return f"{', '.join(counts[:-1])}{' or ' * (len(counts) > 1)}{counts[-1]} node{'s' * (counts[-1] != '1')}"
+
+
+def _program_of(jobs: Sequence[Job]) -> str:
+    """Lines that set `program` and `nodes` to those of the largest job that the allocation holds; a plan for one number of nodes takes no other."""
+    lines = []
+    for word, job in zip(("if", *("elif",) * len(jobs)), reversed(jobs), strict=False):
+        test = "-ge" if len(jobs) > 1 else "-eq"
+        lines.append(f'{word} [ "$SLURM_JOB_NUM_NODES" {test} {job.processes} ]; then program={shlex.quote(job.program.name)} nodes={job.processes}')
+    what = "these plans are" if len(jobs) > 1 else "this plan is"
+    refusal = f'else\n  echo "{what} for {_sizes(jobs)}, the allocation has $SLURM_JOB_NUM_NODES" >&2\n  exit 1\nfi\n'
+    said = 'echo "$SLURM_JOB_NUM_NODES nodes came up: $program on $nodes of them"\n' if len(jobs) > 1 else ""
+    return "\n".join(lines) + "\n" + refusal + said
 
 
 def mpirun(job: Job, python: str, hosts: tuple[Host, ...] = ()) -> str:
@@ -58,7 +73,7 @@ cd "$(dirname "$0")"
 {EXPANDED}
 mpirun -np {job.processes} {" ".join([*where, how])} --bind-to none --tag-output {variables}\\
   bash -c {_inner(job, python, '"$OMPI_COMM_WORLD_RANK"')} \\
-  rank "$coordinator:{PORT}" {_rest(job)}"""
+  rank "$coordinator:{PORT}" {shlex.quote(job.program.name)} {job.processes} {_rest(job)}"""
     return body.rstrip() + "\n"
 
 
@@ -67,11 +82,12 @@ def _exports(job: Job) -> str:
 
 
 def _inner(job: Job, python: str, rank: str) -> str:
-    """What a rank runs, quoted for `bash -c`: the coordinator is its $1, what follows are the program's own arguments."""
-    words = job.command(python, job.program.name, "COORDINATOR", "RANK")
+    """What a rank runs, quoted for `bash -c`: its $1 is the coordinator, $2 the program, $3 the number of processes; what follows are the program's own arguments."""
+    words = job.command(python, "PROGRAM", "COORDINATOR", "RANK")
     own = words[: len(words) - len(job.arguments)]
-    text = " ".join({"COORDINATOR": '"$1"', "RANK": rank}.get(w, shlex.quote(w)) for w in own)
-    return shlex.quote(f'exec {text} "${{@:2}}"')
+    given = {"PROGRAM": '"$2"', "COORDINATOR": '"$1"', "RANK": rank}
+    text = " ".join('"$3"' if before == "--processes" else given.get(w, shlex.quote(w)) for before, w in zip(("", *own), own, strict=False))
+    return shlex.quote(f'exec {text} "${{@:4}}"')
 
 
 def _rest(job: Job) -> str:
