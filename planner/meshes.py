@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import permutations
 from math import log, prod
 
 from planner.errors import PlanError
@@ -137,3 +138,17 @@ def pinned_mesh(topology: Topology, sizes: Mapping[str, int]) -> Mesh:
         axes.append(MeshAxis(name, parts))
         skip *= n
     return Mesh(tuple(reversed(axes)))
+
+
+def mesh_on_levels(topology: Topology, sizes: Mapping[str, int], levels: Mapping[str, Sequence[str]], first: Sequence[str]) -> Mesh | None:
+    """The mesh whose axes run over the levels that are named for them, in one of the orders in which it does: `first`, that of `sizes`, any. None where none does."""
+    for order in (tuple(a for a in first if a in sizes), tuple(sizes), *permutations(sizes)):
+        if len(order) < len(sizes) or (STAGE in sizes and order[0] != STAGE):
+            continue
+        try:
+            mesh = pinned_mesh(topology, {a: sizes[a] for a in order})
+        except PlanError:  # across the links
+            continue
+        if all(not axis.parts or {topology.levels[i].name for i, _ in axis.parts} == set(levels[axis.name]) for axis in mesh.axes if axis.name in levels):
+            return mesh
+    return None

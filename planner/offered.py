@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from planner.errors import PlanError
 from planner.families import Allowed, as_named, batch_only
 from planner.flow import Plan
-from planner.meshes import divisors, finer_meshes, grouped, meshes, pinned_mesh, staged_meshes
+from planner.meshes import divisors, finer_meshes, grouped, mesh_on_levels, meshes, pinned_mesh, staged_meshes
 from planner.model import Model
 from planner.naming import role_named
 from planner.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
@@ -52,12 +52,25 @@ class Offered:
         """Meshes whose optimizer state is cut over all axes."""
         request = self.request
         if request.pins.mesh:
-            return tuple(pinned_mesh(request.topology, sizes) for sizes in request.pins.mesh_choices(request.topology.devices))
+            return self._pinned()
         every = meshes(request.topology)
         if request.mode == "data-parallel":
             return every[:1]
         # One axis of all devices is the same by either name.
         return (*(m for m in every if len(m.axes) == 2 or m.shape[0] == ("data", request.topology.devices)), *self.staged())
+
+    def _pinned(self) -> tuple[Mesh, ...]:
+        """The meshes of the pins, on the levels that they name."""
+        topology, pins = self.request.topology, self.request.pins
+        choices = pins.mesh_choices(topology.devices)
+        if not pins.levels:
+            return tuple(pinned_mesh(topology, sizes) for sizes in choices)
+        found = tuple(m for sizes in choices if (m := mesh_on_levels(topology, sizes, pins.levels, tuple(pins.mesh))) is not None)
+        if not found:
+            wanted = ", ".join(f"{a} over {' + '.join(names)}" for a, names in pins.levels.items())
+            raise PlanError("P022", f"the pinned mesh does not lie so on the links: {wanted}",
+                            help=[f"levels here, innermost first: {', '.join(f'{x.name} of {x.size}' for x in topology.levels)}"])  # fmt: skip
+        return found
 
     def finer(self, *best: Candidate | None) -> tuple[Mesh, ...]:
         """The meshes of good plans with the model axis split in two, the most even ways first: heads over one part and rows over the other, say."""

@@ -1,6 +1,7 @@
 """Decisions a user fixes: mesh axes, techniques, splits or layouts of nodes and tensors, and what is forbidden.
 
     [mesh]        model = { size = 8 }        or  model = 8, data = [4, 8]  (a list: one of these)
+                  model = { size = 8, level = "nvlink" }      the links that an axis runs over, a name or a list
                   stage = [1, 4]          pipeline stages; the other axes are those of one stage
     [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "interleaved", virtual = 2
                   zero_group = 8          neighbouring devices that share one copy of what zero_stage cuts (all replicas where it is not said)
@@ -45,12 +46,13 @@ RECOMPUTE_WORDS = {"full": "block", "selective": "block-keep"}
 
 @dataclass(frozen=True)
 class Pins:
-    """Parsed pins. mesh: axis -> sizes to choose from; nodes: glob -> table."""
+    """Parsed pins. mesh: axis -> sizes to choose from; nodes: glob -> table; levels: axis -> names of the levels that it runs over."""
 
     mesh: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     techniques: Mapping[str, Any] = field(default_factory=dict)
     forbidden_factors: frozenset[str] = frozenset()
     nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises PlanError P024 for techniques that contradict each other."""
@@ -102,7 +104,7 @@ class Pins:
         out: dict[int, tuple[Split, ...]] = {}
         by: dict[int, str] = {}  # class -> the pin that decided it so far
         for glob, table in self.nodes.items():
-            hits = [i for i, node in enumerate(graph.nodes) if _matches(glob, node, graph.labels)]
+            hits = [i for i, node in enumerate(graph.nodes) if node.id == glob] or [i for i, node in enumerate(graph.nodes) if _matches(glob, node, graph.labels)]
             if not hits:
                 known = [n.id for n in graph.nodes] + [n.scope for n in graph.nodes if n.scope]
                 raise PlanError("P023", f"pin {glob!r} matches no node, tensor or scope", help=[h for h in [did_you_mean(glob, known)] if h])
@@ -179,6 +181,7 @@ def from_table(data: Mapping[str, Any]) -> Pins:
         if not isinstance(data.get(section, {}), dict):
             raise PlanError("P020", f"{section} = {data[section]!r} is no table", help=[f"[{section}], and below it a line each"])
     mesh = {str(a): _sizes(a, v) for a, v in data.get("mesh", {}).items()}
+    levels = {str(a): _levels(a, v["level"]) for a, v in data.get("mesh", {}).items() if isinstance(v, dict) and "level" in v}
     techniques = {k: _technique(k, v) for k, v in data.get("techniques", {}).items()}
     forbidden = data.get("forbid", {}).get("factors", [])
     if not _words(forbidden):
@@ -187,7 +190,7 @@ def from_table(data: Mapping[str, Any]) -> Pins:
     for glob, table in nodes.items():
         if not _placed(table):
             raise PlanError("P020", f"pin {glob!r} needs `split = {{ factor = [axes] }}` or `layout = [[axes], ...]`", help=['split = { n = ["model"] }'])
-    return Pins(mesh, techniques, frozenset(forbidden), nodes)
+    return Pins(mesh, techniques, frozenset(forbidden), nodes, levels)
 
 
 def _words(value: Any) -> bool:
@@ -203,11 +206,20 @@ def _placed(table: Any) -> bool:
 
 
 def _sizes(axis: str, value: Any) -> tuple[int, ...]:
+    if isinstance(value, dict) and set(value) - {"size", "level"}:
+        raise PlanError("P020", f"[mesh] {axis} = {value!r}: unknown key", help=['{ size = 8 }, or { size = 8, level = "nvlink" }'])
     value = value.get("size") if isinstance(value, dict) else value
     sizes = value if isinstance(value, list) else [value]
     if not sizes or not all(isinstance(s, int) and not isinstance(s, bool) and s > 0 for s in sizes):
         raise PlanError("P020", f"[mesh] {axis} = {value!r}: a size, or a list of sizes")
     return tuple(sizes)
+
+
+def _levels(axis: str, value: Any) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not _words(names) or not names:
+        raise PlanError("P020", f"[mesh] {axis}: level = {value!r} is no name of a level", help=['level = "nvlink", or a list of names (plan hardware NAME lists them)'])
+    return tuple(names)
 
 
 def _technique(key: str, value: Any) -> Any:

@@ -249,9 +249,10 @@ class TopologyFile(TypedDict):
 
 
 class SizeTable(TypedDict):
-    """The size of a mesh axis, or a choice of sizes."""
+    """The size of a mesh axis, or a choice of sizes, and the levels of links that it runs over."""
 
     size: int | list[int]
+    level: NotRequired[str | list[str]]
 
 
 class PinTechniques(TypedDict):

@@ -32,6 +32,8 @@ def explain(args: argparse.Namespace) -> int:
 
     strategy = files.load(args.strategy)
     columns, colour = console.width(), console.colour(sys.stdout)
+    if args.minimal_pins:
+        return _minimal_pins(args, strategy)
     if args.node is None:
         console.data(report.explain(strategy, columns, colour))
         return 0
@@ -46,6 +48,22 @@ def explain(args: argparse.Namespace) -> int:
     console.data(report.explain_node(strategy, names[0], columns, colour, detail, args.node))
     if len(names) > 1:
         console.say(f"{args.node!r} also means {', '.join(names[1:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
+    return 0
+
+
+def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
+    """The fewest annotations that propagation makes the plan of, as a file for --pin."""
+    from planner.annotations import fewest, pins_file
+    from planner.topology import Mesh
+
+    if args.node is not None:
+        raise PlanError("P003", f"--minimal-pins is of the whole plan, and {args.node!r} is one node", help=["one or the other"])
+    found = priced(strategy, files.model_of(strategy, args.strategy, args.model))
+    base = found.base
+    nodes = fewest(base, Mesh(found.mesh.inner), {c: found.flow.split(c) for c in base.times})
+    console.data(pins_file(strategy, nodes).rstrip())
+    console.say(f"{len(nodes)} of {len(base.times)} decisions are written, from which propagation makes the others ({len(base.graph.nodes):,} nodes)   "
+                f"next, with the options of this plan: plan {strategy.provenance.get('source', 'MODEL')} --mode propagate --pin FILE.toml")  # fmt: skip
     return 0
 
 
