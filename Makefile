@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test slow lint clean
+.PHONY: demo test slow lint docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ test: lint
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+docs: $(STAMP)
+	$(BIN)/python -m mkdocs build
 
 clean:
 	rm -rf $(VENV) demo build *.egg-info

@@ -24,9 +24,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from planner.flow import Plan
-from planner.graph import Graph
+if TYPE_CHECKING:
+    from planner.flow import Plan
+    from planner.graph import Graph
 
 INTERLEAVED = "interleaved"
 SCHEDULES = ("1f1b", "gpipe", INTERLEAVED)

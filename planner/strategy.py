@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.atomic import replacing
 from planner.errors import PlanError, did_you_mean
-from planner.flow import Plan
-from planner.graph import Graph
 from planner.layout import Layout
 from planner.rule import Split
+
+if TYPE_CHECKING:  # neither is needed to read a file and show it
+    from planner.flow import Plan
+    from planner.graph import Graph
 
 FORMAT_VERSION = "1.0"
 NODE_TABLES = ("nodes", "tensors")
@@ -64,6 +66,7 @@ class Strategy:
 
         Raises PlanError: P051 when the graph is not the one it was made for, P060 and P061 when the file asks for what cannot be.
         """
+        from planner.flow import Plan
         from planner.possible import check_mesh, check_splits
 
         check_mesh(self, int(self.topology["devices"]))

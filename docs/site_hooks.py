@@ -1,0 +1,36 @@
+"""Hooks of the documentation site (mkdocs.yml): README, changelog and results, which live outside docs/, become pages of it, and links to them lead there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "benchmarks/RESULTS.md": "results.md"}
+"""File of the repository -> its page."""
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages from outside docs/, and the raw outputs that the results link to."""
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.txt")):
+        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links to files of the repository lead to their pages here; those to other files of it keep the name alone."""
+    here = next((source for source, name in PAGES.items() if name == page.file.src_uri), f"docs/{page.file.src_uri}")
+
+    def moved(link: re.Match[str]) -> str:
+        path = (ROOT / here).parent.joinpath(link[1]).resolve().relative_to(ROOT).as_posix()
+        name = PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else path.removeprefix("benchmarks/"))
+        return f"]({name}{link[2] or ''})"
+
+    # A comment that marks a block for the tests would hide the fence after it from the renderer.
+    return LINK.sub(moved, markdown).replace("<!-- illustration -->\n", "\n")
