@@ -130,11 +130,21 @@ class _Dealt:
 
     share: np.ndarray  # [options]
     ratio: np.ndarray  # [options]
-    links: list[float]
-    late: np.ndarray  # [options] whether it follows the blocks
-    late_links: list[bool]
+    links: np.ndarray  # [links]
     kept: np.ndarray  # [options] microbatches whose activations are kept
     copies: np.ndarray  # [options] of the block's weights, as long as their gradients, what part is there twice
+    places: _Places
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where variables and links are in the pipelines of a space, of any number of microbatches. One node stands for all that are dealt out alike."""
+
+    nodes: list[int]
+    of: np.ndarray  # [options] which of the nodes
+    late: np.ndarray  # [options] whether it follows the blocks
+    inside_links: np.ndarray  # [links] whether both ends are in the blocks
+    late_links: np.ndarray  # [links] whether one follows them
 
 
 def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
@@ -151,7 +161,7 @@ def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
 def ticking(space: Space, techniques: Techniques) -> np.ndarray:
     """Seconds of what a pipeline stage runs in every tick, over all microbatches and without recomputation (space: as for `uncut`). [options]"""
     flat, dealt = _flat(space), _dealt(space, techniques)
-    return space.parts * flat.count * flat.once * (dealt.share * ~dealt.late if dealt is not None else 0.0)
+    return space.parts * flat.count * flat.once * (dealt.share * ~dealt.places.late if dealt is not None else 0.0)
 
 
 def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> list[float]:
@@ -162,7 +172,8 @@ def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> li
     dealt = _dealt(space, techniques)
     if dealt is None:
         return [1.0] * len(space.links)
-    return dealt.links if ends else [0.0 if late else part for part, late in zip(dealt.links, dealt.late_links, strict=True)]
+    found: list[float] = (dealt.links if ends else np.where(dealt.places.late_links, 0.0, dealt.links)).tolist()
+    return found
 
 
 def slowdown(space: Space, techniques: Techniques) -> float:
@@ -177,23 +188,29 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
         return None
     key = ("dealt", techniques.microbatches, techniques.schedule, techniques.virtual)
     if key not in space.memo:
-        micro = techniques.microbatches
-        places = [_place(space, v, pipeline) for v in space.variables]
-        share = [float(pipeline.share(i)) for i in places]
-        ratio = [float(pipeline.turns(i) / micro) if micro else 1.0 for i in places]
-        links, late_links = [], []
-        for link in space.links:
-            a, b = places[link.a], places[link.b]
-            inside, late = a in pipeline.nodes and b in pipeline.nodes, pipeline.late(a) or pipeline.late(b)
-            turns = float(pipeline.turns(pipeline.end if late else pipeline.first if inside else -1) / micro) if micro else 1 / MOST_SLOWDOWN if late else 1.0
-            late_links.append(late)
-            links.append((float(pipeline.blocks_share) if inside else 1.0) * turns)
-        sizes = [len(v.kept_bytes) for v in space.variables]
-        after = np.repeat([pipeline.late(i) for i in places], sizes)
-        copies = [float(pipeline.copies) if i in pipeline.nodes else 0.0 for i in places]
-        kept = [pipeline.kept(i) for i in places]
-        space.memo[key] = _Dealt(np.repeat(share, sizes), np.repeat(ratio, sizes), links, after, late_links, np.repeat(kept, sizes), np.repeat(copies, sizes))
+        micro, places = techniques.microbatches, _places(space, pipeline)
+        ratio = [float(pipeline.turns(i) / micro) if micro else 1.0 for i in places.nodes]
+        turns = [float(pipeline.turns(i) / micro) if micro else least for i, least in ((-1, 1.0), (pipeline.first, 1.0), (pipeline.end, 1 / MOST_SLOWDOWN))]
+        links = np.where(places.inside_links, float(pipeline.blocks_share), 1.0) * np.array(turns)[np.where(places.late_links, 2, places.inside_links)]
+        copies = [float(pipeline.copies) if i in pipeline.nodes else 0.0 for i in places.nodes]
+        share, kept = ([float(f(i)) for i in places.nodes] for f in (pipeline.share, pipeline.kept))
+        share_of, ratio_of, kept_of, copies_of = np.array([share, ratio, kept, copies])[:, places.of]
+        space.memo[key] = _Dealt(share_of, ratio_of, links, kept_of, copies_of, places)
     found: _Dealt = space.memo[key]
+    return found
+
+
+def _places(space: Space, pipeline: Pipeline) -> _Places:
+    if "places" not in space.memo:
+        where = [_place(space, v, pipeline) for v in space.variables]
+        blocks, late = np.array([i in pipeline.nodes for i in where]), np.array([pipeline.late(i) for i in where])
+        alike = [(inside, after, i in pipeline.twice) for i, inside, after in zip(where, blocks.tolist(), late.tolist(), strict=True)]
+        kinds = list(dict.fromkeys(alike))
+        sizes = [len(v.kept_bytes) for v in space.variables]
+        a, b = np.array([(link.a, link.b) for link in space.links], np.int64).reshape(-1, 2).T
+        space.memo["places"] = _Places([where[alike.index(k)] for k in kinds], np.repeat([kinds.index(k) for k in alike], sizes), np.repeat(late, sizes),
+                                       blocks[a] & blocks[b], late[a] | late[b])  # fmt: skip
+    found: _Places = space.memo["places"]
     return found
 
 

@@ -4,6 +4,7 @@ A leaf is (mesh, techniques). Its lower bound is raised in stages, and the leaf 
 
     unseen    products alone, of all leaves of a mesh at once (planner.relax.Arithmetic): its space is built when the search comes to it
     mesh      the whole batch in one piece, no memory limit, any level: one exact elimination a mesh (planner.assemble, `uncut`)
+    fitting   the same, of a leaf whose least memory is within the limit
     free      the same under the leaf's own techniques
     bounded   the same under the memory limit
     priced    the space of its microbatches, the chosen solver, and the price of the whole plan
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 LEVEL_ORDER = (2, 1, 0, 3)
 """Of equal bounds the level that needs less memory goes first; level 3 costs time."""
-UNSEEN = -1
-"""Stage of what stands for all leaves of a mesh whose space was not built yet."""
+UNSEEN, MESH, FITTING, FREE, PRICED = -1, 0, 1, 2, 4
+"""Stages. What is unseen stands for all leaves of a mesh whose space was not built yet."""
 SAME = 1e-7
 """Relative difference below which a bound is as good as the price."""
 LONG_S = 5.0
@@ -94,7 +95,7 @@ class Explorer:
         self._known: list[tuple[int, int, int, int, int, float]] = []  # mesh, level, recompute, microbatches, chunks a stage, bound of all leaves beyond
         self._relaxed: dict[int, Relaxed] = {}
         self._free: dict[tuple, tuple[np.ndarray, float] | None] = {}
-        self._sizes: list[tuple[float, Leaf]] = []  # least usage of each leaf
+        self._least: dict[int, float] = {}  # mesh -> bound of its leaves
 
     @property
     def memory_first(self) -> bool:
@@ -132,7 +133,7 @@ class Explorer:
                 leaf.bound = raised
             elif raised is not None:
                 leaf.stage += 1
-                if leaf.stage == 3:
+                if leaf.stage == PRICED:
                     reached = self._to_beat
                     self._price(leaf)
                     idle[kind] = 0 if self._to_beat < reached else idle[kind] + 1
@@ -153,8 +154,9 @@ class Explorer:
         for index in range(len(self.meshes)):
             if index not in self._first:
                 self._expand(index)
+        sizes = [(least_usage(self._relaxed[index].space, leaf.techniques, uncut=True), leaf) for index in self._relaxed for leaf in self._leaves(index)]
         rows: dict[tuple[int, int], list[tuple[float, Leaf]]] = {}
-        for usage, leaf in sorted(self._sizes):
+        for usage, leaf in sorted(sizes):
             rows.setdefault((leaf.level, leaf.mesh), []).append((usage, leaf))
         for usage, leaf in (row[k] for k in range(max(map(len, rows.values()), default=0)) for row in rows.values() if k < len(row)):
             size = best.cost.memory.total if best else math.inf
@@ -172,35 +174,44 @@ class Explorer:
         return best
 
     def _expand(self, index: int) -> None:
-        """All leaves of a mesh that may fit, at the mesh's bound."""
-        mesh = self.meshes[index]
-        space = self._first[index] = self._large(mesh)
+        """All leaves of a mesh that may be better than the best plan, at what bounds them all; whether they fit is looked at when the search comes to them."""
+        space = self._first[index] = self._large(self.meshes[index])
         if space is None:
-            return
-        levels = [k for k in self.levels if mesh.stages == 1 or LEVEL_ORDER[k] <= max(MOST_LEVEL[s] for s, _ in self.search.offered.schedules(mesh))]
-        if not levels:
             return
         self._uncut_up_to[index] = space.parts * min((float(v.pieces.min()) for v in space.variables), default=math.inf)
         self._relaxed[index] = Relaxed(space, self.search.scratch)
-        bound = 0.0 if self.memory_first else self._relaxed[index].least(sorted(LEVEL_ORDER[k] for k in levels))
-        if not self.memory_first:
+        levels = sorted(LEVEL_ORDER[k] for k in self._levels(self.meshes[index]))
+        bound = self._least[index] = 0.0 if self.memory_first or not levels else self._relaxed[index].least(levels)
+        if not self.memory_first and levels:
             self.search.bounded(bound)
         if bound > LONG_S:
             self.unit_s = 1e-9
-        again = {r: self._relaxed[index].again(r) for r in self.search.offered.recomputes(space.base)}
-        for micro, (schedule, virtual) in product(self.search.offered.microbatches(mesh), self.search.offered.schedules(mesh)):
+        beaten = math.inf
+        for leaf in self._leaves(index):
+            if self.memory_first:
+                leaf.bound = least_usage(space, leaf.techniques, uncut=True)
+            if leaf.bound < self._to_beat * (1 - SAME):
+                heapq.heappush(self.open, leaf)
+            else:
+                beaten = min(beaten, leaf.bound)
+        self.closed.append(beaten)
+
+    def _levels(self, mesh: Mesh) -> list[int]:
+        """Optimizer levels that go with a mesh."""
+        most = max(MOST_LEVEL[s] for s, _ in self.search.offered.schedules(mesh)) if mesh.stages > 1 else max(LEVEL_ORDER)
+        return [k for k in self.levels if LEVEL_ORDER[k] <= most]
+
+    def _leaves(self, index: int) -> Iterator[Leaf]:
+        """The leaves of a mesh that was expanded, each with what bounds all levels of it in seconds."""
+        mesh, offered, relaxed = self.meshes[index], self.search.offered, self._relaxed[index]
+        again = {r: relaxed.again(r) for r in offered.recomputes(relaxed.space.base)}
+        for micro, (schedule, virtual) in product(offered.microbatches(mesh), offered.schedules(mesh)):
             if virtual > 1 and micro % mesh.stages:
                 continue
-            once = bound + self._relaxed[index].waiting(micro, virtual)
-            for recompute in self.search.offered.recomputes(space.base):
-                least = once + again[recompute]
-                for level in levels:
-                    leaf = Leaf(least, RECOMPUTE.index(recompute), micro, level, index, schedule=schedule, virtual=virtual)
-                    usage = least_usage(space, leaf.techniques, uncut=True)
-                    self._sizes.append((usage, leaf))
-                    if usage <= self.search.request.limit_bytes:
-                        leaf.bound = usage if self.memory_first else least
-                        heapq.heappush(self.open, leaf)
+            once = self._least[index] + relaxed.waiting(micro, virtual)
+            for recompute, more in again.items():
+                for level in self._levels(mesh):
+                    yield Leaf(once + more, RECOMPUTE.index(recompute), micro, level, index, schedule=schedule, virtual=virtual)
 
     def _floor(self, mesh: Mesh) -> float:
         """What is known of a mesh before its space is built."""
@@ -218,21 +229,22 @@ class Explorer:
 
     def _raise(self, leaf: Leaf) -> float | None:
         """A bound of the leaf at its stage, None where it proves impossible."""
-        if self.memory_first:
+        limit, relaxed = self.search.request.limit_bytes, self._relaxed[leaf.mesh]
+        if leaf.stage == MESH and least_usage(relaxed.space, leaf.techniques, uncut=True) > limit:
+            return None
+        if self.memory_first or leaf.stage == MESH:
             return leaf.bound
         same = [(k, v) for m, z, r, k, n, v in self._known if m == leaf.mesh and z == leaf.level and r <= leaf.recompute and n == leaf.virtual]
         known = max((v for k, v in same if k == leaf.micro or (k < leaf.micro and not self._staged(leaf))), default=0.0)
         if known > leaf.bound:
             return known
-        limit = self.search.request.limit_bytes
-        if leaf.stage == 0:
-            return self._free_bound(leaf, 0)[0] + self._relaxed[leaf.mesh].waiting(leaf.micro, leaf.virtual) if self._staged(leaf) else self._free_bound(leaf, 1)[0]
-        if leaf.stage == 1 and leaf.micro > 1:
-            bound, usage = self._free_bound(leaf, leaf.micro)
-            if usage <= limit or bound > leaf.bound:
-                return bound
-            limited = self._relaxed[leaf.mesh].limited(leaf.techniques, limit)
-            return None if math.isinf(limited) else max(bound, limited)
+        if leaf.stage == FITTING:
+            return self._free_bound(leaf, 0)[0] + relaxed.waiting(leaf.micro, leaf.virtual) if self._staged(leaf) else self._free_bound(leaf, 1)[0]
+        if leaf.stage == FREE and leaf.micro > 1:
+            free = self._free_bound(leaf, leaf.micro)
+            if free[1] <= limit or free[0] > leaf.bound:
+                return free[0]
+            return relaxed.limited(leaf.techniques, limit, free, self._to_beat)
         return leaf.bound
 
     def _staged(self, leaf: Leaf) -> bool:

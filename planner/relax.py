@@ -16,18 +16,17 @@ import numpy as np
 
 from planner.assemble import PICO, Techniques, bytes_of, least_working, link_scale, replayed, seconds_of, slowdown, ticking, usage_of
 from planner.price import Pricer
-from planner.problem import Budget
-from planner.solvers.dp import Outcome, clock_of, solve_model
 from planner.solvers.elimination import Scratch, Tree, compile_tree
-from planner.solvers.minibucket import bounded, order_for
-from planner.solvers.model import Memory, Model
+from planner.solvers.minibucket import MiniBuckets
+from planner.solvers.model import Model
 from planner.space import Base, Space
 from planner.topology import Mesh
 
 OWN = frozenset({"RoutedExperts"})
 """Operators whose time is not that of one product."""
-WORK = 200_000
-"""Of a bound under a memory limit: its prices are worth a few eliminations, closing the last of the gap is not."""
+PRICES, FIRST_PRICE, RISE, CLOSE = 8, 0.05, 4.0, 1e-3
+"""Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the limit), by what it rises while nothing fits, and what gain is
+not worth another."""
 ROUNDING, STEP = 1e-11, 2.0
 """What a bound may be too high by: relatively, and in picoseconds (solvers call a gap below one unit closed)."""
 
@@ -69,14 +68,16 @@ class Relaxed:
     def __init__(self, space: Space, scratch: Scratch | None = None) -> None:
         self.space, self.scratch = space, scratch or Scratch()
         self.offset = np.concatenate(([0], np.cumsum([len(v.kept_bytes) for v in space.variables])))
-        self._trees: dict[tuple[bool, bool], tuple[Model, Tree | list[int]]] = {}
-        """Per set of replayed links (with or without what follows the blocks) the tables, and their elimination or (too wide for one) the order of bounds without."""
+        self._trees: dict[tuple[bool, bool], Tree | MiniBuckets] = {}
+        """Per set of replayed links (with or without what follows the blocks) their elimination, or a bound of it where that is too wide."""
         self._tick: float | None = None
+        self._price = 0.0
+        """Of a byte, in the last bound under a memory limit: the next is near."""
 
     def least(self, levels: Sequence[int]) -> float:
         """No plan of the space is faster (seconds): as few microbatches as it is of, nothing replayed, each weight at its cheapest optimizer level, no memory limit."""
         endless = [Techniques(z, microbatches=0) for z in levels]
-        found = self._run(np.minimum.reduce([seconds_of(self.space, t, uncut=True) for t in endless]), endless[0], None)
+        found = self._run(np.minimum.reduce([seconds_of(self.space, t, uncut=True) for t in endless]), endless[0])
         return np.inf if found is None else found[1]
 
     def waiting(self, microbatches: int, virtual: int = 1) -> float:
@@ -87,59 +88,67 @@ class Relaxed:
         if self._tick is None:
             # Everything that runs in ticks at its cheapest, and nothing else: reductions once a step, head and loss are left out.
             endless = Techniques(microbatches=0)
-            found = self._run(ticking(self.space, endless), endless, None, ends=False)
+            found = self._run(ticking(self.space, endless), endless, ends=False)
             self._tick = 0.0 if found is None else found[1]
         return (slow - 1) * self._tick
 
     def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
-        """A fastest choice (empty where only the bound is known) and the bound (seconds) without a memory limit, for this many microbatches; None where none
-        is possible."""
+        """A fastest choice and the bound (seconds) without a memory limit, for this many microbatches; None where none is possible."""
         at = replace(techniques, microbatches=microbatches)
-        return self._run(seconds_of(self.space, at, uncut=True), at, None)
+        return self._run(seconds_of(self.space, at, uncut=True), at)
 
     def again(self, recompute: str) -> float:
         """What recomputation adds at least (seconds) to any bound without it."""
         plain, more = (seconds_of(self.space, Techniques(0, r, 0), uncut=True) for r in ("none", recompute))
         return max(0.0, float(np.minimum.reduceat(more - plain, self.offset[:-1]).sum()) * (1 - ROUNDING))
 
-    def limited(self, techniques: Techniques, limit_bytes: float) -> float:
-        """The bound (seconds) under a memory limit, +inf where nothing fits."""
+    def limited(self, techniques: Techniques, limit_bytes: float, free: tuple[float, float], enough_s: float = np.inf) -> float:
+        """A bound (seconds) under a memory limit: the best over prices of a byte, or the first of at least `enough_s`. free: bound and bytes of the choice
+        without a limit, which exceeds it.
+
+        At a price the cheapest choice is a line below the bound's height over all prices; where the lines of one that fits and one that does not meet is next.
+        """
+        slow, use, first = slowdown(self.space, techniques), bytes_of(self.space, techniques, uncut=True), self.offset[:-1]
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
-        found = self._run(seconds_of(self.space, techniques, uncut=True), techniques, room)
-        return np.inf if found is None else found[1]
+        if np.minimum.reduceat(use, first).sum() > room:
+            return np.inf
+        cost, tree, enough = _units(seconds_of(self.space, techniques, uncut=True), slow), self._compiled(techniques), enough_s * PICO / slow
+        low = 0.0, free[0] * PICO / slow, free[1] - room  # price, height, slope
+        high: tuple[float, float, float] | None = None
+        best, price = low[1], self._price or low[1] * FIRST_PRICE / low[2]
+        if np.isfinite(enough):
+            price = max(price, (enough - low[1]) / low[2])
+        for _ in range(PRICES):
+            value, choice, _ = tree.run(cost + price * use)
+            height, slope = value - price * room, float(use[first + choice].sum()) - room
+            if height > best:
+                best, self._price = height, price
+            if not height < enough or not slope:
+                break
+            low, high = ((price, height, slope), high) if slope > 0 else (low, (price, height, slope))
+            if high is None:
+                price *= RISE
+                continue
+            price = (low[1] - high[1] + high[2] * high[0] - low[2] * low[0]) / (high[2] - low[2])
+            if not low[0] < price < high[0] or low[1] + low[2] * (price - low[0]) <= best * (1 + CLOSE):
+                break
+        return self._proven(best * slow)
 
     def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
-        """Bytes of a choice, its working set left out; +inf of none (a bound without exact tables may come without a choice)."""
-        return np.inf if not len(choice) else usage_of(self.space, techniques, choice, uncut=True)[0]
+        """Bytes of a choice, its working set left out."""
+        return usage_of(self.space, techniques, choice, uncut=True)[0]
 
-    def _run(self, seconds: np.ndarray, techniques: Techniques, limit: float | None, *, ends: bool = True) -> tuple[np.ndarray, float] | None:
+    def _run(self, seconds: np.ndarray, techniques: Techniques, *, ends: bool = True) -> tuple[np.ndarray, float] | None:
         # A pipeline's ticks slow everything alike but what follows the blocks (at most to half: `link_scale`), so one tree serves any number of microbatches.
         slow = slowdown(self.space, techniques)
-        cost = np.where(np.isfinite(seconds), seconds * (PICO / slow), np.inf)
-        shape, tree = self._compiled(techniques, ends)
-        memory = None if limit is None else self._memory(techniques, limit)
-        if isinstance(tree, Tree) and memory is None:
-            value, x, _ = tree.run(cost)
-            return (x, self._proven(value * slow)) if np.isfinite(value) else None
-        clock = clock_of(Budget(work=WORK), WORK)
-        model = Model(self.offset, cost, shape.pairs, memory)
-        if isinstance(tree, Tree):
-            tree.model = model
-            found = solve_model(model, clock, tree=tree)
-        else:
-            choice, bound = bounded(model, clock, None, order=tree)
-            found = Outcome(choice, bound, bound == np.inf)
-        if clock.stopped == "interrupt":
-            raise KeyboardInterrupt
-        if found.infeasible:
-            return None
-        return np.zeros(0, np.int64) if found.choice is None else found.choice, self._proven(found.bound * slow)
+        value, choice, _ = self._compiled(techniques, ends=ends).run(_units(seconds, slow))
+        return (choice, self._proven(value * slow)) if np.isfinite(value) else None
 
     @staticmethod
     def _proven(value: float) -> float:
         return max(0.0, (value * (1 - ROUNDING) - STEP) / PICO) if np.isfinite(value) else 0.0
 
-    def _compiled(self, techniques: Techniques, ends: bool) -> tuple[Model, Tree | list[int]]:
+    def _compiled(self, techniques: Techniques, *, ends: bool = True) -> Tree | MiniBuckets:
         twice = replayed(self.space, techniques)
         key = any(twice), ends
         if key not in self._trees:
@@ -157,13 +166,10 @@ class Relaxed:
             tree = compile_tree(model)
             if tree is not None:
                 tree.scratch = self.scratch
-            self._trees[key] = model, tree or order_for(model)
+            self._trees[key] = tree or MiniBuckets.of(model)
         return self._trees[key]
 
-    def _memory(self, techniques: Techniques, limit: float) -> Memory | None:
-        """One row: everything is alive at the end of the last forward pass. None where no choice can exceed the limit."""
-        use, first = bytes_of(self.space, techniques, uncut=True), self.offset[:-1]
-        if np.maximum.reduceat(use, first).sum() <= limit:
-            return None
-        n = len(first)
-        return Memory(float(limit), 1, np.arange(n), np.zeros(n, np.int64), np.ones(n, np.int64), self.offset, use, np.arange(len(use)))
+
+def _units(seconds: np.ndarray, slow: float) -> np.ndarray:
+    """Costs of a tree: picoseconds as long as ticks take without a bubble."""
+    return np.where(np.isfinite(seconds), seconds * (PICO / slow), np.inf)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from planner.api import make_request
 from planner.assemble import PICO, Techniques, assemble, least_working, usage_of
 from planner.model import Model, Workload
 from planner.problem import Budget, evaluate
-from planner.relax import WORK, Relaxed
+from planner.relax import Relaxed
 from planner.search import Search
 from planner.solvers.dp import solve
+from planner.solvers.minibucket import MiniBuckets
 
 
 @pytest.mark.parametrize(("source", "devices", "batch"), [("zoo:llama3-8b,layers=2", 16, 64), ("zoo:resnet18", 8, 64), ("zoo:bert-tiny", 6, 24)])
@@ -42,23 +45,28 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
                 best = solve(bounded, Budget())
                 if best.status != "optimal":
                     continue
-                value, bound = evaluate(bounded, best.choice).cost / PICO, relaxed.limited(at, limit + least_working(space, at, uncut=True))
+                value, room = evaluate(bounded, best.choice).cost / PICO, limit + least_working(space, at, uncut=True)
+                free = found[1], relaxed.usage(at, found[0])
+                if free[1] <= limit:
+                    continue
+                bound = relaxed.limited(at, room, free)
                 assert found[1] - rounding <= bound <= value + rounding
-                same = solve(bounded, Budget(work=WORK)).bound  # with as much work
-                assert same is not None and bound >= 0.99 * same / PICO
+                priced = solve(bounded, Budget(work=1)).bound  # a single price of memory
+                assert priced is not None and bound >= 0.99 * priced / PICO
+                enough = (found[1] + bound) / 2
+                assert bound + rounding >= relaxed.limited(at, room, free, enough) >= min(enough, bound) * (1 - 1e-9)
                 checked += 1
-            assert relaxed.limited(at, 0) == float("inf")
+            assert relaxed.limited(at, 0, (found[1], 0.0)) == float("inf")
     assert checked >= 6
 
 
-def test_a_bound_without_a_choice_is_no_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where tables would be too large, greedy decoding may meet a dead end: the bound stands, and nothing is known of memory."""
-    request = make_request(devices=4, hardware=None, topology=None)
-    search = Search(Model.open("zoo:mlp-tiny", Workload("train", batch=8), 4), request)
-    space = search.space(search.offered.meshes()[0], 1, None)
+def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = make_request(devices=8, hardware=None, topology=None)
+    search = Search(Model.open("zoo:bert-tiny", Workload("train", batch=24), 8), request)
+    space = search.space(search.offered.meshes()[1], 1, None)
     assert space is not None
+    exact = Relaxed(space).free(Techniques(), 1)
     monkeypatch.setattr("planner.relax.compile_tree", lambda model: None)
-    monkeypatch.setattr("planner.relax.bounded", lambda model, clock, start, order: (None, 1e6))
-    relaxed = Relaxed(space)
-    found = relaxed.free(Techniques(), 1)
-    assert found is not None and found[1] > 0 and relaxed.usage(Techniques(), found[0]) == float("inf")
+    monkeypatch.setattr("planner.solvers.minibucket.MiniBuckets.of", partial(MiniBuckets.of, limit=64))
+    found = Relaxed(space).free(Techniques(), 1)
+    assert exact is not None and found is not None and 0.2 * exact[1] < found[1] < exact[1]

@@ -30,6 +30,20 @@ class MiniBuckets:
     limit: float
     entries: float = 1e6
 
+    @classmethod
+    def of(cls, model: Model, limit: float = 2e5) -> MiniBuckets:
+        """Of a model, in the order of an elimination whose tables may be of any size."""
+        adjacent: list[set[int]] = [set() for _ in range(model.nodes)]
+        for u, v in model.pairs:
+            adjacent[u].add(v)
+            adjacent[v].add(u)
+        found = order_of(model.sizes, adjacent, math.inf)
+        assert found is not None
+        position = [0] * model.nodes
+        for p, v in enumerate(found[0]):
+            position[v] = p
+        return cls(model, found[0], position, limit)
+
     def run(self, unary: np.ndarray) -> tuple[float, np.ndarray, list[np.ndarray]]:
         """A lower bound on the minimum, and a decoded choice. The third part is empty: there are no exact tables."""
         model, sizes, pos = self.model, self.model.sizes, self.position
@@ -84,26 +98,9 @@ class MiniBuckets:
         return found
 
 
-def order_for(model: Model) -> list[int]:
-    """The order in which `bounded` eliminates a model's variables: it depends on which pairs there are, not on costs."""
-    adjacent: list[set[int]] = [set() for _ in range(model.nodes)]
-    for u, v in model.pairs:
-        adjacent[u].add(v)
-        adjacent[v].add(u)
-    found = order_of(model.sizes, adjacent, math.inf)
-    assert found is not None
-    return found[0]
-
-
-def bounded(
-    model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, limit: float = 2e5, order: list[int] | None = None
-) -> tuple[np.ndarray | None, float]:
-    """Best choice (or None) and lower bound without exact tables; a bound of +inf proves that nothing is feasible. order: `order_for` of the model."""
-    order = order_for(model) if order is None else order
-    position = [0] * model.nodes
-    for p, v in enumerate(order):
-        position[v] = p
-    buckets = MiniBuckets(model, order, position, limit)
+def bounded(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, limit: float = 2e5) -> tuple[np.ndarray | None, float]:
+    """Best choice (or None) and lower bound without exact tables; a bound of +inf proves that nothing is feasible."""
+    buckets = MiniBuckets.of(model, limit)
     tree: Tree = buckets  # type: ignore[assignment]
     dual = Dual(model, tree, clock)
     if start is not None:
