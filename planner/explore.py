@@ -181,7 +181,7 @@ class Explorer:
         self._uncut_up_to[index] = space.parts * min((float(v.pieces.min()) for v in space.variables), default=math.inf)
         self._relaxed[index] = Relaxed(space, self.search.scratch)
         levels = sorted(LEVEL_ORDER[k] for k in self._levels(self.meshes[index]))
-        bound = self._least[index] = 0.0 if self.memory_first or not levels else self._relaxed[index].least(levels)
+        bound = self._least[index] = 0.0 if self.memory_first or not levels else self._relaxed[index].least(levels, self._to_beat)
         if not self.memory_first and levels:
             self.search.bounded(bound)
         if bound > LONG_S:

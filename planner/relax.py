@@ -68,17 +68,28 @@ class Relaxed:
     def __init__(self, space: Space, scratch: Scratch | None = None) -> None:
         self.space, self.scratch = space, scratch or Scratch()
         self.offset = np.concatenate(([0], np.cumsum([len(v.kept_bytes) for v in space.variables])))
+        self._all = self.offset
+        self.kept = np.arange(self.offset[-1])
+        """Options that are looked at, of all those of the space in a row."""
         self._trees: dict[tuple[bool, bool], Tree | MiniBuckets] = {}
         """Per set of replayed links (with or without what follows the blocks) their elimination, or a bound of it where that is too wide."""
         self._tick: float | None = None
         self._price = 0.0
         """Of a byte, in the last bound under a memory limit: the next is near."""
 
-    def least(self, levels: Sequence[int]) -> float:
-        """No plan of the space is faster (seconds): as few microbatches as it is of, nothing replayed, each weight at its cheapest optimizer level, no memory limit."""
+    def least(self, levels: Sequence[int], below_s: float = np.inf) -> float:
+        """No plan of the space is faster (seconds): as few microbatches as it is of, nothing replayed, each weight at its cheapest optimizer level, no memory
+        limit. below_s: from now on bounds are of plans faster than that, options that none of them has are not looked at."""
         endless = [Techniques(z, microbatches=0) for z in levels]
-        found = self._run(np.minimum.reduce([seconds_of(self.space, t, uncut=True) for t in endless]), endless[0])
-        return np.inf if found is None else found[1]
+        cost, tree = _units(np.minimum.reduce([self._seconds(t) for t in endless]), 1.0), self._compiled(endless[0])
+        if np.isinf(below_s) or not isinstance(tree, Tree):
+            return self._proven(tree.run(cost)[0])
+        value, each = tree.marginals(cost)
+        if (bound := self._proven(value)) < below_s:
+            near = each * (1 - ROUNDING) - STEP < below_s * PICO
+            self.kept, self.offset = self.kept[near], np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1]))))
+            self._trees.clear()
+        return bound
 
     def waiting(self, microbatches: int, virtual: int = 1) -> float:
         """What the bubble of a pipeline adds at least (seconds) to any bound for endless microbatches: its ticks, each at least as long as the shortest."""
@@ -88,18 +99,18 @@ class Relaxed:
         if self._tick is None:
             # Everything that runs in ticks at its cheapest, and nothing else: reductions once a step, head and loss are left out.
             endless = Techniques(microbatches=0)
-            found = self._run(ticking(self.space, endless), endless, ends=False)
+            found = self._run(ticking(self.space, endless)[self.kept], endless, ends=False)
             self._tick = 0.0 if found is None else found[1]
         return (slow - 1) * self._tick
 
     def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
         """A fastest choice and the bound (seconds) without a memory limit, for this many microbatches; None where none is possible."""
         at = replace(techniques, microbatches=microbatches)
-        return self._run(seconds_of(self.space, at, uncut=True), at)
+        return self._run(self._seconds(at), at)
 
     def again(self, recompute: str) -> float:
         """What recomputation adds at least (seconds) to any bound without it."""
-        plain, more = (seconds_of(self.space, Techniques(0, r, 0), uncut=True) for r in ("none", recompute))
+        plain, more = (self._seconds(Techniques(0, r, 0)) for r in ("none", recompute))
         return max(0.0, float(np.minimum.reduceat(more - plain, self.offset[:-1]).sum()) * (1 - ROUNDING))
 
     def limited(self, techniques: Techniques, limit_bytes: float, free: tuple[float, float], enough_s: float = np.inf) -> float:
@@ -108,11 +119,11 @@ class Relaxed:
 
         At a price the cheapest choice is a line below the bound's height over all prices; where the lines of one that fits and one that does not meet is next.
         """
-        slow, use, first = slowdown(self.space, techniques), bytes_of(self.space, techniques, uncut=True), self.offset[:-1]
+        slow, use, first = slowdown(self.space, techniques), bytes_of(self.space, techniques, uncut=True)[self.kept], self.offset[:-1]
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
         if np.minimum.reduceat(use, first).sum() > room:
             return np.inf
-        cost, tree, enough = _units(seconds_of(self.space, techniques, uncut=True), slow), self._compiled(techniques), enough_s * PICO / slow
+        cost, tree, enough = _units(self._seconds(techniques), slow), self._compiled(techniques), enough_s * PICO / slow
         low = 0.0, free[0] * PICO / slow, free[1] - room  # price, height, slope
         high: tuple[float, float, float] | None = None
         best, price = low[1], self._price or low[1] * FIRST_PRICE / low[2]
@@ -136,7 +147,10 @@ class Relaxed:
 
     def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
         """Bytes of a choice, its working set left out."""
-        return usage_of(self.space, techniques, choice, uncut=True)[0]
+        return usage_of(self.space, techniques, self.kept[self.offset[:-1] + choice] - self._all[:-1], uncut=True)[0]
+
+    def _seconds(self, techniques: Techniques) -> np.ndarray:
+        return seconds_of(self.space, techniques, uncut=True)[self.kept]
 
     def _run(self, seconds: np.ndarray, techniques: Techniques, *, ends: bool = True) -> tuple[np.ndarray, float] | None:
         # A pipeline's ticks slow everything alike but what follows the blocks (at most to half: `link_scale`), so one tree serves any number of microbatches.
@@ -146,21 +160,20 @@ class Relaxed:
 
     @staticmethod
     def _proven(value: float) -> float:
-        return max(0.0, (value * (1 - ROUNDING) - STEP) / PICO) if np.isfinite(value) else 0.0
+        return max(0.0, (value * (1 - ROUNDING) - STEP) / PICO)
 
     def _compiled(self, techniques: Techniques, *, ends: bool = True) -> Tree | MiniBuckets:
         twice = replayed(self.space, techniques)
         key = any(twice), ends
         if key not in self._trees:
-            tables: dict[tuple, np.ndarray] = {}
+            rows = np.split(self.kept - np.repeat(self._all[:-1], np.diff(self.offset)), self.offset[1:-1])
             pairs: dict[tuple[int, int], np.ndarray] = {}
             scale = link_scale(self.space, replace(techniques, microbatches=0), ends=ends)
             for link, again, part in zip(self.space.links, twice, scale, strict=True):
-                at = (id(link.forward_s), id(link.backward_s), link.count, again, part)
-                if at not in tables:
-                    seconds = link.forward_s * (2 if again else 1) + link.backward_s
-                    tables[at] = part * PICO * self.space.parts * link.count * seconds if part else np.zeros_like(seconds)
-                pair, table = ((link.a, link.b), tables[at]) if link.a < link.b else ((link.b, link.a), tables[at].T)
+                at = np.ix_(rows[link.a], rows[link.b])
+                seconds = link.forward_s[at] * (2 if again else 1) + link.backward_s[at]
+                table = part * PICO * self.space.parts * link.count * seconds if part else np.zeros_like(seconds)
+                pair, table = ((link.a, link.b), table) if link.a < link.b else ((link.b, link.a), table.T)
                 pairs[pair] = pairs[pair] + table if pair in pairs else table
             model = Model(self.offset, np.zeros(self.offset[-1]), pairs, None)
             tree = compile_tree(model)

@@ -145,6 +145,22 @@ class Tree:
                 value += int(best) if self.integer else float(best)
         return value, self.decode(tables), tables
 
+    def marginals(self, unary: np.ndarray) -> tuple[float, np.ndarray]:
+        """Minimum, and of the choices with each strategy the least cost [positions]: messages go back from parents to children. Float costs only."""
+        value, _, tables = self.run(unary)
+        offset, least = self.model.offset.tolist(), np.empty(len(unary))
+        for v in reversed(self.order):
+            table, scope = tables[v], self.scope[v]
+            if scope:
+                parent = scope[0]
+                away = tuple(axis for axis, u in enumerate((parent, *self.scope[parent])) if u not in scope)
+                sent, rest = table.min(axis=0), tables[parent].min(axis=away)
+                table += np.subtract(rest, sent, out=np.zeros_like(sent), where=np.isfinite(sent))
+            else:
+                table += value - table.min()
+            least[offset[v] : offset[v + 1]] = table.reshape(len(table), -1).min(axis=1)
+        return value, least
+
     def decode(self, tables: list[np.ndarray]) -> np.ndarray:
         """The choice that reads each table's first minimum, last eliminated node first. [nodes]"""
         x = np.zeros(self.model.nodes, np.int64)
