@@ -8,13 +8,15 @@ primes: which axes divide a payload is read off its prime factors. `Conversions`
 
 and prices a table of pairs for a tensor of a given size with a few array operations.
 
+Neither the dims that both layouts leave whole nor the names of axes make a difference: pairs that are alike up to those (`_form`) share a derivation.
+
 Where a layout pads a dim, the way depends on three facts per dim: whether both layouts pad it to the same extent, and whether each leaves it as it is. What
 moves is then a product over dims of the extent padded for one or the other layout, divided by the same axes: one derivation a pair and set of facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -40,7 +42,8 @@ class Atlas:
         self._number: dict[Layout, int] = {}
         self._plain: dict[int, int] = {}
         self._moves: dict[tuple[int, int], tuple[Move, ...] | None] = {}
-        self._prime: dict[str, int] = {}
+        self._derived: dict[tuple, list[tuple] | None] = {}
+        """Moves of pairs that are alike: kind, numbers of axes and of cutting axes, and the rest."""
         self._pairs: dict[Axes, Pairs] = {}
 
     def pairs(self, order: Axes) -> Pairs:
@@ -68,19 +71,40 @@ class Atlas:
         """Collectives from layout a to layout b on evenly cut tensors, None where there is no way. order: the mesh's axes."""
         key = a, b
         if key not in self._moves:
-            for axis in order:
-                self._prime.setdefault(axis, PRIMES[len(self._prime)])
-            mesh = tuple((axis, self._prime[axis]) for axis in order)
-            source, extent = self.layouts[a], prod(n for _, n in mesh)
+            source, target = self.layouts[a], self.layouts[b]
+            mesh = tuple(zip(order, PRIMES, strict=False))
+            extent = prod(n for _, n in mesh)
             whole = extent ** len(source.dims)
-            steps = convert((extent,) * len(source.dims), source, self.layouts[b], mesh)
-            self._moves[key] = None if steps is None else tuple(
-                (kind, s.axes, tuple(axis for axis, n in mesh if (whole // elements) % n == 0), back)
-                for s in steps
-                for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
-                if kind
-            )  # fmt: skip
+
+            def derive() -> list[tuple] | None:
+                steps = convert((extent,) * len(source.dims), source, target, mesh)
+                return None if steps is None else [
+                    (kind, s.axes, tuple(axis for axis, n in mesh if (whole // elements) % n == 0), back)
+                    for s in steps
+                    for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
+                    if kind
+                ]  # fmt: skip
+
+            found = self.derived(*_form(source, target, order), derive)
+            self._moves[key] = None if found is None else tuple(found)  # type: ignore[arg-type]
         return self._moves[key]
+
+    def derived(self, key: tuple, axes: Axes, derive: Callable[[], list[tuple] | None]) -> list[tuple] | None:
+        """What `derive` finds, in the names of `axes`; it is asked once for all pairs of a form (the key)."""
+        if key not in self._derived:
+            found, number = derive(), {axis: k for k, axis in enumerate(axes)}
+            self._derived[key] = None if found is None else [(kind, [number[x] for x in over], [number[x] for x in cut], rest) for kind, over, cut, *rest in found]
+        known = self._derived[key]
+        return None if known is None else [(kind, tuple([axes[k] for k in over]), tuple([axes[k] for k in cut]), *rest) for kind, over, cut, rest in known]
+
+
+def _form(source: Layout, target: Layout, order: Axes) -> tuple[tuple, Axes]:
+    """Two layouts without the dims that neither cuts, axes by number; and which axes they are. order: the mesh's."""
+    dims = [pair for pair in zip(source.dims, target.dims, strict=True) if pair[0] or pair[1]]
+    rows = [*(row for pair in dims for row in pair), source.partial, source.fan, target.partial, target.fan]
+    axes = tuple([a for a in order if any(a in row for row in rows)])
+    number = {axis: k for k, axis in enumerate(axes)}
+    return tuple([tuple([number[a] for a in row]) for row in rows]), axes
 
 
 class Pairs:
@@ -167,21 +191,27 @@ class Ways:
         n = self._index.get(key)
         if n is None:
             n = self._index[key] = len(self._index)
-            layouts = self.pairs.atlas.layouts
-            for kind, axes, cut, back, target in _moves(convert(shape, layouts[a], layouts[b], mesh) or (), layouts[a]):
+            atlas = self.pairs.atlas
+            source, target = atlas.layouts[a], atlas.layouts[b]
+            used = [d for d, axes in enumerate(zip(source.dims, target.dims, strict=True)) if any(axes)]
+            form, axes_of = _form(source, target, self.pairs.order)
+            padding = form, tuple([facts >> 3 * d & 7 for d in used])
+            found = atlas.derived(padding, axes_of, lambda: _moves(convert(shape, source, target, mesh) or (), source, used))
+            for kind, axes, cut, back, late in found or ():
                 self.term.append(self.pairs.number(kind, axes, cut))
                 self.back.append(back)
-                self.target.append(target)
+                self.target.append(sum(1 << d for k, d in enumerate(used) if late >> k & 1))
             self.first.append(len(self.term))
         return n
 
 
-def _moves(steps: Sequence[Step], source: Layout) -> list[tuple[str, Axes, Axes, bool, int]]:
-    """Collectives of a way: kind, axes, the axes that cut the payload, whether of the backward pass, and the dims (bits) padded for the target by then."""
+def _moves(steps: Sequence[Step], source: Layout, used: Sequence[int]) -> list[tuple]:
+    """Collectives of a way: kind, axes, the axes that cut the payload, whether of the backward pass, and which of the used dims (bits) are padded for the target
+    by then."""
     held, target, found = [list(axes) for axes in source.dims], 0, []
     for s in steps:
         if s.kind in ("pad", "unpad"):
-            target |= 1 << s.dim
+            target |= 1 << used.index(s.dim)
             continue
         before, n = tuple(a for axes in held for a in axes), len(s.axes)
         if s.kind in ("reduce-scatter", "slice"):
