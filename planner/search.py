@@ -160,7 +160,7 @@ class Search:
                 self._bases[microbatches] = self._base(microbatches)
             except PlanError as e:
                 # Static reshapes of a batch mixed with other dims cannot be read at a fraction of it; a live BatchNormalization must not be.
-                if e.code not in ("P037", "P146") or microbatches == 1:
+                if e.code not in ("P037", "P146") or microbatches == 1 or "microbatches" in self.request.pins.techniques:
                     raise
                 self._bases[microbatches] = None
         return self._bases[microbatches]
