@@ -8,9 +8,12 @@ the mean of the logits. The keys are transposed straight to [B, H, D, S], where 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from models_zoo.builder import Net, Scope
+from models_zoo.cache import SEQUENCE, Cache
 from models_zoo.layers import (
+    Extend,
     Masking,
     causal_mask,
     embedding,
@@ -27,7 +30,8 @@ from models_zoo.spec import Family, Preset, require
 class GptConfig:
     """ff: width of the feed-forward, by default 4 hidden. positions: rows of the position table, by default seq.
 
-    causal: by default as embedding. decomposed: attention spread out; by default not, but always with embedding=0.
+    causal: by default as embedding. decomposed: attention spread out; by default not, but always with embedding=0. cache: keys and values of earlier
+    tokens are inputs (models_zoo.cache).
     """
 
     layers: int = 24
@@ -42,37 +46,47 @@ class GptConfig:
     embedding: bool = True
     causal: bool | None = None
     decomposed: bool | None = None
+    cache: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a sequence as reshapes spell them: with a cache the extent is the input's."""
+        return -1 if self.cache else self.seq
 
 
 def build(c: GptConfig, net: Net) -> None:
     """input_ids [batch, seq] -> logits [batch, seq, vocab]; or, embedding=0, x [batch*seq, hidden] -> logits, mean."""
     require(c.hidden % c.heads == 0, f"gpt: hidden={c.hidden} is not a multiple of heads={c.heads}")
+    require(not (c.cache and (not c.embedding or c.causal is False)), f"{net.name}: a cache is of a causal decoder of tokens", "leave out cache")
     if not c.embedding:
         return _build_embedded(c, net)
     rows, decomposed = c.positions or c.seq, bool(c.decomposed)
     require(c.seq <= rows, f"gpt: seq={c.seq} is longer than the position table of {rows}", f"add positions={c.seq}")
     s = net.root.at("transformer")
-    ids = net.input("input_ids", [net.batch, c.seq], "int64")
+    cache = Cache(net, c.layers, c.heads, c.hidden // c.heads) if c.cache else None
+    ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
     tokens, table = embedding(s.at("wte"), ids, c.vocab, c.hidden)
-    x = s.op("Add", tokens, embedding(s.at("wpe"), positions(s.at("wpe"), c.seq), rows, c.hidden)[0])
+    x = s.op("Add", tokens, embedding(s.at("wpe"), cache.position if cache else positions(s.at("wpe"), c.seq), rows, c.hidden)[0])
     causal = c.causal is not False
-    mask = Masking(causal=causal, causal_mask=causal_mask(s.at("mask"), c.seq) if causal and decomposed else "")
+    mask = Masking(keys=cache.allowed) if cache else Masking(causal=causal, causal_mask=causal_mask(s.at("mask"), c.seq) if causal and decomposed else "")
     for i in range(c.layers):
-        x = _block(s.at(f"h.{i}"), x, c, mask)
+        x = _block(s.at(f"h.{i}"), x, c, mask, partial(cache.extend, layer=i) if cache else None)
     x = layer_norm(s.at("ln_f"), x, c.hidden, c.epsilon)
     head = net.root.at("lm_head")
     if c.tied:
         tied_head(head, x, table, out="logits")
     else:
         linear(head, x, c.hidden, c.vocab, bias=False, out="logits")
-    net.output("logits", [net.batch, c.seq, c.vocab])
+    net.output("logits", [net.batch, SEQUENCE if cache else c.seq, c.vocab])
+    if cache:
+        cache.outputs()
 
 
-def _block(s: Scope, x: str, c: GptConfig, mask: Masking) -> str:
+def _block(s: Scope, x: str, c: GptConfig, mask: Masking, extend: Extend | None) -> str:
     """x + attention(norm(x)), then x + mlp(norm(x)); x [batch, seq, hidden]."""
     a, names = s.at("attn"), ("q_proj", "k_proj", "v_proj", "out_proj")
     h = layer_norm(s.at("ln_1"), x, c.hidden, c.epsilon)
-    x = s.op("Add", x, self_attention(a, h, c.seq, c.hidden, c.heads, names=names, mask=mask, decomposed=bool(c.decomposed)))
+    x = s.op("Add", x, self_attention(a, h, c.rows, c.hidden, c.heads, names=names, mask=mask, decomposed=bool(c.decomposed), extend=extend))
     return _feed_forward(s, x, c)
 
 

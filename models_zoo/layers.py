@@ -7,6 +7,7 @@ Attention operator of opset 23 or spread over MatMul, Mul, Where, Softmax, MatMu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy as np
 from models_zoo.builder import Scope
 
 MASKED = float(np.finfo(np.float32).min)
+Extend = Callable[[Scope, str, str], tuple[str, str]]
+"""(module, keys, values of the new tokens) -> all keys and values so far."""
 
 
 def linear(s: Scope, x: str, size_in: int, size_out: int, *, bias: bool = True, out: str = "") -> str:
@@ -61,15 +64,20 @@ def positions(s: Scope, length: int) -> str:
     return s.op("Range", s.i64(0), s.i64(length), s.i64(1))
 
 
+def positions_from(s: Scope, start: str, end: str) -> str:
+    """start .. end-1 of int64 scalars."""
+    return s.op("Range", start, end, s.i64(1))
+
+
 def angles(s: Scope, x: str, count: int, base: float) -> str:
-    """x * base^(-i / count) for i = 0 .. count-1: [n] -> [n, count].
+    """x * base^(-i / count) for i = 0 .. count-1: [.., n] -> [.., n, count].
 
     The wave lengths are computed, so that nothing looks like a parameter, and divide: the data propagation of onnx's shape
     inference takes a product of vectors [n, 1] and [count] for an element-wise one and fails.
     """
     index = s.op("Cast", positions(s, count), to=1)
     length = s.op("Exp", s.op("Mul", index, s.f32(math.log(base) / count)))
-    return s.op("Div", s.op("Unsqueeze", x, s.ints(1)), length)
+    return s.op("Div", s.op("Unsqueeze", x, s.ints(-1)), length)
 
 
 def causal_mask(s: Scope, length: int) -> str:
@@ -132,9 +140,11 @@ def repeat_heads(s: Scope, x: str, kv_heads: int, times: int, rows: int, head_di
 
 
 def self_attention(
-    s: Scope, x: str, rows: int, width: int, heads: int, *, names: tuple[str, str, str, str], mask: Masking, decomposed: bool
+    s: Scope, x: str, rows: int, width: int, heads: int, *, names: tuple[str, str, str, str], mask: Masking, decomposed: bool, extend: Extend | None = None
 ) -> str:
-    """Multi-head attention with biases (GPT, BERT, ViT). names: the q, k, v and output projections' modules."""
+    """Multi-head attention with biases (GPT, BERT, ViT). names: the q, k, v and output projections' modules; extend: puts keys and values behind earlier ones."""
     q, k, v = (split_heads(s.at(n), linear(s.at(n), x, width, width), rows, heads, width // heads) for n in names[:3])
+    if extend:
+        k, v = extend(s, k, v)
     context = attend(s, q, k, v, scale=math.sqrt(heads / width), mask=mask, decomposed=decomposed)
     return linear(s.at(names[3]), merge_heads(s, context, rows, width), width, width)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from models_zoo.builder import Net, Scope
+from models_zoo.cache import SEQUENCE, Cache
 from models_zoo.layers import (
+    Extend,
     Masking,
     angles,
     attend,
@@ -36,7 +39,7 @@ class LlamaConfig:
     """head_dim: by default hidden / heads. attention_bias, mlp_bias: biases on those projections; qkv_bias: on all but the output's (Qwen 2).
 
     qk_norm: queries and keys pass an RMSNorm of one head's width (Qwen 3). act=gelu-tanh, scale_embedding (by the root of hidden): Gemma, whose norms
-    multiply by 1 + weight, which is a matter of values.
+    multiply by 1 + weight, which is a matter of values. cache: keys and values of earlier tokens are inputs (models_zoo.cache).
     """
 
     layers: int
@@ -58,6 +61,12 @@ class LlamaConfig:
     qk_norm: bool = False
     act: Literal["silu", "gelu-tanh"] = "silu"
     scale_embedding: bool = False
+    cache: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a sequence as reshapes spell them: with a cache the extent is the input's."""
+        return -1 if self.cache else self.seq
 
     @property
     def width(self) -> int:
@@ -96,18 +105,20 @@ def decoder(c: LlamaConfig, net: Net, *, feed: Feed, attention: Callable[[Scope,
     require(c.head_dim is not None or c.hidden % c.heads == 0, f"{net.name}: hidden={c.hidden} is not a multiple of heads={c.heads}")
     require(c.heads % c.kv_heads == 0, f"{net.name}: heads={c.heads} is not a multiple of kv_heads={c.kv_heads}")
     require(c.rotary_width % 2 == 0, f"{net.name}: rotary positions need an even head width, {c.rotary_width} given")
+    require(not (c.cache and (attention or c.rotary == "op")), f"{net.name}: a cache is written for grouped heads and rotary=spread", "leave out cache")
     s = net.root.at("model")
-    ids = net.input("input_ids", [net.batch, c.seq], "int64")
+    cache = Cache(net, c.layers, c.kv_heads, c.width) if c.cache else None
+    ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
     x, table = embedding(s.at("embed_tokens"), ids, c.vocab, c.hidden)
     if c.scale_embedding:
         x = s.at("embed_tokens").op("Mul", x, s.f32(c.hidden**0.5))
-    rotate = _rotary(s.at("rotary_emb"), ids, c)
-    mask = Masking(causal=True, causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed else "")
+    rotate = _rotary(s.at("rotary_emb"), ids, c, cache)
+    mask = Masking(keys=cache.allowed) if cache else Masking(causal=True, causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed else "")
     for i in range(c.layers):
         layer = s.at(f"layers.{i}")
         h = _norm(layer.at("input_layernorm"), x, c)
         own = layer.at("self_attn")
-        x = layer.op("Add", x, attention(own, h, rotate, mask) if attention else _attention(own, h, c, rotate, mask))
+        x = layer.op("Add", x, attention(own, h, rotate, mask) if attention else _attention(own, h, c, rotate, mask, partial(cache.extend, layer=i) if cache else None))
         h = _norm(layer.at("post_attention_layernorm"), x, c)
         x = layer.op("Add", x, feed(i, layer, h))
     x = _norm(s.at("norm"), x, c)
@@ -115,37 +126,41 @@ def decoder(c: LlamaConfig, net: Net, *, feed: Feed, attention: Callable[[Scope,
         tied_head(net.root.at("lm_head"), x, table, out="logits")
     else:
         linear(net.root.at("lm_head"), x, c.hidden, c.vocab, bias=False, out="logits")
-    net.output("logits", [net.batch, c.seq, c.vocab])
+    net.output("logits", [net.batch, SEQUENCE if cache else c.seq, c.vocab])
+    if cache:
+        cache.outputs()
 
 
 def _norm(s: Scope, x: str, c: LlamaConfig) -> str:
     return rms_norm(s, x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
 
 
-def _attention(s: Scope, x: str, c: LlamaConfig, rotate: Rotate, mask: Masking) -> str:
+def _attention(s: Scope, x: str, c: LlamaConfig, rotate: Rotate, mask: Masking, extend: Extend | None) -> str:
     sizes = (("q_proj", c.heads), ("k_proj", c.kv_heads), ("v_proj", c.kv_heads))
     bias = c.attention_bias or c.qkv_bias
-    q, k, v = (split_heads(s.at(n), linear(s.at(n), x, c.hidden, heads * c.width, bias=bias), c.seq, heads, c.width) for n, heads in sizes)
+    q, k, v = (split_heads(s.at(n), linear(s.at(n), x, c.hidden, heads * c.width, bias=bias), c.rows, heads, c.width) for n, heads in sizes)
     if c.qk_norm:
         q, k = (rms_norm(s.at(n), y, c.width, epsilon=c.epsilon, decomposed=c.decomposed) for n, y in (("q_norm", q), ("k_norm", k)))
     q, k, groups = rotate(s, q), rotate(s, k), c.heads // c.kv_heads
+    if extend:
+        k, v = extend(s, k, v)
     if c.decomposed:
-        k, v = (repeat_heads(s, x, c.kv_heads, groups, c.seq, c.width) for x in (k, v))
+        k, v = (repeat_heads(s, x, c.kv_heads, groups, c.rows, c.width) for x in (k, v))
         groups = 1
     context = attend(s, q, k, v, groups=groups, scale=c.width**-0.5, mask=mask, decomposed=c.decomposed)
-    return linear(s.at("o_proj"), merge_heads(s, context, c.seq, c.heads * c.width), c.heads * c.width, c.hidden, bias=c.attention_bias)
+    return linear(s.at("o_proj"), merge_heads(s, context, c.rows, c.heads * c.width), c.heads * c.width, c.hidden, bias=c.attention_bias)
 
 
-def _rotary(s: Scope, ids: str, c: LlamaConfig) -> Rotate:
+def _rotary(s: Scope, ids: str, c: LlamaConfig, cache: Cache | None) -> Rotate:
     """Write the tables cos, sin of position * theta^(-2i/D) once; return what rotates x [B, H, S, D]."""
     half = c.rotary_width // 2
-    index = positions(s, c.seq)
+    index = cache.position if cache else positions(s, c.seq)
     angle = angles(s, s.op("Cast", index, to=1), half, c.theta)
     if c.rotary == "op":
         cos, sin = s.op("Cos", angle), s.op("Sin", angle)
         where = s.op("Expand", s.op("Unsqueeze", index, s.ints(0)), s.op("Shape", ids))
         return lambda at, x: at.op("RotaryEmbedding", x, cos, sin, where)
-    both = s.op("Unsqueeze", s.op("Concat", angle, angle, axis=-1), s.ints(0, 1))
+    both = s.op("Unsqueeze", s.op("Concat", angle, angle, axis=-1), s.ints(1) if cache else s.ints(0, 1))  # [batch or 1, 1, S, D]
     cos, sin = s.op("Cos", both), s.op("Sin", both)
 
     def rotate(at: Scope, x: str) -> str:

@@ -34,6 +34,8 @@ as constant tensors (shapes, axes, slice bounds, pads) are attributes here or fo
     LSTM(x, w, r[, b, , h0, c0]) attrs hidden_size, direction, (activations default);  GRU likewise, linear_before_reset
     Attention(q, k, v[, mask])  q [B,H,S,D], k [B,G,T,D], v [B,G,T,E], G divides H; attrs scale (float), causal (0|1); mask broadcasts to [B,H,S,T], bool
                                 (True = attend) or float (added to the scores); rows that are masked everywhere give zeros when attr guard = 1
+    CachedAttention(q, k, v, past_k, past_v[, mask])  of new tokens, k [B,G,S,D], to a cache past_k [B,G,T,D], past_v [B,G,T,E] and, causally, to each other; attr scale;
+                                mask as above, of the cache's keys. Made by planner.serving, never by the reader
     RotaryEmbedding(x, cos, sin)  x [B,H,S,D]; cos, sin broadcast to x ([..,S,D], halves repeated): x*cos + rotate_half(x)*sin
     RoutedExperts(x, index, share[, gate], up, down[, gate's bias, up's, down's])   x [.., H]; index, share [.., K]; stacks [E,H,F] ([E,F,H] where attr
                                 trans_in = 1) and [E,F,H] ([E,H,F] where trans_out = 1), biases [E,F], [E,H]; attr activation (planner.ops.experts.MIXES, or swiglu):

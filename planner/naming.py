@@ -70,6 +70,9 @@ def purposes(base: Base) -> dict[int, dict[str, str]]:
         if node.op == "Attention":
             seeds["sequence"].append(("factor", i, "s"))
             seeds["model"] += [("factor", i, f) for f in ("g", "r")]
+        elif node.op == "CachedAttention":
+            seeds["sequence"].append(("factor", i, "t"))
+            seeds["model"] += [("factor", i, f) for f in ("g", "r")]
         elif node.op == "RoutedExperts":
             seeds["expert"].append(("factor", i, "e"))
         elif node.op in ("MatMul", "Einsum"):

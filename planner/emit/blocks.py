@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from planner.emit.body import Body
 from planner.emit.replay import block_mode, sharded
-from planner.emit.runs import Run, inner_flow
+from planner.emit.runs import Run, handed_out, inner_flow
 from planner.emit.source import comment, literal
 from planner.emit.tables import block_table
 from planner.emit.text import pattern
@@ -28,7 +28,7 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
     mode = block_mode(flow)
     gathers = w.backend == "shard_map" and any(sharded(flow, names[0]) for names in run.weights)
     entering = [body.value(c.enters, c.layout) for c in run.carries]
-    table = block_table(w, run, f"BLOCK{number}")
+    table = block_table(w, run, f"{w.prefix.upper()}BLOCK{number}")
     inner = body.inner(inner_flow(body.flow, run), repeats=spoken(w.flow.graph, run), tie=w.unroll and gathers, name_collectives=bool(mode),
                        weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights})  # fmt: skip
     carried = tuple(inner.fresh("x") for _ in run.carries)
@@ -37,9 +37,10 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
     for i in inside:
         inner.node(i)
     inner.results = [inner.value(c.leaves[0], c.layout) for c in run.carries]
+    inner.results += [inner.value(row[0], handed_out(flow.source[row[0]])) for row in run.yields]
     layouts = ", ".join(f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}" for v, c in zip(carried, run.carries, strict=True))
     what = comment(f"{table.what}, one of {run.repeats}; carries {layouts}", 160)
-    block = Function(f"block{number}", f"{what}.", inner, (*carried, "w"))
+    block = Function(f"{w.prefix}block{number}", f"{what}.", inner, (*carried, "w"))
     w.functions.append(block)
     out = body.fresh("x")
     if pipeline:
@@ -49,7 +50,7 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
     if mode and not (w.backend == "jit" and mode == "part"):
         policy = {"all": "", "keep": f", policy={KEEP}", "part": ", policy=no_gathers"}[mode]
         wrap = f"recompute({name}{policy})" if w.unroll else f"jax.checkpoint({name}{policy})"
-        name = f"kept{number}"
+        name = f"{w.prefix}kept{number}"
         body.lines.append(f"{name} = {wrap}")
     state = "x" if len(carried) == 1 else "*x"
 
@@ -58,15 +59,34 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
         _stage_loop(body, pipeline, table.all_repeats, lambda weights: f"{name}({state}, {weights}{more()})", f"{out}, _ = lax.scan", start)
     elif w.unroll:
         body.lines.append(f"{out} = {start}")
+        rows = [body.fresh("rows")] if run.yields else []
+        body.lines += [f"{rows[0]} = []"] if rows else []
         body.lines.append(f"for i in range({run.repeats}):")
         call = f"    {out} = {name}({'*' if len(carried) > 1 else ''}{out}, {table.one_repeat}"
         body.lines.append(lambda: f"{call}{more()})")
+        if rows:
+            body.lines.append(f"    {out}, row = apart({out}, {len(carried)})")
+            body.lines.append(f"    {rows[0]}.append(row)")
+            body.lines.append(f"{rows[0]} = [jnp.stack(r) for r in zip(*{rows[0]}, strict=True)]")
+            _hand_out(w, body, run, rows[0])
     else:
-        head = f"{out}, _ = lax.scan(lambda x, w: ({name}({state}, w"
-        rest = f"), None), {start}, {table.all_repeats}, length={run.repeats})"
+        rows = body.fresh("rows") if run.yields else "_"
+        head = f"{out}, {rows} = lax.scan(lambda x, w: " + (f"apart({name}({state}, w" if run.yields else f"({name}({state}, w")
+        rest = (f"), {len(carried)})" if run.yields else "), None)") + f", {start}, {table.all_repeats}, length={run.repeats})"
         body.lines.append(lambda: f"{head}{more()}{rest}")
+        if run.yields:
+            _hand_out(w, body, run, rows)
     for i, carry in enumerate(run.carries):
         body.bind(carry.leaves[-1], carry.layout, out if len(run.carries) == 1 else f"{out}[{i}]")
+
+
+def _hand_out(w: Writer, body: Body, run: Run, rows: str) -> None:
+    """Say where the results are that every repeat hands out: stacked, in `rows`."""
+    body.helpers.add("apart")
+    for k, row in enumerate(run.yields):
+        w.stacked[row] = f"{rows}[{k}]"
+        for r, name in enumerate(row):
+            body.given[name, handed_out(w.flow.source[name])] = f"{rows}[{k}][{r}]"
 
 
 def _handed(body: Body, entering: list[str], pipeline: Pipeline) -> list[str]:

@@ -340,7 +340,7 @@ class Body:
         """Whether an operand is a precise float that must be brought to the type of the others. Losses and attention's scores are float32 themselves."""
         if not self.float_dtype or node.inputs[slot] not in self.precise or any(o in self.precise for o in node.outputs):
             return False
-        return node.op not in OWN_MASKS and not (node.op == "Attention" and slot > 2)
+        return node.op not in OWN_MASKS and not (node.op in ("Attention", "CachedAttention") and slot == len(node.inputs) - 1 > 2)
 
     def _restate(self, node: Node, needs: Sequence[Layout | None], args: list[str]) -> None:
         """State how a convolution's operands lie where the plan converts them: the partitioner of jax 0.10 gets the gradient of the weight wrong when the

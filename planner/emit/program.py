@@ -15,7 +15,7 @@ from planner.emit.assemble import assemble, kept
 from planner.emit.blocks import write_block
 from planner.emit.body import Backend, Body, precise
 from planner.emit.replay import parts, sharded
-from planner.emit.runs import Run, find_run, outer_flow
+from planner.emit.runs import Run, find_run, handed_out, outer_flow
 from planner.emit.source import comment, literal, user_function
 from planner.emit.stages import write_stages
 from planner.emit.tables import collect_parameters
@@ -54,7 +54,7 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     if w.pipeline:
         write_stages(w)
         return _program(w, workload, header, weights_file, compute, model_folder)
-    body = _forward(w)
+    body = forward_body(w)
     name = "loss_of" if workload == "train" else "forward"
     if w.counted:
         body.results.append(body.value(w.counted, Layout(())))
@@ -94,13 +94,13 @@ def emitted_runs(flow: Flow) -> tuple[list[Run], list[str]]:
     return runs, reasons
 
 
-def _forward(w: Writer) -> Body:
+def forward_body(w: Writer) -> Body:
     """The body of the whole model; inner functions are added to the writer as they come."""
     graph, flow = w.flow.graph, w.flow
     for run in w.runs:
         flow = outer_flow(flow, run)
     own = {n for run in w.runs for names in run.weights for n in names}
-    body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, float_dtype="COMPUTE", precise=precise(graph))
+    body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, float_dtype="COMPUTE", precise=precise(graph), stem=f"{w.prefix}c")
     body.weights = {t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own}
     for name in graph.inputs:
         if name in flow.source:
@@ -114,17 +114,20 @@ def _forward(w: Writer) -> Body:
             write_block(w, body, starts[index])
             index = starts[index].end
         elif index in wrapped:
-            _part(w, body, wrapped[index], f"part{sorted(wrapped).index(index)}")
+            _part(w, body, wrapped[index], f"{w.prefix}part{sorted(wrapped).index(index)}")
             index = wrapped[index].stop
         elif index in stages:
-            _stage(w, body, stages[index], f"stage{sorted(stages).index(index)}")
+            _stage(w, body, stages[index], f"{w.prefix}stage{sorted(stages).index(index)}")
             index = stages[index].stop
         else:
             body.node(index)
             index += 1
-    for name in graph.outputs:
-        source = flow.source[name]
-        body.results.append(body.value(name, source.stored if source.partial else source))
+    if not w.prefix:
+        body.results += [body.value(name, handed_out(flow.source[name])) for name in graph.outputs]
+        return body
+    inside = {n for row in w.stacked for n in row}
+    body.results += [body.value(name, handed_out(flow.source[name])) for name in graph.outputs if name not in inside]
+    body.results += list(w.stacked.values())
     return body
 
 

@@ -23,7 +23,8 @@ class Carry:
 
 @dataclass(frozen=True)
 class Run:
-    """Nodes [first, first + period) repeated. weights: per slot the tensor of each repeat; shared: tensors every repeat reads."""
+    """Nodes [first, first + period) repeated. weights: per slot the tensor of each repeat; shared: tensors every repeat reads; yields: results that every
+    repeat hands out of the program (a layer's new keys), the tensors of all repeats each."""
 
     first: int
     period: int
@@ -31,6 +32,7 @@ class Run:
     carries: tuple[Carry, ...]
     weights: tuple[tuple[str, ...], ...]
     shared: tuple[str, ...]
+    yields: tuple[tuple[str, ...], ...] = ()
 
     @property
     def end(self) -> int:
@@ -85,11 +87,19 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
             return f"{name} cannot be carried from block to block"
         carries.append(Carry(name, leaves, hub))
     last = {c.leaves[-1] for c in carries}
+    rows = {o: tuple(nodes[first + r * period + j].outputs[k] for r in range(repeats)) for o, (j, k) in made.items() if j < period and o not in {c.leaves[0] for c in carries}}
+    yields = tuple(rows[o] for o in graph.outputs if o in rows and set(rows[o]) <= set(graph.outputs))
+    handed = {o for row in yields for o in row}
     for o in made:
         outside = [i for i, _ in graph.consumers.get(o, ()) if i not in places]
-        if (outside or o in graph.outputs) and o not in last:
+        if (outside or (o in graph.outputs and o not in handed)) and o not in last:
             return f"{o} leaves the middle of a repeated block"
-    return Run(first, period, repeats, tuple(carries), tuple(weights), tuple(shared))
+    return Run(first, period, repeats, tuple(carries), tuple(weights), tuple(shared), yields)
+
+
+def handed_out(layout: Layout) -> Layout:
+    """The layout in which a graph's output leaves the program: nothing is left pending."""
+    return layout.stored if layout.partial else layout
 
 
 def dealt_run(flow: Flow, runs: Iterable[Run], pipeline: Pipeline, reasons: Iterable[str] = ()) -> Run:

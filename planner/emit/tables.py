@@ -96,7 +96,7 @@ def inputs_table(w: Writer) -> str:
     rows = ["# input -> (global shape, dtype, integers below this (0: not an index), how it is cut)"]
     if micro > 1:
         rows[0] += "; the first dim counts microbatches"
-    rows.append("INPUTS = {")
+    rows.append(f"{w.prefix.upper()}INPUTS = {{")
     for name in graph.inputs:
         if name in w.flow.source:
             t, layout = graph.tensors[name], w.flow.source[name]

@@ -101,6 +101,10 @@ class Writer:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     counter: list[int] = field(default_factory=lambda: [0])
     """of variables, where a program has several functions of its own"""
+    prefix: str = ""
+    """of the names of functions and tables, where a program holds several models"""
+    stacked: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """results that every repeat of a block hands out -> expression of all of them, stacked"""
 
     def staged(self, parameter: Parameter) -> bool:
         """Whether the parameter's repeats are dealt out over pipeline stages."""

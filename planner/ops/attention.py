@@ -78,6 +78,32 @@ def _attention(call: Call) -> str:
     return f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags})"
 
 
+def _cached_rule(node: Node, graph: Graph) -> Rule:
+    """Batch and heads as in attention; positions of the cache (t) may be cut too: each device then attends to its piece, and numerators, denominators and
+    the largest score are put together. The new tokens' own keys and values are whole on every device."""
+    shapes = graph.shapes(node.inputs)
+    (q, k, v, past), mask = shapes[:4], shapes[5] if len(shapes) > 5 else ()
+    heads, kv, batch = q[1], past[1], "b" if q[0] > 1 else "1"
+    h, g, sizes = ("(g r)", "g", {"g": kv, "r": heads // kv}) if kv not in (1, heads) else ("g", "g", {"g": kv}) if kv > 1 else ("r", "1", {"r": heads})
+    if heads == 1:
+        h, g, sizes = "1", "1", {}
+    line = f"{batch} {h} s! d!, {batch} {g} s! d!, {batch} {g} s! e, {batch} {g} t d!, {batch} {g} t e"
+    if mask:
+        full, cells = (q[0], heads, q[2], past[2]), [batch, h, "s", "t"][4 - len(mask) :]
+        line += ", " + " ".join("1" if m == 1 else c for m, c in zip(mask, cells, strict=True))
+        assert all(m in (1, n) for m, n in zip(mask, full[4 - len(mask) :], strict=True))
+    rule = parse(f"{line} -> {batch} {h} s e", shapes, graph.shapes(node.outputs[:1]), sizes=sizes, no_pad=frozenset({"t"}))
+    rows = tuple(f for f in (batch, "g", "r", "s") if f in rule.sizes)
+    joined = tuple(Inner("t", "all-reduce", over, 1, 0) for over in (rows, rows, (*rows, "e")))
+    return replace(rule, inner=joined, flops=2.0 * q[0] * heads * q[2] * (past[2] + k[2]) * (q[3] + v[3]))
+
+
+def _cached(call: Call) -> str:
+    mask = call.args[5] if len(call.args) > 5 and call.args[5] else "None"
+    axes = call.axis_text("t") if call.axes("t") else "()"
+    return f"{call.use('cached_attention')}({', '.join(call.args[:5])}, {mask}, {call.attr('scale')!r}, {axes})"
+
+
 def _rotary_rule(node: Node, graph: Graph) -> Rule:
     shapes = graph.shapes(node.inputs)
     x = shapes[0]
@@ -101,6 +127,7 @@ def _lstm(call: Call) -> str:
 
 register(
     Operator("Attention", _attention_rule, _attention, saves="in"),
+    Operator("CachedAttention", _cached_rule, _cached, saves=""),
     Operator("RotaryEmbedding", _rotary_rule, lambda c: f"{c.use('rotary')}({', '.join(c.args)})", saves="in1 in2", fusible=True),
     Operator("LSTM", recurrent_rule, _lstm, saves="in out"),
 )

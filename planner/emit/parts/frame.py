@@ -110,6 +110,11 @@ def specs_of(table):
     return {key: row[-1] for key, row in table.items()}
 
 
+def apart(results, carried):
+    """What a block hands on to the next, and what it hands out of the program."""
+    return results[0] if carried == 1 else results[:carried], results[carried:]
+
+
 def computed(values):
     """Floats in the type the program computes in."""
     return {key: v.astype(COMPUTE) if np.issubdtype(v.dtype, np.floating) else v for key, v in values.items()}

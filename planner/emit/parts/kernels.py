@@ -131,6 +131,25 @@ def attention_rows(q, k, v, mask, scale, causal, guard, start):
     return out.reshape(out.shape[0], q.shape[1], *out.shape[3:])
 
 
+def cached_attention(q, k, v, past_k, past_v, mask, scale, axes):
+    """Attention of new tokens, q [B, H, S, D], k [B, G, S, D], v [B, G, S, E], to a cache [B, G, T, ..] and, causally, to each other: the cache is read where
+    it lies. mask: of the cache's keys. axes: mesh axes over which the cache is cut along T; shares of the sums are then put together in float32."""
+    old, new = attention_scores(q, past_k, mask, scale, False, 0, 0), attention_scores(q, k, None, scale, True, 0, 0)
+    top = jnp.max(old, -1, keepdims=True)
+    top = jnp.maximum(lax.pmax(top, axes) if axes else top, jnp.max(new, -1, keepdims=True))
+    old, new = jnp.exp(old - top), jnp.exp(new - top)
+    total, out = jnp.sum(old, -1, keepdims=True), weighted_values(old, past_v)
+    if axes:
+        total, out = lax.psum(total, axes), lax.psum(out, axes)
+    out = (out + weighted_values(new, v)) / (total + jnp.sum(new, -1, keepdims=True))
+    return out.reshape(out.shape[0], q.shape[1], *out.shape[3:]).astype(v.dtype)
+
+
+def weighted_values(weights, v):
+    """Sums [B, G, R, S, E] in float32 of values [B, G, T, E] by weights [B, G, R, S, T]."""
+    return jnp.einsum("bgrst,bgte->bgrse", *same_batch(weights.astype(v.dtype), v), preferred_element_type=jnp.float32)
+
+
 def attention_scores(q, k, mask, scale, causal, start, first):
     """Masked scores [B, G, H / G, S, T] in float32; key 0 here is key `first` of the sequence. A mask is of these queries and keys."""
     group = q.shape[1] // k.shape[1]

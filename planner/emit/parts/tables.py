@@ -18,6 +18,14 @@
     CHUNKS, DEALT     chunks of blocks that a stage holds, where it holds several, and the parameters whose first dim they are
     IN_TRUNK, IN_FINISH   trained parameters that only `trunk`, or only `finish`, reads
     OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
+
+and by programs that generate, whose two phases are `prompts` and `step`:
+    PROMPT, GENERATE  tokens of a prompt, and generated
+    VOCABULARY        tokens that there are
+    IDS, MASK, POSITIONS   inputs: token ids, which tokens are real, where they stand
+    PROMPTS_INPUTS, STEP_INPUTS, PROMPTS_OUTPUT_SPECS, STEP_OUTPUT_SPECS   as INPUTS and OUTPUT_SPECS
+    CACHE             the caches of keys and values, as FROZEN; the last dims are heads, positions, features
+    NEW_CACHE         the cache that each output after the first belongs to
 """
 
 from __future__ import annotations
@@ -38,6 +46,14 @@ LEARNING_RATE = 0.0
 MICROBATCHES = 1
 GRADIENTS: dict[str, tuple[Any, ...]] = {}
 OUTPUT_SPECS: tuple[Any, ...] = ()
+PROMPT = GENERATE = VOCABULARY = 1
+IDS = MASK = POSITIONS = ""
+PROMPTS_INPUTS: dict[str, tuple[Any, ...]] = {}
+STEP_INPUTS: dict[str, tuple[Any, ...]] = {}
+PROMPTS_OUTPUT_SPECS: tuple[Any, ...] = ()
+STEP_OUTPUT_SPECS: tuple[Any, ...] = ()
+CACHE: dict[str, tuple[Any, ...]] = {}
+NEW_CACHE: tuple[str, ...] = ()
 GATHERED: set[str] = set()
 SCATTER_EACH_MICROBATCH = False
 CARRIED = 1
@@ -69,4 +85,14 @@ def finish(params: Any, frozen: Any, batch: Any, x: Any) -> Any:
 
 def forward(params: Any, frozen: Any, batch: Any) -> Any:
     """The program's own: outputs of an inference program."""
+    raise NotImplementedError
+
+
+def prompts_forward(params: Any, frozen: Any, batch: Any) -> Any:
+    """The program's own, where it generates: (first tokens, keys and values of the prompts ...)."""
+    raise NotImplementedError
+
+
+def step_forward(params: Any, frozen: Any, batch: Any) -> Any:
+    """The program's own, where it generates: (next tokens, keys and values of the tokens given ...)."""
     raise NotImplementedError

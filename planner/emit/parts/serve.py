@@ -1,0 +1,168 @@
+"""Generation: the pass over the prompts, the loop of steps, and what a serving program does when it is run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+
+from planner.emit.parts.frame import command_line, initial_value, make_mesh, padded_shape, place, say, specs_of, stored_weights
+from planner.emit.parts.tables import (
+    CACHE,
+    COMPUTE,
+    FROZEN,
+    GENERATE,
+    IDS,
+    MASK,
+    NEW_CACHE,
+    POSITIONS,
+    PROMPT,
+    PROMPTS_INPUTS,
+    PROMPTS_OUTPUT_SPECS,
+    STEP_INPUTS,
+    STEP_OUTPUT_SPECS,
+    VOCABULARY,
+    prompts_forward,
+    step_forward,
+)
+
+
+def on_pieces(mesh, forward, inputs, outputs, weights):
+    """A phase's model on arrays of the mesh: run(weights, batch) -> its outputs."""
+    names = {**specs_of(FROZEN), **specs_of(CACHE)}
+    specs = {key: names[key] for key in weights}, specs_of(inputs)
+    return jax.shard_map(lambda w, b: forward({}, w, b), mesh=mesh, in_specs=specs, out_specs=outputs)
+
+
+def taken(values, table):
+    """Of the values those that a phase's model reads."""
+    return {key: values[key] for key in table}
+
+
+def resized(x, shape):
+    """x cut or padded with zeros to a shape: pieces of other layouts have other padding."""
+    x = x[tuple(slice(min(n, m)) for n, m in zip(x.shape, shape, strict=True))]
+    return jnp.pad(x, [(0, m - n) for n, m in zip(x.shape, shape, strict=True)])
+
+
+def make_prefill(mesh):
+    """prefill(weights, ids [sequences, PROMPT], real likewise) -> (first token of each, caches), compiled once. real: 1, and 0 where a shorter prompt is
+    padded, which is on its left."""
+    specs = specs_of(CACHE)
+
+    def prefill(weights, ids, real):
+        where = jnp.maximum(jnp.cumsum(real, 1) - 1, 0)
+        token, *new = on_pieces(mesh, prompts_forward, PROMPTS_INPUTS, PROMPTS_OUTPUT_SPECS, weights)(weights, taken({IDS: ids, MASK: real, POSITIONS: where}, PROMPTS_INPUTS))
+        return token, {key: resized(x, padded_shape(CACHE[key][0], specs[key])).astype(COMPUTE) for key, x in zip(NEW_CACHE, new, strict=True)}
+
+    return jax.jit(prefill, out_shardings=(None, {key: NamedSharding(mesh, spec) for key, spec in specs.items()}))
+
+
+def make_generate(mesh):
+    """generate(weights, caches, token, real, count, end) -> (tokens [sequences, GENERATE], how many, caches), compiled once: steps until there are `count`
+    tokens, or every sequence has met the token `end`. Caches are updated in place."""
+
+    def generate(weights, caches, token, real, count, end):
+        tokens = jnp.zeros((token.shape[0], GENERATE), jnp.int32).at[:, 0].set(token[:, 0])
+        length, lengths = PROMPT + GENERATE, jnp.sum(real, 1, dtype=jnp.int32)[:, None]
+        filled = jnp.pad(real, [(0, 0), (0, GENERATE)])
+        at = jnp.arange(length)[None, :]
+        run = on_pieces(mesh, step_forward, STEP_INPUTS, STEP_OUTPUT_SPECS, {**weights, **caches})
+
+        def step(state):
+            made, token, caches, tokens, _ = state
+            mask = jnp.where((at >= PROMPT) & (at < PROMPT + made - 1), 1, filled)
+            batch = {IDS: token, MASK: jnp.pad(mask, [(0, 0), (0, 1)], constant_values=1), POSITIONS: lengths + made - 1}
+            token, *new = run({**weights, **caches}, taken(batch, STEP_INPUTS))
+            caches = {**caches, **{key: write(mesh, key, caches[key], x, PROMPT + made - 1) for key, x in zip(NEW_CACHE, new, strict=True)}}
+            tokens = lax.dynamic_update_slice(tokens, token.astype(jnp.int32), (0, made))
+            return made + 1, token, caches, tokens, jnp.all(jnp.any(tokens == end, 1))
+
+        state = (jnp.int32(1), token, caches, tokens, jnp.all(token == end))
+        made, _, caches, tokens, _ = lax.while_loop(lambda s: (s[0] < count) & ~s[-1], step, state)
+        return tokens, made, caches
+
+    return jax.jit(generate, donate_argnums=1)
+
+
+def write(mesh, key, cache, new, at):
+    """The cache with the new keys (or values) at position `at`, written where the cache lies; it may be cut along positions."""
+    (shape, *_, spec), axes = CACHE[key], ()
+    dim = len(shape) - 2
+    if len(spec) > dim and spec[dim] is not None:
+        axes = spec[dim]
+
+    def piece(cache, new, at):
+        size = cache.shape[dim]
+        local = at - lax.axis_index(axes) * size if axes else at
+        start = [0] * cache.ndim
+        start[dim] = jnp.clip(local, 0, size - 1)
+        old = lax.dynamic_slice(cache, start, new.shape)
+        return lax.dynamic_update_slice(cache, jnp.where((local >= 0) & (local < size), new, old), start)
+
+    whole = padded_shape(shape, spec)
+    new = resized(new, (*whole[:dim], 1, whole[-1])).astype(cache.dtype)
+    rows = type(spec)(*(None if d == dim else cell for d, cell in enumerate(spec)))
+    return jax.shard_map(piece, mesh=mesh, in_specs=(spec, rows, type(spec)()), out_specs=spec)(cache, new, at)
+
+
+def load_weights(args, mesh):
+    """The stored or seeded weights on the mesh, in the type computed in."""
+    weights = stored_weights(args, FROZEN)
+    out = {}
+    for i, (key, row) in enumerate(FROZEN.items()):
+        value = initial_value(key, row, args.seed, weights)
+        out |= place({key: value.astype(COMPUTE) if np.issubdtype(value.dtype, np.floating) else value}, {key: row[-1]}, mesh)
+    return out
+
+
+def load_prompts(args):
+    """(ids, real) [sequences, PROMPT]: of --prompts, an .npy of token ids [any number up to the planned, up to PROMPT], 0 on the left where a prompt
+    is shorter and --pad says that 0 is no token; seeded otherwise."""
+    rows = PROMPTS_INPUTS[IDS][0][0]
+    if not args.prompts:
+        ids = np.random.default_rng(args.seed).integers(0, VOCABULARY, (rows, PROMPT)).astype(np.int32)
+        return ids, np.ones_like(ids)
+    given = np.load(args.prompts)
+    if given.ndim != 2 or given.dtype.kind not in "iu" or given.shape[0] > rows or given.shape[1] > PROMPT or given.min() < 0 or given.max() >= VOCABULARY:
+        raise SystemExit(f"{args.prompts}: whole numbers below {VOCABULARY}, at most [{rows}, {PROMPT}], are wanted; found {given.dtype} {list(given.shape)}")
+    ids, real = np.zeros((2, rows, PROMPT), np.int32)
+    ids[: len(given), PROMPT - given.shape[1] :] = given
+    real[:, -1] = 1  # sequences that nobody asked for
+    real[: len(given), PROMPT - given.shape[1] :] = 1
+    if args.pad is not None:
+        real[: len(given)] *= np.cumsum(ids[: len(given)] != args.pad, 1) > 0
+        real[:, -1] = 1
+    return ids, real
+
+
+def main():
+    """Generate for --steps batches of prompts and say how long the first token and the others took."""
+    more = [("--prompts", {"type": Path, "metavar": "FILE.npy", "help": "token ids [sequences, tokens]; default: seeded"}),
+            ("--pad", {"type": int, "metavar": "ID", "help": "token of --prompts that pads shorter ones on the left"}),
+            ("--end", {"type": int, "default": -1, "metavar": "ID", "help": "stop when every sequence has met this token"}),
+            ("--output", {"type": Path, "metavar": "FILE.npy", "help": "write the tokens generated"})]  # fmt: skip
+    args = command_line(more)
+    mesh = make_mesh()
+    weights = load_weights(args, mesh)
+    ids, real = load_prompts(args)
+    prefill, generate = make_prefill(mesh), make_generate(mesh)
+    for i in range(args.steps):
+        start = time.perf_counter()
+        token, caches = jax.block_until_ready(prefill(weights, ids, real))
+        first = time.perf_counter()
+        tokens, made, caches = jax.block_until_ready(generate(weights, caches, token, real, GENERATE, args.end))
+        made, rest = int(made), time.perf_counter() - first
+        each = f"{1e3 * rest / (made - 1):.2f} ms a token after it" if made > 1 else "no more"
+        say(f"batch {i}  {made} tokens of {len(ids)} sequences: first after {1e3 * (first - start):.1f} ms, {each}" + ("  (compiling included)" if not i else ""))
+    if args.output and jax.process_index() == 0:
+        np.save(args.output, np.asarray(tokens)[:, :made])
+
+
+if __name__ == "__main__":
+    main()

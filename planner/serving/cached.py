@@ -1,0 +1,104 @@
+"""How a decoder was exported with its cache: which inputs are earlier keys and values, and which outputs are those and the new ones.
+
+The form is that of transformers' exports with a past (models_zoo.cache writes it too). Layer i reads `past_key_values.i.key`, `.value` [batch, heads,
+past, width] and returns `present.i.key`, `.value`, the same with the new tokens' behind; other spellings are understood where numbers and the words key
+and value tell them apart. `attention_mask` says which of past and new tokens are real, `position_ids` where the new ones stand: with both, a cache of
+fixed length can be filled from the front, because nothing else in the graph depends on where a key lies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.errors import PlanError
+
+EXPORT = "export it with a cache: optimum-cli export onnx --task text-generation-with-past, or zoo:NAME,cache=1"
+_PAST, _PRESENT = re.compile(r"past|cache", re.I), re.compile(r"present|new_cache|updated", re.I)
+_LEAD = re.compile(r"^(past_key_values?|past_kv|present_key_values?|past|present|cache)", re.I)
+
+
+@dataclass(frozen=True)
+class Form:
+    """Names in the model. pairs: (past, present) of layer 0's keys, layer 0's values, layer 1's keys ... sizes: (heads, width) of each, by past."""
+
+    ids: str
+    mask: str
+    positions: str
+    logits: str
+    pairs: tuple[tuple[str, str], ...]
+    sizes: dict[str, tuple[int, int]]
+
+    @property
+    def pasts(self) -> tuple[str, ...]:
+        """The inputs that hold the cache."""
+        return tuple(past for past, _ in self.pairs)
+
+    @property
+    def presents(self) -> tuple[str, ...]:
+        """The outputs that hold it."""
+        return tuple(present for _, present in self.pairs)
+
+
+def form_of(proto: Any, name: str) -> Form:
+    """The form of a model's cache. Raises PlanError P220 where it has none, P221 where it is wired in a way that is not understood."""
+    graph = proto.graph
+    held = {t.name for t in graph.initializer}
+    inputs = {i.name: i for i in graph.input if i.name not in held}
+    pasts = {n: _place(n) for n in inputs if _PAST.search(n) and _rank(inputs[n]) == 4}
+    presents = {_place(o.name): o.name for o in graph.output if _PRESENT.search(o.name) or (_LEAD.match(o.name) and _rank(o) == 4)}
+    if not pasts or not presents:
+        raise PlanError("P220", f"{name} has no cache: generating with it would compute every earlier token again", help=[EXPORT])
+    loose = [n for n, place in pasts.items() if place is None or place not in presents]
+    if loose or len(set(pasts.values())) < len(pasts) or "encoder" in " ".join(pasts):
+        raise _unclear(name, f"which output continues {(loose or list(pasts))[0]!r}")
+    order = sorted(pasts, key=lambda n: pasts[n] or (0, ""))
+    rest = [n for n in inputs if n not in pasts]
+    mask, positions = (next((n for n in rest if word in n.lower()), "") for word in ("mask", "position"))
+    ids = next((n for n in rest if n not in (mask, positions) and _rank(inputs[n]) == 2), "")
+    if not (ids and mask and positions):
+        missing = " and ".join(what for what, found in (("token ids", ids), ("an attention mask", mask), ("positions of tokens", positions)) if not found)
+        raise _unclear(name, f"how a cache of fixed length is filled: the model takes no {missing}")
+    if extra := [n for n in rest if n not in (ids, mask, positions)]:
+        raise _unclear(name, f"what the input {extra[0]!r} is")
+    logits = next((o.name for o in graph.output if "logit" in o.name.lower()), graph.output[0].name)
+    sizes = {n: (_size(inputs[n], 1, name), _size(inputs[n], 3, name)) for n in order}
+    return Form(ids, mask, positions, logits, tuple((n, presents[pasts[n]]) for n in order), sizes)
+
+
+def _unclear(name: str, what: str) -> PlanError:
+    return PlanError("P221", f"{name}: it is not clear {what}", help=["inputs input_ids, attention_mask, position_ids and past_key_values.I.key, .value", EXPORT])
+
+
+def _place(name: str) -> tuple[int, str] | None:
+    """(layer, key or value) that a name speaks of; None where it does not say."""
+    rest = _LEAD.sub("", name).lower()
+    numbers, kind = re.findall(r"\d+", rest), "key" if re.search("k", rest) else "value" if re.search("v", rest) else ""
+    return (int(numbers[0]), kind) if len(numbers) == 1 and kind else None
+
+
+def _rank(value: Any) -> int:
+    return len(value.type.tensor_type.shape.dim)
+
+
+def _size(value: Any, dim: int, name: str) -> int:
+    size = int(value.type.tensor_type.shape.dim[dim].dim_value)
+    if size < 1:
+        raise _unclear(name, f"how many {'heads' if dim == 1 else 'features a head'} the cache {value.name!r} has")
+    return size
+
+
+def with_constants(proto: Any, values: Sequence[tuple[str, Any]]) -> Any:
+    """The model with these inputs held fixed (name, array)."""
+    from onnx import ModelProto, numpy_helper
+
+    out = ModelProto()
+    out.CopyFrom(proto)
+    names = {n for n, _ in values}
+    kept = [i for i in out.graph.input if i.name not in names]
+    del out.graph.input[:]
+    out.graph.input.extend(kept)
+    out.graph.initializer.extend(numpy_helper.from_array(value, n) for n, value in values)
+    return out

@@ -1,0 +1,106 @@
+"""The program of a serving plan: both phases over one set of weights, caches updated in place, a loop that generates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.emit.assemble import DTYPES, kept
+from planner.emit.external import external_table
+from planner.emit.program import check_kernels, emitted_runs, forward_body
+from planner.emit.runs import handed_out
+from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
+from planner.emit.tables import collect_parameters, inputs_table, labels_table, mesh_line, parameter_table
+from planner.emit.text import array_table, inlined, spec_text
+from planner.emit.writer import Function, Parameter, Program, Training, Writer
+from planner.errors import PlanError
+from planner.flow import Plan, derive
+from planner.graph import Graph
+from planner.layout import Layout
+from planner.serving.cached import Form
+from planner.serving.phases import Service
+
+FILES = (*KERNELS, "frame", "serve")
+
+
+@dataclass(frozen=True)
+class Phased:
+    """A phase's graph and the plan for it."""
+
+    graph: Graph
+    plan: Plan
+
+
+def emit_serving(prompts: Phased, step: Phased, form: Form, service: Service, *, header: str = "", weights_file: str = "", compute: str = "float32",
+                 model_folder: str = ".", gpu_memory: float | None = None, unroll: bool = False) -> Program:  # fmt: skip
+    """Source text of the program. Raises PlanError P066 for operators without a kernel, P224 where the phases would keep a weight differently."""
+    writers = []
+    for name, phase in (("prompts", prompts), ("step", step)):
+        check_kernels(phase.graph)
+        flow = derive(phase.graph, phase.plan, training=False)
+        runs, reasons = emitted_runs(flow)
+        writers.append(Writer(flow, "shard_map", unroll, Training(), runs, reasons=reasons, gpu_memory=gpu_memory, prefix=f"{name}_"))
+        collect_parameters(writers[-1])
+    first, second = writers
+    caches = [p for p in second.parameters.values() if p.tensors[0] in form.pasts]
+    weights = [p for p in second.parameters.values() if p not in caches]
+    table = parameter_table(second, "FROZEN", "weight", weights)
+    if table != parameter_table(first, "FROZEN", "weight", [first.parameters[t] for t in (p.tensors[0] for p in weights) if t in first.parameters]):
+        if unroll:
+            raise PlanError("P224", "the two phases of this plan keep the weights in different layouts", help=["plan again"])
+        return emit_serving(prompts, step, form, service, header=header, weights_file=weights_file, compute=compute, model_folder=model_folder, gpu_memory=gpu_memory, unroll=True)
+    for w, doc in ((first, "The pass over the prompts: the first tokens, and keys and values."), (second, "A step of generation: the next tokens, and their keys and values.")):
+        w.functions.append(Function(f"{w.prefix}forward", doc, forward_body(w), ("params", "frozen", "batch"), as_tuple=True))
+    tables = [mesh_line(first), f"COMPUTE = {DTYPES[compute]}\n", f"GPU_MEMORY = {gpu_memory}  # share of it that JAX takes at the start: what the plan may use; None: as it does\n",
+              f"PROMPT, GENERATE, VOCABULARY = {service.prompt}, {service.generate}, {_vocabulary(second)}\n",
+              f"IDS, MASK, POSITIONS = {literal(form.ids)}, {literal(form.mask)}, {literal(form.positions)}\n",
+              inputs_table(first), inputs_table(second), table, parameter_table(second, "CACHE", "keys and values so far", caches), _new_cache(second, form, caches),
+              _merged_labels(first, second), external_table(first, model_folder), _outputs(first), _outputs(second)]  # fmt: skip
+    return _assembled(writers, "".join(tables), header, weights_file)
+
+
+def _vocabulary(step: Writer) -> int:
+    graph = step.flow.graph
+    return int(graph.tensors[graph.nodes[graph.producer[graph.outputs[0]]].inputs[0]].shape[-1])
+
+
+def _new_cache(step: Writer, form: Form, caches: list[Parameter]) -> str:
+    """NEW_CACHE: the caches in the order of the outputs after the first, stacked ones together."""
+    by_past = {t: p for p in caches for t in p.tensors}
+    of = dict(zip(step.flow.graph.outputs[1:], form.pasts, strict=True))
+    inside = {n for row in step.stacked for n in row}
+    names = [by_past[of[o]].key for o in step.flow.graph.outputs[1:] if o not in inside] + [by_past[of[row[0]]].key for row in step.stacked]
+    return f"NEW_CACHE = ({''.join(literal(n) + ', ' for n in names).rstrip()})\n"
+
+
+def _merged_labels(first: Writer, second: Writer) -> str:
+    """LABELS of the weights; caches are stored nowhere."""
+    assert first.parameters.keys() <= second.parameters.keys()
+    return labels_table(first)
+
+
+def _outputs(w: Writer) -> str:
+    """The phase's OUTPUT_SPECS, results of all repeats stacked last."""
+    graph, inside = w.flow.graph, {n for row in w.stacked for n in row}
+    layouts = [handed_out(w.flow.source[o]) for o in graph.outputs if o not in inside]
+    layouts += [Layout(((), *handed_out(w.flow.source[row[0]]).dims)) for row in w.stacked]
+    return f"{w.prefix.upper()}OUTPUT_SPECS = ({''.join(spec_text(layout) + ', ' for layout in layouts).rstrip()})\n"
+
+
+def _assembled(writers: list[Writer], tables: str, header: str, weights_file: str) -> Program:
+    """The program's text, in the order of other programs."""
+    model = "\n\n\n".join(function.text() for w in writers for function in w.functions)
+    mentioned = names_in(model)
+    constants = {k: v for w in writers for k, v in kept(w).items()}
+    before = parts_for(mentioned | ({"read_safetensors"} if constants else set()), FILES)
+    functions = parts_for({"main", *mentioned}, FILES)
+    if constants:
+        before.append(f'CONSTANTS = read_safetensors(Path(__file__).with_name({literal(weights_file or "program.safetensors")}), "constant/")')
+    small = [array_table(key.upper(), value) for w in writers for key, value in w.arrays.items() if inlined(value)]
+    blocks = [t for w in writers for t in w.tables]
+    after = [text for text in functions if text not in before]
+    code = "\n\n\n".join(["".join([tables, *blocks, *small]).rstrip("\n"), *before, model, *after, tail_of(FILES[-1])]) + "\n"
+    lines = [comment(line, 160) for line in header.splitlines()]
+    graph = writers[0].flow.graph
+    labels = {p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in writers[0].parameters.values()}
+    reasons = tuple(dict.fromkeys(r for w in writers for r in w.reasons))
+    return Program(f'"""{chr(10).join(lines).rstrip()}\n"""\n\n{imports_for(code)}\n\n{code}', constants, labels, reasons)

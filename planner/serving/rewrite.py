@@ -1,0 +1,144 @@
+"""From the exported graph to what a serving program runs.
+
+    step     Attention(q, Concat(past_k, k), Concat(past_v, v), mask)  ->  CachedAttention(q, k, v, past_k, past_v, mask of the past): nothing is copied,
+             the new keys and values leave the graph as they are, and the caches are weights of the graph: stored, cut, and counted as such
+    both     logits -> the token they are greatest at, of the last position alone: what acts on rows (the head, the last norm) is done for that one
+
+All are exact: a row of such an operator depends on the same row of its operand, and softmax does not depend on the order of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+from planner.errors import PlanError
+from planner.graph import Graph, Node, Tensor, WeightRef
+from planner.serving.cached import Form
+
+TOKEN = "next_token"
+BY_ROW = frozenset({"Cast", "LayerNormalization", "RMSNormalization", "Tanh", "Clip", "Identity"})
+BY_ROW_WITH_WEIGHTS = frozenset({"MatMul", "Add", "Mul", "Div", "Sub"})
+
+
+def cache_label(past: str) -> str:
+    """What a cache is called among the parameters of a program."""
+    return f"cache.{past.removeprefix('past_key_values.')}"
+
+
+def step_graph(graph: Graph, form: Form) -> Graph:
+    """The graph of one step of generation. Raises PlanError P221 where the cache is used in another way than attention's."""
+    nodes, tensors = list(graph.nodes), dict(graph.tensors)
+    joined: dict[str, tuple[str, str]] = {}  # present -> (past, new)
+    for past, present in form.pairs:
+        at = graph.producer.get(present)
+        node = graph.nodes[at] if at is not None else None
+        if node is None or node.op != "Concat" or node.attrs["axis"] != 2 or len(node.inputs) != 2 or node.inputs[0] != past:
+            raise _other(graph, present, node)
+        joined[present] = past, node.inputs[1]
+    masks: dict[str, str] = {}
+    out: list[Node] = []
+    for node in nodes:
+        if any(o in joined for o in node.outputs):
+            continue
+        if node.op == "Attention" and node.inputs[1] in joined and node.inputs[2] in joined:
+            if len(node.inputs) < 4 or not node.inputs[3] or node.attrs.get("causal"):
+                raise _other(graph, node.inputs[1], node)
+            mask = node.inputs[3]
+            if mask not in masks:
+                masks[mask] = _before_last(mask, out, tensors, joined[node.inputs[1]][0])
+            (past_k, k), (past_v, v) = (joined[n] for n in node.inputs[1:3])
+            node = replace(node, op="CachedAttention", inputs=(node.inputs[0], k, v, past_k, past_v, masks[mask]), attrs={"scale": node.attrs["scale"]})
+        elif used := [n for n in node.inputs if n in joined]:
+            raise _other(graph, used[0], node)
+        out.append(node)
+    weights = {**graph.weights, **{p: WeightRef("absent") for p in form.pasts}}
+    tensors.update({p: replace(tensors[p], role="weight") for p in form.pasts})
+    labels = {**graph.labels, **{p: cache_label(p) for p in form.pasts}}
+    outputs = (form.logits, *(joined[present][1] for present in form.presents))
+    made = replace(graph, nodes=tuple(out), tensors=tensors, weights=weights, labels=labels, inputs=tuple(n for n in graph.inputs if n not in form.pasts), outputs=outputs)
+    return chosen_token(made)
+
+
+def _other(graph: Graph, present: str, node: Node | None) -> PlanError:
+    what = f"read by {node.op} {node.id!r}" if node is not None and present in node.inputs else "not the earlier keys with the new ones behind them"
+    return PlanError("P221", f"{graph.name}: the cache {present!r} is {what}: only attention over past and new keys under a mask is understood",
+                     help=["plan the model without --prompt and --generate: --workload infer"])  # fmt: skip
+
+
+def _before_last(mask: str, out: list[Node], tensors: dict[str, Tensor], past: str) -> str:
+    """The columns of a mask that are the cache's."""
+    t, length = tensors[mask], tensors[past].shape[2]
+    name, axis = f"{mask}/cache", len(t.shape) - 1
+    if t.shape[-1] == 1:
+        return mask
+    tensors[name] = replace(t, name=name, shape=(*t.shape[:-1], length), role="activation")
+    out.append(Node(name, "Slice", (mask,), (name,), {"axes": (axis,), "starts": (0,), "ends": (length,), "steps": (1,)}))
+    return name
+
+
+def prompt_graph(graph: Graph, form: Form) -> Graph:
+    """The graph of the pass over the prompts; the caches were read empty, so that what is present is new."""
+    return chosen_token(replace(graph, outputs=(form.logits, *form.presents)))
+
+
+def chosen_token(graph: Graph) -> Graph:
+    """The graph with the token of the greatest logit at the last position, int64 [batch, 1], in the place of its first output."""
+    logits = graph.tensors[graph.outputs[0]]
+    if len(logits.shape) != 3:
+        raise PlanError("P221", f"{graph.name}: logits of shape {list(logits.shape)} are not [batch, tokens, vocabulary]", help=["plan with --workload infer alone"])
+    graph = _last_row(graph, graph.outputs[0])
+    token = Tensor(TOKEN, (logits.shape[0], 1), "int64")
+    node = Node(TOKEN, "ArgMax", (graph.outputs[0],), (TOKEN,), {"axis": 2, "keepdims": 0})
+    return replace(graph, nodes=(*graph.nodes, node), tensors={**graph.tensors, TOKEN: token}, outputs=(TOKEN, *graph.outputs[1:]))
+
+
+def _last_row(graph: Graph, logits: str) -> Graph:
+    """The graph with `logits` of the last position alone, cut out before everything that acts on rows."""
+    rows = graph.tensors[logits].shape[1]
+    if rows == 1:
+        return graph
+    chain: list[int] = []
+    name = logits
+    while (at := graph.producer.get(name)) is not None and len(graph.consumers.get(name, ())) <= (name != logits) and _by_row(graph, graph.nodes[at]):
+        chain.append(at)
+        name = graph.nodes[at].inputs[0]
+    short = f"{name}/last"
+    tensors = dict(graph.tensors)
+    for t in (*(o for i in chain for o in graph.nodes[i].outputs if o), *([] if chain else [logits])):
+        tensors[t] = replace(tensors[t], shape=(tensors[t].shape[0], 1, *tensors[t].shape[2:]))
+    if not chain:  # the logits themselves are cut
+        tensors[short] = graph.tensors[logits]
+    source, made = (name, short) if chain else (short, logits)
+    tensors[made] = replace(graph.tensors[source] if chain else graph.tensors[logits], name=made, shape=(*graph.tensors[logits].shape[:1], 1, *graph.tensors[name].shape[2:]), role="activation")
+    cut = Node(f"{name}/last", "Slice", (source,), (made,), {"axes": (1,), "starts": (rows - 1,), "ends": (rows,), "steps": (1,)})
+    nodes: list[Node] = []
+    first = min(chain, default=-1)
+    for i, node in enumerate(graph.nodes):
+        if i == first:
+            nodes.append(cut)
+        if i in chain:
+            node = replace(node, inputs=tuple(short if n == name else n for n in node.inputs))
+        elif not chain and logits in node.outputs:
+            nodes += [replace(node, outputs=tuple(short if o == logits else o for o in node.outputs)), cut]
+            continue
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), tensors=tensors)
+
+
+def _by_row(graph: Graph, node: Node) -> bool:
+    """Whether row r of a node's result depends on row r of its first operand [batch, rows, features], and on nothing else that has rows."""
+    if len(graph.tensors[node.inputs[0]].shape) != 3 or len([o for o in node.outputs if o]) != 1 or node.inputs[0] in graph.weights:
+        return False
+    others = [graph.tensors[n].shape for n in node.inputs[1:] if n]
+    if node.op == "MatMul":
+        return not node.attrs.get("trans_a") and len(others[0]) == 2
+    flat = all(len(s) < 2 or prod(s[:-1]) == 1 for s in others)
+    axis = int(node.attrs.get("axis", 2)) if node.op.endswith("Normalization") else 2  # type: ignore[arg-type]
+    return node.op in BY_ROW | BY_ROW_WITH_WEIGHTS and flat and axis == 2
+
+
+def cache_bytes(graph: Graph, pieces: Mapping[str, int], itemsize: float) -> float:
+    """Bytes of the caches on one device; pieces: cache -> into how many equal pieces it is cut."""
+    return sum(graph.tensors[n].elements / pieces[n] for n in pieces) * itemsize
