@@ -156,8 +156,16 @@ class Strategy:
             raise PlanError("P054", f"cannot read strategy {str(path)!r}: {e.strerror}") from e
         except (json.JSONDecodeError, UnicodeDecodeError) as e:
             raise PlanError("P054", f"{path} is not JSON: {e}") from e
+        return cls.from_dict(data, path)
+
+    @classmethod
+    def from_dict(cls, data: Any, path: str | Path) -> Strategy:
+        """The strategy of a file's content; path: what to call it. Raises PlanError P054, P055, and P223 for a serving plan, which holds two."""
         if not isinstance(data, dict) or "format_version" not in data:
             raise PlanError("P054", f"{path} is not a strategy file: no format_version")
+        if data.get("kind") == "serving":
+            raise PlanError("P223", f"{path} is a serving plan: two strategies, of the prompts and of a step",
+                            help=["plan show and plan emit read it; other commands take the plan of one step"])  # fmt: skip
         if str(data["format_version"]).split(".")[0] != FORMAT_VERSION.split(".")[0]:
             raise PlanError("P055", f"{path} has format {data['format_version']}; this version reads {FORMAT_VERSION}", help=["plan again, or use the version that wrote it"])
         try:

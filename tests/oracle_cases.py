@@ -133,6 +133,8 @@ def attentions() -> list[Case]:
         Case("attention-gqa", "Attention", ((4, 16, 6, 10), (4, 4, 12, 10), (4, 4, 12, 16)), ((4, 16, 6, 16),), plain),
         Case("attention-mqa", "Attention", ((4, 8, 6, 10), (4, 1, 12, 10), (4, 1, 12, 16)), ((4, 8, 6, 16),), plain),
         Case("attention-mask", "Attention", (q, k, v, flags(4, 1, 6, 12)), ((4, 8, 6, 16),), {**plain, "guard": 1}),
+        Case("cached-attention", "CachedAttention", ((4, 8, 1, 10), (4, 8, 1, 10), (4, 8, 1, 16), (4, 8, 12, 10), (4, 8, 12, 16), flags(4, 1, 1, 12)), ((4, 8, 1, 16),), plain),
+        Case("cached-attention-gqa", "CachedAttention", ((4, 16, 2, 10), (4, 4, 2, 10), (4, 4, 2, 16), (4, 4, 12, 10), (4, 4, 12, 16)), ((4, 16, 2, 16),), plain),
         Case("attention-bias", "Attention", (q, k, v, (1, 8, 6, 12)), ((4, 8, 6, 16),), plain),
         Case("attention-gqa-bias", "Attention", ((4, 16, 6, 10), (4, 4, 12, 10), (4, 4, 12, 16), (16, 6, 12)), ((4, 16, 6, 16),), plain),
         Case("rotary", "RotaryEmbedding", ((4, 8, 6, 10), (1, 1, 6, 10), (1, 1, 6, 10)), ((4, 8, 6, 10),), {}),

@@ -268,7 +268,7 @@ ERRORS: list[tuple[list[str], str, int]] = [
     (["show", "tiny.json", "--html2", "r.html"], "P002", 2), (["show"], "P003", 2),
     (["show", "tiny.json", "extra"], "P002", 2), ([TINY, "--devices", "8", "--solver", "gurobi"], "P018", 2),
     ([TINY, "--devices", "8", "--mode", "wild"], "P018", 2), ([TINY, "--devices", "8", "--mode", "hybrid"], "P059", 2),
-    ([TINY, "--devices", "8", "--objective", "ttft"], "P018", 2), ([TINY, "--devices", "8", "--workload", "serve"], "P018", 2),
+    ([TINY, "--devices", "8", "--objective", "speed"], "P018", 2), ([TINY, "--devices", "8", "--objective", "ttft"], "P222", 2), ([TINY, "--devices", "8", "--workload", "serve"], "P018", 2),
     ([TINY, "--devices", "8", "--backend", "torch"], "P018", 2), ([TINY, "--devices", "8", "--precision", "bf16"], "P018", 2),
     ([TINY, "--devices", "8", "--hardware", "h10"], "did you mean 'h100'?", 2), ([TINY, "--devices", "9"], "P012", 2),
     ([TINY, "--topology", "none.toml"], "P013", 2), ([TINY, "--topology", "t.toml", "--devices", "8"], "P014", 2),

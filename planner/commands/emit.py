@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,11 @@ COMPUTE = {"plan": "", "bfloat16": "bfloat16", "float32": "float32"}
 
 def run(args: argparse.Namespace) -> int:
     """`plan emit`."""
+    from planner.commands import serve
+    from planner.serving.result import is_serving
+
+    if is_serving(args.strategy):
+        return serve.emit(args)
     strategy = files.load(args.strategy)
     source = files.model_of(strategy, args.strategy, args.model)
     if args.output == "-":
@@ -52,12 +57,17 @@ def write_program(strategy: Strategy, source: str, target: Path, backend: str, u
     Each file is written whole or not at all, the program last. A file that is not an emitted program is kept unless forced.
     """
     from planner.api import program, reopen
+
+    return write_files(lambda weights: program(strategy, source, backend=backend, unroll=unroll, weights_file=weights), lambda: reopen(strategy, source), target, force)
+
+
+def write_files(make: Callable[[str], Any], open_model: Callable[[], Any], target: Path, force: bool) -> list[str]:
+    """Write a program, made for the name of the file of its weights, and beside it what of the model's weights it needs."""
     from planner.strategy import write_atomically
 
     refuse_other(target, force)
     weights = target.with_suffix(".safetensors")
-    made = program(strategy, source, backend=backend, unroll=unroll, weights_file=weights.name)
-    model = reopen(strategy, source)
+    made, model = make(weights.name), open_model()
     names = inline_weights(model.plain, model.folder)
     written = []
     if made.constants or names:

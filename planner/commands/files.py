@@ -51,6 +51,11 @@ def load(path: str | Path) -> Strategy:
         strategy = Strategy.load(path)
     except (RecursionError, ValueError, TypeError) as e:  # nesting or a top-level shape that no strategy has
         raise PlanError("P057", f"{path} is not a usable strategy: {type(e).__name__}") from e
+    return checked(strategy, path)
+
+
+def checked(strategy: Strategy, path: str | Path) -> Strategy:
+    """A strategy that was read from a file, refused where its content has not the types of one."""
     wrong = mismatch(_content(strategy), SHAPE, "") or impossible(strategy)
     if wrong:
         raise PlanError("P057", f"{path} is not a usable strategy: {wrong}", help=["plan again, or undo the last edit of the file"])

@@ -72,7 +72,12 @@ def run(args: argparse.Namespace) -> int:
     import planner.api as api
 
     api.choose("backend", args.backend, ("shard_map", "jit"))
+    from planner.commands import serve
+
+    serving = serve.asked(args)
     target = _target(args)
+    if serving:
+        return serve.run(args, target)
     if args.emit:
         from planner.commands.emit import refuse_other
 
@@ -117,7 +122,7 @@ def _target(args: argparse.Namespace) -> Path | None:
                         help=["-o a file in a folder that exists and is writable"])  # fmt: skip
     if path.exists() and not args.force:
         try:
-            old = files.load(path)
+            old = _recorded(path)
         except PlanError as e:
             raise PlanError("P053", f"{path} exists and is not a strategy that this version reads", help=["-o another file, or --force"]) from e
         mine = args.model if args.model.startswith("zoo:") else Path(args.model).name
@@ -127,6 +132,13 @@ def _target(args: argparse.Namespace) -> Path | None:
             raise PlanError("P053", f"{path} exists and is a strategy of another {mine!r}", detail=[f"that of {old.provenance.get('source', 'an unknown place')}"],
                             help=["-o another file, or --force"])  # fmt: skip
     return path
+
+
+def _recorded(path: Path) -> Strategy:
+    """The strategy of a file, of a serving plan that of its steps."""
+    from planner.serving.result import Serving, is_serving
+
+    return Serving.load(path).step if is_serving(path) else files.load(path)
 
 
 def _same_model(old: Strategy, args: argparse.Namespace) -> bool:

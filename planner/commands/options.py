@@ -127,10 +127,19 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> None:
         g.add_argument("--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp")
     g.add_argument("--pin", metavar="FILE|LIST",
                    help="decisions to respect: a TOML file, tp=8,dp=8,micro=2,zero=3,recompute=block, pp=4,schedule=interleaved,virtual=2, or `annotated`: those in the ONNX")
-    g.add_argument("--objective", default="step", metavar="WHAT", help="step (time, default) or memory")
+    g.add_argument("--objective", default="step", metavar="WHAT", help="step (time, default) or memory; of serving: throughput (default), ttft or tpot")
     g.add_argument("--time-limit", type=seconds, metavar="S", help="seconds; the best plan so far is returned")
     g.add_argument("--seed", type=int, default=0, metavar="N")
     g.add_argument("--strict", action="store_true", help="fail on an operator without a rule")
+
+
+def add_serving(p: argparse.ArgumentParser) -> None:
+    """What is served, with --workload infer."""
+    g = p.add_argument_group("serving", "a decoder exported with a cache: --workload infer --prompt 2048 --generate 256 --concurrency 64 (docs/serving.md)")
+    g.add_argument("--prompt", type=whole, metavar="N", help="tokens of a prompt")
+    g.add_argument("--generate", type=whole, metavar="N", help="tokens generated for each")
+    g.add_argument("--concurrency", type=whole, metavar="N", help="sequences at once")
+    g.add_argument("--quantize", default="none", metavar="NAME", help="none (default), or int8: weights of products, a scale for each column")
 
 
 def make(p: argparse.ArgumentParser) -> None:
@@ -138,6 +147,7 @@ def make(p: argparse.ArgumentParser) -> None:
     add_model(p)
     add_machine(p)
     add_search(p)
+    add_serving(p)
     g = p.add_argument_group("output")
     g.add_argument("-o", dest="output", metavar="FILE", help="strategy file (default: MODEL.plan.json)")
     g.add_argument("--emit", metavar="FILE.py", help="also write the program")

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> int:
     """The summary or the JSON on stdout; or files. Several kinds of files may be asked for at once."""
+    from planner.commands import serve
+    from planner.serving.result import is_serving
+
+    if is_serving(args.strategy):
+        return serve.show(args)
     strategy = files.load(args.strategy)
     if args.other and not args.html:
         raise PlanError("P002", f"`plan show` does not understand {args.other!r}", help=["--html FILE shows two plans side by side", "plan diff tells what changed"])
@@ -25,13 +30,13 @@ def run(args: argparse.Namespace) -> int:
         raise PlanError("P003", "--json prints the strategy, and the other options write files", help=["one or the other"])
     for path, start in ((args.html, b"<!doctype html>"), (args.trace, b'{\n"traceEvents"'), (args.png, b"\x89PNG")):
         if path:
-            _spare(Path(path), start)
+            spare(Path(path), start)
     if args.html:
         _html(args, strategy)
     if args.trace:
         from planner.report.trace import trace
 
-        _write(args.trace, trace(_priced(args, strategy)), "open it in ui.perfetto.dev or chrome://tracing")
+        write_text(args.trace, trace(_priced(args, strategy)), "open it in ui.perfetto.dev or chrome://tracing")
     if args.png:
         from planner.report.html.derive import work_out
         from planner.report.html.plots import png
@@ -47,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _spare(path: Path, start: bytes) -> None:
+def spare(path: Path, start: bytes) -> None:
     """A file that holds something else than this command writes there, a plan perhaps, is left alone."""
     try:
         with path.open("rb") as f:
@@ -58,7 +63,8 @@ def _spare(path: Path, start: bytes) -> None:
         raise PlanError("P053", f"{path} exists and is not what this option writes", help=["name another file, or remove this one"])
 
 
-def _write(path: str, text: str, next_step: str) -> None:
+def write_text(path: str, text: str, next_step: str) -> None:
+    """Write a file and say what to do with it."""
     from planner.strategy import write_atomically
 
     write_atomically(Path(path), text)
@@ -79,7 +85,7 @@ def _html(args: argparse.Namespace, strategy: Strategy) -> None:
         other = files.load(args.other)
         same = other.model["sha256"] == strategy.model["sha256"]
         views.append(_view("B", args.other, other, args.model if same else None))
-    _write(args.html, page(views), "open it in a browser")
+    write_text(args.html, page(views), "open it in a browser")
 
 
 def _view(letter: str, path: str, strategy: Strategy, model: str | None) -> View:

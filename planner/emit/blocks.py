@@ -59,16 +59,16 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
         _stage_loop(body, pipeline, table.all_repeats, lambda weights: f"{name}({state}, {weights}{more()})", f"{out}, _ = lax.scan", start)
     elif w.unroll:
         body.lines.append(f"{out} = {start}")
-        rows = [body.fresh("rows")] if run.yields else []
-        body.lines += [f"{rows[0]} = []"] if rows else []
+        rows = body.fresh("rows") if run.yields else ""
+        body.lines += [f"{rows} = []"] if rows else []
         body.lines.append(f"for i in range({run.repeats}):")
         call = f"    {out} = {name}({'*' if len(carried) > 1 else ''}{out}, {table.one_repeat}"
         body.lines.append(lambda: f"{call}{more()})")
         if rows:
             body.lines.append(f"    {out}, row = apart({out}, {len(carried)})")
-            body.lines.append(f"    {rows[0]}.append(row)")
-            body.lines.append(f"{rows[0]} = [jnp.stack(r) for r in zip(*{rows[0]}, strict=True)]")
-            _hand_out(w, body, run, rows[0])
+            body.lines.append(f"    {rows}.append(row)")
+            body.lines.append(f"{rows} = [jnp.stack(r) for r in zip(*{rows}, strict=True)]")
+            _hand_out(w, body, run, rows)
     else:
         rows = body.fresh("rows") if run.yields else "_"
         head = f"{out}, {rows} = lax.scan(lambda x, w: " + (f"apart({name}({state}, w" if run.yields else f"({name}({state}, w")

@@ -5,6 +5,6 @@
     report   the summary and the page                                    program  one program with a loop that generates
 """
 
-#from planner.serving.result import Serving
+from planner.serving.result import Serving
 
-#__all__ = ["Serving"]
+__all__ = ["Serving"]

@@ -15,24 +15,26 @@ cache, along heads or positions. What a plan costs is priced as every plan is (p
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from planner.errors import NO_PLAN, PlanError
-from planner.evaluate import price_plan
+from planner.evaluate import Cost, price_plan
 from planner.flow import Flow, Plan
 from planner.layout import group, local_shape
 from planner.meshes import divisors
 from planner.pins import Pins
 from planner.price import Pricer
-from planner.request import Found, Request
+from planner.request import Candidate, Found, Request
 from planner.search import Search
 from planner.serving.phases import PhaseModel
+from planner.serving.result import FIGURES
 from planner.space import Base
 
 OBJECTIVES = ("throughput", "ttft", "tpot")
+GUESSES, MOST_SEQUENCES = 8, 1 << 20
 ENDLESS_BYTES = 1 << 60
 NOT_POSSIBLE = ("P021", "P022", "P023", "P024", "P025")
 """Codes of pins that leave a phase no plan on a mesh."""
@@ -56,6 +58,10 @@ class Priced:
     weights_bytes: int
     fits: bool
 
+    def figures(self) -> dict[str, Any]:
+        """The figures by name."""
+        return {name: getattr(self, name) for name in FIGURES}
+
     def value(self, objective: str) -> float:
         """What is minimised."""
         return {"ttft": self.ttft_s, "tpot": self.tpot_s, "throughput": 1 / self.tokens_per_s_per_device}[objective]
@@ -71,6 +77,15 @@ class Priced:
         return all(a <= b * 1.001 for a, b in zip(mine, theirs, strict=True)) and any(a < b * 0.999 for a, b in zip(mine, theirs, strict=True))
 
 
+@dataclass(frozen=True)
+class Phase:
+    """A phase's price, what it was read from, and the prices of its mesh."""
+
+    cost: Cost
+    flow: Flow
+    pricer: Pricer
+
+
 class Joint:
     """One search. prompts, step: the phases of the model; request: machine, runtime and precision (its pins hold no mesh)."""
 
@@ -78,6 +93,8 @@ class Joint:
         self.prompts, self.step, self.progress = prompts, step, progress
         self.request = replace(request, baselines=False, solver=request.solver, mode="auto", objective="step")
         self.solved: dict[tuple, Found | None] = {}
+        self.bounds: dict[tuple[int, int], dict[str, float]] = {}
+        """mesh -> objective -> what no layout of the weights can go below"""
 
     @property
     def devices(self) -> int:
@@ -95,24 +112,42 @@ class Joint:
         """Pairs on one mesh: by hand ("tp=N"), and under the layouts that each phase would choose alone."""
         mesh: dict[str, tuple[int, ...]] = {"data": (replicas,), "model": (split,)}
         by_hand = Pins(mesh, {**TECHNIQUES, "tensor": "megatron"})
-        hand = self.pair(f"tp={split}", by_hand, by_hand, replicas, split)
+        hand = self.held(f"tp={split}", by_hand, replicas, split)
         free = Pins(mesh, TECHNIQUES)
         alone = [self.solve(model, free) for model in (self.step, self.prompts)]
+        if all(f is not None and f.best is not None for f in alone):
+            self.bounds[replicas, split] = self._bound(*alone)  # type: ignore[arg-type]
         tried: list[Mapping[str, Any]] = []
         for label, found in zip(("layout of a step", "layout of the prompts"), alone, strict=True):
             if found is not None and found.best is not None:
                 nodes = weight_splits(found.base, found.best.plan)
                 if nodes not in tried:
                     tried.append(nodes)
-                    pinned = replace(free, nodes=nodes)
-                    if pair := self.pair(label, pinned, pinned, replicas, split):
+                    if pair := self.pair(label, replace(free, nodes=nodes), replicas, split):
                         yield pair
         if hand:
             yield hand
 
-    def pair(self, label: str, prompts: Pins, step: Pins, replicas: int, split: int) -> Priced | None:
+    def _bound(self, step: Found, prompts: Found) -> dict[str, float]:
+        """The objectives at what bounds each phase alone on a mesh."""
+        assert step.best is not None
+        launch_s = Pricer(self.request.topology, step.best.mesh, self.request.runtime, self.request.recipe).kernel_s(0.0, 0.0, self.request.recipe.compute)
+        first, each, service = prompts.bound_s + launch_s, step.bound_s + 2 * launch_s, self.step.service  # caches are written
+        return {"ttft": first, "tpot": each, "throughput": (first + (service.generate - 1) * each) * self.devices / (service.concurrency * service.generate)}
+
+    def held(self, label: str, pins: Pins, replicas: int, split: int) -> Priced | None:
+        """The pair under pins, weights as one of the phases has them under those pins; None where the other cannot."""
+        for model in (self.step, self.prompts):
+            found = self.solve(model, pins)
+            if found is not None and found.best is not None:
+                pair = self.pair(label, replace(pins, nodes=weight_splits(found.base, found.best.plan)), replicas, split)
+                if pair:
+                    return pair
+        return None
+
+    def pair(self, label: str, pins: Pins, replicas: int, split: int) -> Priced | None:
         """Both phases under pins; None where one has no plan, or they differ in how a weight lies."""
-        found = self.solve(self.step, step), self.solve(self.prompts, prompts)
+        found = self.solve(self.step, pins), self.solve(self.prompts, pins)
         if any(f is None or f.best is None for f in found):
             return None
         return self.price(label, found[1], found[0], replicas, split)  # type: ignore[arg-type]
@@ -138,42 +173,104 @@ class Joint:
         return self.solved[key]
 
     def price(self, label: str, prompts: Found, step: Found, replicas: int, split: int) -> Priced | None:
-        """The pair's figures."""
-        (first, flow_p, pricer), (each, flow_s, _) = (self._priced(f) for f in (prompts, step))
-        if not same_weights(flow_p, flow_s, self.step.form.pasts):  # type: ignore[union-attr]
+        """The pair's figures; None where the phases keep a weight in different layouts."""
+        assert prompts.best is not None and step.best is not None
+        first, each = self._phase(prompts.base, prompts.best), self._phase(step.base, step.best)
+        if not same_weights(first.flow, each.flow, self.pasts):
             return None
-        service, itemsize = self.step.service, pricer.itemsize("float32")
-        cache = sum(prod(local_shape(flow_s.graph.tensors[p].shape, flow_s.weights[p].layout, dict(flow_s.plan.mesh))) for p in self.step.form.pasts) * itemsize  # type: ignore[union-attr]
+        service, compute = self.step.service, self.request.recipe.compute
+        cache = self.cache_bytes(each)
         made = cache * service.prompt / service.length
-        ttft = first.step_time_s + pricer.kernel_s(0.0, made + cache, self.request.recipe.compute)
-        tpot = each.step_time_s + 2 * pricer.kernel_s(0.0, 2 * cache / service.length, self.request.recipe.compute)
-        seconds = ttft + (service.generate - 1) * tpot
-        speed = service.concurrency * service.generate / seconds / self.devices
-        peak = max(first.memory.total + made + cache, each.memory.total)
-        return Priced(label, replicas, split, prompts, step, ttft, tpot, speed, int(peak), int(cache), int(each.memory.parameters - cache), peak <= self.request.limit_bytes)
+        ttft = first.cost.step_time_s + each.pricer.kernel_s(0.0, made + cache, compute)
+        tpot = each.cost.step_time_s + 2 * each.pricer.kernel_s(0.0, 2 * cache / service.length, compute)
+        speed = service.concurrency * service.generate / (ttft + (service.generate - 1) * tpot) / self.devices
+        peak = self.peak_bytes(first, each)
+        return Priced(label, replicas, split, prompts, step, ttft, tpot, speed, peak, int(cache), int(each.cost.memory.parameters - cache), peak <= self.request.limit_bytes)
 
-    def _priced(self, found: Found) -> tuple[Any, Flow, Pricer]:
-        best = found.best
-        assert best is not None
+    @property
+    def pasts(self) -> tuple[str, ...]:
+        """Names of the caches."""
+        assert self.step.form is not None
+        return self.step.form.pasts
+
+    def _phase(self, base: Base, best: Candidate) -> Phase:
         pricer = Pricer(self.request.topology, best.mesh, self.request.runtime, self.request.recipe)
-        cost, flow, _ = price_plan(found.base, best.plan, pricer)
-        return cost, flow, pricer
+        cost, flow, _ = price_plan(base, best.plan, pricer)
+        return Phase(cost, flow, pricer)
+
+    def cache_bytes(self, step: Phase) -> float:
+        """Bytes of the caches on a device."""
+        tensors, mesh = step.flow.graph.tensors, dict(step.flow.plan.mesh)
+        return sum(prod(local_shape(tensors[p].shape, step.flow.weights[p].layout, mesh)) for p in self.pasts) * step.pricer.itemsize("float32")
+
+    def peak_bytes(self, prompts: Phase, step: Phase) -> int:
+        """The larger peak of the two phases; while prompts are passed, their keys and values are there once more before they are in the caches."""
+        cache, service = self.cache_bytes(step), self.step.service
+        return int(max(prompts.cost.memory.total + cache * (1 + service.prompt / service.length), step.cost.memory.total))
+
+    def most_sequences(self, pair: Priced) -> int:
+        """The greatest concurrency that fits under the plan's splits, a multiple of the replicas.
+
+        Memory grows with it almost along a line: each guess is on the line through what is known to fit and what is known not to, until they are neighbours.
+        """
+        limit, each = self.request.limit_bytes, pair.replicas
+        sizes = {self.step.service.concurrency: pair.memory_bytes}
+        low = high = self.step.service.concurrency  # low fits, high does not once they differ
+        for _ in range(GUESSES):
+            if high > low:
+                share = (limit - sizes[low]) / (sizes[high] - sizes[low])
+                guess = int((low + share * (high - low)) // each) * each
+                guess = min(max(guess, low + each), high - each)
+            else:
+                growth = (sizes[low] - pair.weights_bytes) / low
+                guess = max(low + each, int((limit - pair.weights_bytes) / growth // each) * each + each)
+                guess = min(guess, MOST_SEQUENCES // each * each)
+            if guess <= low or guess in sizes:
+                break
+            sizes[guess] = self._peak_at(pair, guess)
+            if sizes[guess] <= limit:
+                low = guess
+                high = high if high > low else low
+            else:
+                high = guess
+        return low
+
+    def _peak_at(self, pair: Priced, concurrency: int) -> int:
+        """The peak with other many sequences."""
+        phases = []
+        for model, found in ((self.prompts, pair.prompts), (self.step, pair.step)):
+            assert found.best is not None
+            phases.append(self._phase(Base.of(model.at(concurrency).graph(1), training=False, fold=self.request.fold), found.best))
+        return self.peak_bytes(*phases)
+
+    @staticmethod
+    def front(priced: Sequence[Priced]) -> list[Priced]:
+        """Pairs that fit and that no other that fits beats."""
+        fitting = [p for p in priced if p.fits]
+        return [p for p in fitting if not any(q.beats(p) for q in fitting)]
 
     def run(self, objective: str) -> tuple[Priced, tuple[Priced, ...], float]:
-        """The best pair that fits, all that were priced, and what bounds the objective. Raises PlanError P021 where none fits."""
+        """The best pair that fits, all that were priced, and by what part of its value no other can be better. Raises PlanError P021 where none fits."""
         found = [p for mesh in self.meshes() for p in self.candidates(*mesh)]
         fitting = [p for p in found if p.fits]
         if not fitting:
-            least = min(found, key=lambda p: p.memory_bytes, default=None)
-            if least is None:
-                raise PlanError("P021", f"no plan is possible: {self.devices} devices do not divide {self.step.service.concurrency} sequences", exit_code=NO_PLAN,
-                                help=["--concurrency with a divisor in common"])  # fmt: skip
-            from costmodels.units import show_bytes
+            raise self._nothing_fits(found)
+        best = min(fitting, key=lambda p: p.key(objective))
+        least = min(self.bounds[mesh][objective] for mesh in self.meshes() if mesh in self.bounds)
+        return best, tuple(found), max(0.0, 1 - least / best.value(objective))
 
-            raise PlanError("P021", f"no plan fits: {show_bytes(least.memory_bytes)} a device in the smallest plan priced, {show_bytes(self.request.limit_bytes)} usable",
-                            detail=[f"{least.replicas} x tp={least.split}: weights {show_bytes(least.weights_bytes)}, cache {show_bytes(least.cache_bytes)}"],
-                            help=["fewer sequences at once (--concurrency)", "--weights int8", "more devices"], exit_code=NO_PLAN)  # fmt: skip
-        return min(fitting, key=lambda p: p.key(objective)), tuple(found), 0.0
+    def _nothing_fits(self, found: Sequence[Priced]) -> PlanError:
+        from costmodels.units import show_bytes
+
+        sequences = self.step.service.concurrency
+        least = min(found, key=lambda p: p.memory_bytes, default=None)
+        if least is None:
+            return PlanError("P021", f"no plan is possible: no mesh of {self.devices} devices has replicas that divide {sequences} sequences", exit_code=NO_PLAN,
+                             help=["--concurrency with more divisors"])  # fmt: skip
+        help = ["more devices"] if self.step.service.quantize == "int8" else ["--quantize int8", "more devices"]
+        return PlanError("P021", f"no plan fits: {show_bytes(least.memory_bytes)} a device in the smallest plan priced, {show_bytes(self.request.limit_bytes)} usable",
+                         detail=[f"{least.replicas} replicas of {least.split}: weights {show_bytes(least.weights_bytes)}, cache {show_bytes(least.cache_bytes)}"],
+                         help=["fewer sequences at once (--concurrency)", *help], exit_code=NO_PLAN)  # fmt: skip
 
 
 def weight_splits(base: Base, plan: Plan) -> dict[str, dict[str, Any]]:

@@ -12,22 +12,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from planner.errors import PlanError
 from planner.graph import Graph
 from planner.model import Model, Workload
 from planner.serving.cached import Form, form_of, with_constants
-from planner.serving.rewrite import prompt_graph, step_graph
+from planner.serving.quantize import quantized
+from planner.serving.rewrite import check_sight, prompt_graph, step_graph
 
 Phase = Literal["prompts", "step"]
 
 
 @dataclass(frozen=True)
 class Service:
-    """What is served: sequences at once, tokens of a prompt and tokens generated for each."""
+    """What is served: sequences at once, tokens of a prompt and tokens generated for each; quantize: "none" or "int8"."""
 
     prompt: int
     generate: int
     concurrency: int
+    quantize: str = "none"
 
     @property
     def length(self) -> int:
@@ -46,7 +47,8 @@ class PhaseModel(Model):
     @classmethod
     def of(cls, model: Model, phase: Phase, service: Service) -> PhaseModel:
         """A phase of a model that was opened. Raises PlanError P220, P221 where it has no cache that is understood."""
-        return cls(model.name, Workload("infer", dims=model.workload.dims), model.devices, model.folder, model.proto, phase=phase, service=service, form=form_of(model.proto, model.name))
+        form = form_of(model.proto, model.name)
+        return cls(model.name, Workload("infer", dims=model.workload.dims), model.devices, model.folder, model.proto, phase=phase, service=service, form=form)
 
     def at(self, concurrency: int) -> PhaseModel:
         """The same with other many sequences at once."""
@@ -59,8 +61,10 @@ class PhaseModel(Model):
         if self.phase == "prompts":
             graph = prompt_graph(self._read(with_constants(self.proto, self._empty(form, s.concurrency)), s.prompt, s.prompt, ()), form)
         else:
-            self._check_positions(form)
-            graph = step_graph(self._read(self.proto, 1, s.length + 1, form.pasts), form)
+            graph = self._read(self.proto, 1, s.length + 1, form.pasts)
+            check_sight(graph, form)
+            graph = step_graph(graph, form)
+        graph = quantized(graph) if s.quantize == "int8" else graph
         return replace(graph, name=self.name, dims={**graph.dims, "batch": s.concurrency})
 
     def _read(self, proto: Any, tokens: int, total: int, pasts: tuple[str, ...]) -> Graph:
@@ -69,7 +73,7 @@ class PhaseModel(Model):
         form, batch = self.form, self.service.concurrency
         assert form is not None
         given = {i.name for i in proto.graph.input}
-        shapes = {form.ids: (batch, tokens), form.positions: (batch, tokens), form.mask: (batch, total)}
+        shapes: dict[str, tuple[int, ...]] = {form.ids: (batch, tokens), form.positions: (batch, tokens), form.mask: (batch, total)}
         shapes |= {p: (batch, form.sizes[p][0], total - 1, form.sizes[p][1]) for p in pasts}
         return read_model(proto, self.folder, dims=self.workload.dims, shapes={n: shape for n, shape in shapes.items() if n in given}, devices=self.devices)
 
@@ -78,12 +82,3 @@ class PhaseModel(Model):
 
         kinds = {i.name: helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type) for i in self.proto.graph.input}
         return [(p, np.zeros((batch, heads, 0, width), kinds[p])) for p, (heads, width) in form.sizes.items()]
-
-    def _check_positions(self, form: Form) -> None:
-        """Raises PlanError P221 where a step does not see every real key, as with a sliding window: keys would have to lie at their positions."""
-        ones = np.ones((self.service.concurrency, self.service.length + 1), np.int64)
-        graph = self._read(with_constants(self.proto, [(form.mask, ones)]), 1, self.service.length + 1, form.pasts)
-        hidden = [n for n in graph.nodes if n.op == "Attention" and len(n.inputs) > 3 and n.inputs[3]]
-        if hidden:
-            raise PlanError("P221", f"{self.name}: {hidden[0].id!r} does not see all earlier tokens, wherever they lie in the cache (a sliding window?)",
-                            help=["a model whose attention is full"])  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.emit.assemble import DTYPES, kept
 from planner.emit.external import external_table
@@ -18,6 +18,7 @@ from planner.graph import Graph
 from planner.layout import Layout
 from planner.serving.cached import Form
 from planner.serving.phases import Service
+from planner.serving.quantize import as_stored, scales
 
 FILES = (*KERNELS, "frame", "serve")
 
@@ -50,11 +51,12 @@ def emit_serving(prompts: Phased, step: Phased, form: Form, service: Service, *,
         return emit_serving(prompts, step, form, service, header=header, weights_file=weights_file, compute=compute, model_folder=model_folder, gpu_memory=gpu_memory, unroll=True)
     for w, doc in ((first, "The pass over the prompts: the first tokens, and keys and values."), (second, "A step of generation: the next tokens, and their keys and values.")):
         w.functions.append(Function(f"{w.prefix}forward", doc, forward_body(w), ("params", "frozen", "batch"), as_tuple=True))
-    tables = [mesh_line(first), f"COMPUTE = {DTYPES[compute]}\n", f"GPU_MEMORY = {gpu_memory}  # share of it that JAX takes at the start: what the plan may use; None: as it does\n",
+    tables = [mesh_line(first), f"COMPUTE = {DTYPES[compute]}\n",
+              f"GPU_MEMORY = {gpu_memory}  # share of it that JAX takes at the start: what the plan may use; None: as it does\n",
               f"PROMPT, GENERATE, VOCABULARY = {service.prompt}, {service.generate}, {_vocabulary(second)}\n",
               f"IDS, MASK, POSITIONS = {literal(form.ids)}, {literal(form.mask)}, {literal(form.positions)}\n",
               inputs_table(first), inputs_table(second), table, parameter_table(second, "CACHE", "keys and values so far", caches), _new_cache(second, form, caches),
-              _merged_labels(first, second), external_table(first, model_folder), _outputs(first), _outputs(second)]  # fmt: skip
+              _merged_labels(first, second), _quantized(first), external_table(_as_stored(first), model_folder), _outputs(first), _outputs(second)]  # fmt: skip
     return _assembled(writers, "".join(tables), header, weights_file)
 
 
@@ -76,6 +78,22 @@ def _merged_labels(first: Writer, second: Writer) -> str:
     """LABELS of the weights; caches are stored nowhere."""
     assert first.parameters.keys() <= second.parameters.keys()
     return labels_table(first)
+
+
+def _quantized(w: Writer) -> str:
+    """QUANTIZED; a dim more where repeats are stacked."""
+    rows = []
+    for weight, (scale, dim) in scales(w.flow.graph).items():
+        if weight in w.parameters:
+            p = w.parameters[weight]
+            rows.append(f"    {literal(p.key)}: ({literal(w.parameters[scale].key)}, {dim + p.stacked}),")
+    if not rows:
+        return "QUANTIZED = {}\n"
+    return "\n".join(["# int8 weight -> (its scales, the dim that each is taken over)", "QUANTIZED = {", *rows, "}", ""])
+
+
+def _as_stored(w: Writer) -> Writer:
+    return replace(w, flow=replace(w.flow, graph=as_stored(w.flow.graph)))
 
 
 def _outputs(w: Writer) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
+import numpy as np
+
 from planner.errors import PlanError
 from planner.graph import Graph, Node, Tensor, WeightRef
 from planner.serving.cached import Form
@@ -25,6 +27,29 @@ BY_ROW_WITH_WEIGHTS = frozenset({"MatMul", "Add", "Mul", "Div", "Sub"})
 def cache_label(past: str) -> str:
     """What a cache is called among the parameters of a program."""
     return f"cache.{past.removeprefix('past_key_values.')}"
+
+
+def check_sight(graph: Graph, form: Form) -> None:
+    """Raises PlanError P221 unless a step sees every real key wherever it lies in the cache: with a sliding window, say, keys would have to lie at their
+    positions. graph: as read; its masks are computed for a mask of ones."""
+    known: dict[str, np.ndarray] = {**graph.constants, form.mask: np.ones(graph.tensors[form.mask].shape, np.int64)}
+    if form.positions in graph.tensors:
+        known[form.positions] = np.full(graph.tensors[form.positions].shape, graph.tensors[form.mask].shape[-1] - 1)
+    for node in graph.nodes:
+        if node.op == "Attention" and len(node.inputs) > 3 and node.inputs[3]:
+            mask = known.get(node.inputs[3])
+            if mask is None or not (mask.all() if mask.dtype == bool else (mask == 0).all()):
+                raise PlanError("P221", f"{graph.name}: {node.id!r} does not see every earlier token, wherever it lies in the cache (a sliding window?)",
+                                help=["a model whose attention is full"])  # fmt: skip
+        elif all(n in known for n in node.inputs if n) and (made := _values(node, graph, known)) is not None:
+            known.update(zip((o for o in node.outputs if o), made, strict=True))
+
+
+def _values(node: Node, graph: Graph, known: Mapping[str, np.ndarray]) -> list[np.ndarray] | None:
+    from planner.reader.fold import evaluate
+
+    types = [(graph.tensors[o].shape, graph.tensors[o].dtype) for o in node.outputs if o]
+    return evaluate(node.op, node.attrs, [known[n] for n in node.inputs if n], types)
 
 
 def step_graph(graph: Graph, form: Form) -> Graph:
@@ -104,27 +129,28 @@ def _last_row(graph: Graph, logits: str) -> Graph:
     while (at := graph.producer.get(name)) is not None and len(graph.consumers.get(name, ())) <= (name != logits) and _by_row(graph, graph.nodes[at]):
         chain.append(at)
         name = graph.nodes[at].inputs[0]
-    short = f"{name}/last"
     tensors = dict(graph.tensors)
-    for t in (*(o for i in chain for o in graph.nodes[i].outputs if o), *([] if chain else [logits])):
-        tensors[t] = replace(tensors[t], shape=(tensors[t].shape[0], 1, *tensors[t].shape[2:]))
-    if not chain:  # the logits themselves are cut
-        tensors[short] = graph.tensors[logits]
-    source, made = (name, short) if chain else (short, logits)
-    tensors[made] = replace(graph.tensors[source] if chain else graph.tensors[logits], name=made, shape=(*graph.tensors[logits].shape[:1], 1, *graph.tensors[name].shape[2:]), role="activation")
-    cut = Node(f"{name}/last", "Slice", (source,), (made,), {"axes": (1,), "starts": (rows - 1,), "ends": (rows,), "steps": (1,)})
+    for made in {o for i in chain for o in graph.nodes[i].outputs if o}:
+        tensors[made] = _one_row(tensors[made], made)
+    cut = f"{name}/last"
+    # The cut tensor takes the place of `name` in the chain; where there is no chain `name` is the logits, and what made them makes the uncut ones.
+    source, result = (name, cut) if chain else (cut, logits)
+    tensors[source], tensors[result] = replace(graph.tensors[name], name=source), _one_row(graph.tensors[name], result)
+    slice_ = Node(cut, "Slice", (source,), (result,), {"axes": (1,), "starts": (rows - 1,), "ends": (rows,), "steps": (1,)})
     nodes: list[Node] = []
-    first = min(chain, default=-1)
     for i, node in enumerate(graph.nodes):
-        if i == first:
-            nodes.append(cut)
-        if i in chain:
-            node = replace(node, inputs=tuple(short if n == name else n for n in node.inputs))
-        elif not chain and logits in node.outputs:
-            nodes += [replace(node, outputs=tuple(short if o == logits else o for o in node.outputs)), cut]
-            continue
-        nodes.append(node)
+        if chain and i == chain[-1]:
+            nodes.append(slice_)
+            node = replace(node, inputs=(cut, *node.inputs[1:]))
+        if not chain and logits in node.outputs:
+            nodes += [replace(node, outputs=tuple(cut if o == logits else o for o in node.outputs)), slice_]
+        else:
+            nodes.append(node)
     return replace(graph, nodes=tuple(nodes), tensors=tensors)
+
+
+def _one_row(t: Tensor, name: str) -> Tensor:
+    return replace(t, name=name, shape=(t.shape[0], 1, *t.shape[2:]), role="activation")
 
 
 def _by_row(graph: Graph, node: Node) -> bool:
@@ -137,8 +163,3 @@ def _by_row(graph: Graph, node: Node) -> bool:
     flat = all(len(s) < 2 or prod(s[:-1]) == 1 for s in others)
     axis = int(node.attrs.get("axis", 2)) if node.op.endswith("Normalization") else 2  # type: ignore[arg-type]
     return node.op in BY_ROW | BY_ROW_WITH_WEIGHTS and flat and axis == 2
-
-
-def cache_bytes(graph: Graph, pieces: Mapping[str, int], itemsize: float) -> float:
-    """Bytes of the caches on one device; pieces: cache -> into how many equal pieces it is cut."""
-    return sum(graph.tensors[n].elements / pieces[n] for n in pieces) * itemsize

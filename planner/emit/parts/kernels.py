@@ -135,13 +135,11 @@ def cached_attention(q, k, v, past_k, past_v, mask, scale, axes):
     """Attention of new tokens, q [B, H, S, D], k [B, G, S, D], v [B, G, S, E], to a cache [B, G, T, ..] and, causally, to each other: the cache is read where
     it lies. mask: of the cache's keys. axes: mesh axes over which the cache is cut along T; shares of the sums are then put together in float32."""
     old, new = attention_scores(q, past_k, mask, scale, False, 0, 0), attention_scores(q, k, None, scale, True, 0, 0)
-    top = jnp.max(old, -1, keepdims=True)
-    top = jnp.maximum(lax.pmax(top, axes) if axes else top, jnp.max(new, -1, keepdims=True))
-    old, new = jnp.exp(old - top), jnp.exp(new - top)
-    total, out = jnp.sum(old, -1, keepdims=True), weighted_values(old, past_v)
-    if axes:
-        total, out = lax.psum(total, axes), lax.psum(out, axes)
-    out = (out + weighted_values(new, v)) / (total + jnp.sum(new, -1, keepdims=True))
+    top = lax.stop_gradient(jnp.maximum(jnp.max(old, -1, keepdims=True), jnp.max(new, -1, keepdims=True)))
+    top = lax.pmax(top, axes) if axes else top
+    old, new = jnp.exp(old - top), jnp.exp(new - top) * (lax.axis_index(axes) == 0 if axes else 1)  # the new tokens count once
+    total, out = jnp.sum(old, -1, keepdims=True) + jnp.sum(new, -1, keepdims=True), weighted_values(old, past_v) + weighted_values(new, v)
+    out = lax.psum(out, axes) / lax.psum(total, axes) if axes else out / total
     return out.reshape(out.shape[0], q.shape[1], *out.shape[3:]).astype(v.dtype)
 
 

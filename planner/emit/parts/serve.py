@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from planner.emit.parts.frame import command_line, initial_value, make_mesh, padded_shape, place, say, specs_of, stored_weights
+from planner.emit.parts.frame import command_line, computed, initial_value, make_mesh, padded_shape, place, say, specs_of, stored_weights
 from planner.emit.parts.tables import (
     CACHE,
     COMPUTE,
@@ -24,6 +24,7 @@ from planner.emit.parts.tables import (
     PROMPT,
     PROMPTS_INPUTS,
     PROMPTS_OUTPUT_SPECS,
+    QUANTIZED,
     STEP_INPUTS,
     STEP_OUTPUT_SPECS,
     VOCABULARY,
@@ -100,8 +101,7 @@ def write(mesh, key, cache, new, at):
     def piece(cache, new, at):
         size = cache.shape[dim]
         local = at - lax.axis_index(axes) * size if axes else at
-        start = [0] * cache.ndim
-        start[dim] = jnp.clip(local, 0, size - 1)
+        start = tuple(jnp.clip(local, 0, size - 1) if d == dim else 0 for d in range(cache.ndim))
         old = lax.dynamic_slice(cache, start, new.shape)
         return lax.dynamic_update_slice(cache, jnp.where((local >= 0) & (local < size), new, old), start)
 
@@ -112,12 +112,19 @@ def write(mesh, key, cache, new, at):
 
 
 def load_weights(args, mesh):
-    """The stored or seeded weights on the mesh, in the type computed in."""
-    weights = stored_weights(args, FROZEN)
-    out = {}
-    for i, (key, row) in enumerate(FROZEN.items()):
-        value = initial_value(key, row, args.seed, weights)
-        out |= place({key: value.astype(COMPUTE) if np.issubdtype(value.dtype, np.floating) else value}, {key: row[-1]}, mesh)
+    """The stored or seeded weights on the mesh, in the type computed in, one at a time; those of QUANTIZED as int8 and scales."""
+    made = {scale for scale, _ in QUANTIZED.values()}
+    weights = stored_weights(args, {key: row for key, row in FROZEN.items() if key not in made})
+    out: dict = {}
+    for key, (shape, dtype, *rest, spec) in FROZEN.items():
+        if key in made:
+            continue
+        values = {key: initial_value(key, (shape, "float" if key in QUANTIZED else dtype, *rest, spec), args.seed, weights)}
+        if key in QUANTIZED:
+            scale, dim = QUANTIZED[key]
+            each = np.maximum(np.abs(values[key]).max(dim, keepdims=True), np.finfo(np.float32).tiny) / 127
+            values = {key: np.round(values[key] / each).astype(np.int8), scale: each.squeeze(dim)}
+        out |= place(computed(values), {k: FROZEN[k][-1] for k in values}, mesh)
     return out
 
 

@@ -25,6 +25,7 @@ and by programs that generate, whose two phases are `prompts` and `step`:
     IDS, MASK, POSITIONS   inputs: token ids, which tokens are real, where they stand
     PROMPTS_INPUTS, STEP_INPUTS, PROMPTS_OUTPUT_SPECS, STEP_OUTPUT_SPECS   as INPUTS and OUTPUT_SPECS
     CACHE             the caches of keys and values, as FROZEN; the last dims are heads, positions, features
+    QUANTIZED         int8 weight -> (its scales, the dim that each is taken over), both in FROZEN
     NEW_CACHE         the cache that each output after the first belongs to
 """
 
@@ -53,6 +54,7 @@ STEP_INPUTS: dict[str, tuple[Any, ...]] = {}
 PROMPTS_OUTPUT_SPECS: tuple[Any, ...] = ()
 STEP_OUTPUT_SPECS: tuple[Any, ...] = ()
 CACHE: dict[str, tuple[Any, ...]] = {}
+QUANTIZED: dict[str, tuple[str, int]] = {}
 NEW_CACHE: tuple[str, ...] = ()
 GATHERED: set[str] = set()
 SCATTER_EACH_MICROBATCH = False

@@ -1,0 +1,119 @@
+"""`plan MODEL --workload infer --prompt N --generate N --concurrency N`: a serving plan; and what `plan show` and `plan emit` do with its file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.commands import console, files
+from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    from planner.serving.result import Serving
+
+EXAMPLE = "--workload infer --prompt 2048 --generate 256 --concurrency 64"
+OPTIONS = ("prompt", "generate", "concurrency")
+OTHERS: dict[str, Any] = {"batch": None, "tokens_per_step": None, "shape": [], "pin": None, "mode": "auto", "strict": False, "tie": [], "loss": "", "logits": "",
+                          "shift_labels": False, "ignore_index": None, "trainable": [], "freeze": [], "lora": "", "backend": "shard_map", "time_limit": None}  # fmt: skip
+"""Options that a serving plan does not take, with what they are where they are not given."""
+
+
+def asked(args: argparse.Namespace) -> bool:
+    """Whether the options ask for a serving plan. Raises PlanError P222 for a part of them, and for what does not go with them."""
+    given = [n for n in OPTIONS if getattr(args, n) is not None]
+    if not given:
+        from planner.serving.joint import OBJECTIVES
+
+        alone = f"--objective {args.objective}" if args.objective in OBJECTIVES else f"--quantize {args.quantize}" if args.quantize != "none" else ""
+        if alone:
+            raise PlanError("P222", f"{alone} is said of serving, which needs a prompt, tokens to generate and sequences", help=[EXAMPLE])
+        return False
+    if args.workload != "infer":
+        raise PlanError("P222", f"--{given[0]} is said of serving, and the workload is {args.workload}", help=["--workload infer"])
+    if missing := [n for n in OPTIONS if n not in given]:
+        raise PlanError("P222", f"--{given[0]} without --{missing[0]}", help=[f"{EXAMPLE}: tokens, tokens, and sequences at once"])
+    if other := [n for n, usual in OTHERS.items() if getattr(args, n) != usual]:
+        raise PlanError("P222", f"a serving plan does not take --{other[0].replace('_', '-')}",
+                        help=["leave it out", "leave out --prompt, --generate and --concurrency to plan one pass"])  # fmt: skip
+    return True
+
+
+def run(args: argparse.Namespace, target: Path | None) -> int:
+    """Search, print the summary, write the plan (and the program)."""
+    from planner.commands.emit import refuse_other
+    from planner.commands.make import machine, workload
+    from planner.serving.serve import serve
+
+    if args.emit:
+        refuse_other(Path(args.emit), args.force)
+    objective = "throughput" if args.objective == "step" else args.objective
+    with console.live(not args.quiet) as line:
+        made = serve(args.model, prompt=args.prompt, generate=args.generate, concurrency=args.concurrency, objective=objective, quantize=args.quantize, **machine(args),
+                     dims=workload(args)["dims"], solver=args.solver, seed=args.seed, progress=line.report)  # fmt: skip
+    if target:
+        made.save(target)
+    if args.json:
+        console.data(made.to_json())
+    elif not args.quiet:
+        _print(made)
+    written = [str(target)] if target else []
+    if args.emit:
+        written += write(made, args.model, Path(args.emit), False, args.force)
+    if not args.quiet and written:
+        console.say(f"wrote {', '.join(written)}" + (f"   next: plan emit {target}" if target and not args.emit else ""))
+    return 0
+
+
+def _print(made: Serving) -> None:
+    from planner.serving.report import summary
+
+    console.data(summary(made, console.width(), console.colour(sys.stdout)) + "\n")
+
+
+def show(args: argparse.Namespace) -> int:
+    """`plan show` of a serving plan."""
+    from planner.serving.result import Serving
+
+    made = Serving.load(args.strategy)
+    if other := next((n for n in ("trace", "png", "other") if getattr(args, n)), ""):
+        raise PlanError("P223", f"--{other} is of one step, and {args.strategy} is a serving plan", help=["--html FILE.html, --json, or no option"])
+    if args.html:
+        from planner.commands.show import spare, write_text
+        from planner.report.html import View, page
+
+        spare(Path(args.html), b"<!doctype html>")
+        views = [View(letter, what, s, None, "") for letter, what, s in (("A", "prompts", made.prompts), ("B", "step", made.step))]
+        write_text(args.html, page(views), "open it in a browser")
+    elif args.json:
+        console.data(made.to_json())
+    else:
+        _print(made)
+    return 0
+
+
+def emit(args: argparse.Namespace) -> int:
+    """`plan emit` of a serving plan."""
+    from planner.serving.result import Serving
+
+    made = Serving.load(args.strategy)
+    if args.backend != "shard_map":
+        raise PlanError("P224", f"serving programs are written for shard_map, not for {args.backend}", help=["leave out --backend"])
+    source = files.model_of(made.step, args.strategy, args.model)
+    if args.output == "-":
+        raise PlanError("P063", "a serving program may read constants and weights from a file beside it, so it does not go to stdout", help=["-o FILE.py"])
+    target = Path(args.output or f"{files.stem(source).replace('-', '_')}.py")
+    written = write(made, source, target, args.unroll, args.force)
+    console.say(f"wrote {', '.join(written)}   next: python {target} --virtual-devices {made.step.topology['devices']}")
+    return 0
+
+
+def write(made: Serving, source: str, target: Path, unroll: bool, force: bool) -> list[str]:
+    """Write the program and what it needs beside it; the names written."""
+    from planner.commands.emit import write_files
+    from planner.serving.serve import program, reopened
+
+    return write_files(lambda weights: program(made, source, weights_file=weights, unroll=unroll), lambda: reopened(made, source, quantized=False)[0], target, force)
+
+

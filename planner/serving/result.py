@@ -1,0 +1,88 @@
+"""A serving plan: two strategies over one layout of the weights, what they were weighed against, and the file that keeps them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlanError
+from planner.serving.phases import Service
+from planner.strategy import FORMAT_VERSION, Strategy, _plain, write_atomically
+
+KIND = "serving"
+FIGURES = ("replicas", "split", "ttft_s", "tpot_s", "tokens_per_s_per_device", "memory_bytes", "cache_bytes", "weights_bytes", "fits")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """service: what is served (prompt, generate, concurrency, objective, quantize, most_sequences: the greatest concurrency that fits). figures: of the plan.
+
+    rows: everything that was priced, with its label and whether it is on the front of (ttft, tpot, tokens/s/device). prompts, step: the two strategies.
+    """
+
+    service: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+    prompts: Strategy
+    step: Strategy
+    provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def shape(self) -> Service:
+        """Prompt, tokens generated and sequences."""
+        s = self.service
+        return Service(int(s["prompt"]), int(s["generate"]), int(s["concurrency"]), str(s["quantize"]))
+
+    def to_json(self) -> str:
+        """The file's text."""
+        plain = {"format_version": FORMAT_VERSION, "kind": KIND, "service": _plain(self.service), "figures": _plain(self.figures), "rows": _plain(self.rows),
+                 "provenance": _plain(self.provenance)}  # fmt: skip
+        body = json.dumps(plain, sort_keys=True, indent=2).rstrip().removesuffix("}").rstrip()
+        parts = ",\n".join(f'  "{name}": {s.to_json().rstrip()}' for name, s in (("prompts", self.prompts), ("step", self.step)))
+        return f"{body},\n{parts}\n}}\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the file whole or not at all."""
+        write_atomically(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Serving:
+        """Read a file. Raises PlanError P054, P055 or P057 for one that is no serving plan of this version."""
+        from planner.commands.files import checked
+
+        data = read(path)
+        try:
+            prompts, step = (checked(Strategy.from_dict(data[k], path), path) for k in ("prompts", "step"))
+            made = cls(data["service"], data["figures"], tuple(data["rows"]), prompts, step, data["provenance"])
+            made.shape  # noqa: B018 - raises where a figure is missing
+            [row[k] for row in (made.figures, *made.rows) for k in FIGURES]
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise PlanError("P057", f"{path} is not a usable serving plan: {type(e).__name__} {str(e)[:60]}", help=["plan again, or undo the last edit of the file"]) from e
+        return made
+
+    def __str__(self) -> str:
+        from planner.serving.report import summary
+
+        return summary(self)
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The content of a plan's file. Raises PlanError P054."""
+    try:
+        data = json.loads(Path(path).read_text())
+    except OSError as e:
+        raise PlanError("P054", f"cannot read {str(path)!r}: {e.strerror}") from e
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise PlanError("P054", f"{path} is not JSON: {e}") from e
+    return data if isinstance(data, dict) else {}
+
+
+def is_serving(path: str | Path) -> bool:
+    """Whether a file is a serving plan; what is no file at all is left to who reads it."""
+    try:
+        return read(path).get("kind") == KIND
+    except PlanError:
+        return False

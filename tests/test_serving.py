@@ -1,0 +1,123 @@
+"""Serving: what is emitted generates the tokens of onnxruntime and of the model without a cache; what is priced adds up; what cannot be is refused."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import models_zoo
+from planner.api import make_request
+from planner.cli import main
+from planner.commands.emit import write_files
+from planner.errors import PlanError
+from planner.serving.cached import form_of
+from planner.serving.joint import Joint
+from planner.serving.result import Serving
+from planner.serving.serve import program, reopened, serve
+
+LLAMA, GPT = "zoo:llama-tiny,cache=1,weights=inline,kv_heads=4", "zoo:gpt-tiny,cache=1,weights=inline,seq=64"
+
+
+def prompts(sequences: int, tokens: int) -> np.ndarray:
+    """Token ids; the second sequence is shorter, padded with 0 on the left."""
+    ids = np.random.default_rng(1).integers(1, 500, (sequences, tokens))
+    ids[1, :3] = 0
+    return ids
+
+
+def greedy(model, ids: np.ndarray, count: int) -> np.ndarray:
+    """Tokens that onnxruntime generates with the model's own cache, which grows."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    real = np.cumsum(ids != 0, 1).clip(0, 1)
+    feed = {"input_ids": ids, "attention_mask": real, "position_ids": np.maximum(np.cumsum(real, 1) - 1, 0)}
+    feed |= {i.name: np.zeros((len(ids), i.shape[1], 0, i.shape[3]), np.float32) for i in session.get_inputs() if i.name.startswith("past")}
+    tokens: list[np.ndarray] = []
+    names = [o.name for o in session.get_outputs()]
+    for _ in range(count):
+        out = dict(zip(names, session.run(None, feed), strict=True))
+        tokens.append(out["logits"][:, -1].argmax(-1)[:, None])
+        real = np.concatenate([real, np.ones((len(ids), 1), np.int64)], 1)
+        feed = {"input_ids": tokens[-1], "attention_mask": real, "position_ids": real.sum(1, keepdims=True) - 1}
+        feed |= {n.replace("present", "past_key_values"): v for n, v in out.items() if n.startswith("present")}
+    return np.concatenate(tokens, 1)
+
+
+def generated(folder, name: str, ids: np.ndarray, *more: str) -> np.ndarray:
+    """Tokens of an emitted program on eight virtual devices."""
+    np.save(folder / "ids.npy", ids)
+    command = [sys.executable, str(folder / name), "--virtual-devices", "8", "--float32", "--prompts", str(folder / "ids.npy"), "--pad", "0", "--steps", "1"]
+    done = subprocess.run([*command, "--output", str(folder / "out.npy"), *more], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return np.load(folder / "out.npy")
+
+
+def emitted(folder, source: str, made: Serving, unroll: bool = False) -> str:
+    write_files(lambda weights: program(made, source, weights_file=weights, unroll=unroll), lambda: reopened(made, source, quantized=False)[0], folder / "serve.py", True)
+    return "serve.py"
+
+
+def on_mesh(source: str, replicas: int, split: int, *, quantize: str = "none", label: str = "tp") -> Serving:
+    """A plan of one mesh, the one by hand or (label "") another, where there is one."""
+    from dataclasses import replace
+
+    made = serve(source, prompt=8, generate=6, concurrency=4, devices=8, quantize=quantize)
+    request = make_request(devices=8, hardware=None, topology=None, workload="infer", baselines=False)
+    prompts_, step = reopened(made, source)
+    joint = Joint(prompts_, step, request)
+    pair = next(p for p in joint.candidates(replicas, split) if p.label.startswith(label))
+    from planner.compose import compose
+
+    first, each = (compose(m, request, f, {}, ()) for m, f in ((prompts_, pair.prompts), (step, pair.step)))
+    return replace(made, figures=pair.figures(), prompts=first, step=each)
+
+
+def test_a_llama_generates_what_onnxruntime_does(tmp_path) -> None:
+    """Heads cut over four devices, two replicas, one prompt shorter than the others; the file's plan is what is run."""
+    on_mesh(LLAMA, 2, 4).save(tmp_path / "plan.json")
+    made = Serving.load(tmp_path / "plan.json")
+    assert {tuple(a) for t in made.step.tensors.values() if str(t.get("label", "")).endswith(".key") for a in t["layout"]} >= {("data",), ("model",)}
+    assert main(["emit", str(tmp_path / "plan.json"), "-o", str(tmp_path / "serve.py")]) == 0
+    ids = prompts(4, 8)
+    assert (generated(tmp_path, "serve.py", ids) == greedy(models_zoo.build(LLAMA), ids, 6)).all()
+
+
+@pytest.mark.parametrize(("inputs", "code", "says"), [
+    ("zoo:llama-tiny", "P220", "has no cache"),
+    ("zoo:llama-tiny,cache=1", "", ""),
+])  # fmt: skip
+def test_the_form_of_a_cache_is_read_or_refused(inputs, code, says) -> None:
+    if code:
+        with pytest.raises(PlanError, match=says) as e:
+            form_of(models_zoo.build(inputs), inputs)
+        assert e.value.code == code
+        return
+    form = form_of(models_zoo.build(inputs), inputs)
+    assert form.pairs[:2] == (("past_key_values.0.key", "present.0.key"), ("past_key_values.0.value", "present.0.value")) and len(form.pairs) == 4
+    assert (form.ids, form.mask, form.positions, form.logits) == ("input_ids", "attention_mask", "position_ids", "logits")
+
+
+def test_a_model_without_positions_is_refused() -> None:
+    model = models_zoo.build(LLAMA)
+    kept = [i for i in model.graph.input if i.name != "position_ids"]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    with pytest.raises(PlanError, match="no positions of tokens") as e:
+        form_of(model, "m")
+    assert e.value.code == "P221"
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    (["--prompt", "8"], "--prompt is said of serving, and the workload is train"),
+    (["--workload", "infer", "--prompt", "8"], "--prompt without --generate"),
+    (["--workload", "infer", "--objective", "ttft"], "needs a prompt"),
+    (["--workload", "infer", "--quantize", "int8"], "needs a prompt"),
+    (["--workload", "infer", "--prompt", "8", "--generate", "8", "--concurrency", "8", "--batch", "8"], "does not take --batch"),
+    (["--workload", "infer", "--prompt", "8", "--generate", "8", "--concurrency", "8", "--objective", "memory"], "unknown"),
+])  # fmt: skip
+def test_options_of_serving_go_together(options, says, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([LLAMA, "--devices", "8", *options]) == 2
+    assert says in capsys.readouterr().err and not list(tmp_path.iterdir())
