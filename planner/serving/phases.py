@@ -7,7 +7,7 @@ Both are read from one file at their own shapes. Prompts may be of several lengt
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,24 +16,10 @@ from planner.graph import Graph
 from planner.model import Model, Workload
 from planner.serving.cached import Form, form_of, with_constants
 from planner.serving.quantize import quantized
+from planner.serving.result import Service
 from planner.serving.rewrite import check_sight, prompt_graph, step_graph
 
 Phase = Literal["prompts", "step"]
-
-
-@dataclass(frozen=True)
-class Service:
-    """What is served: sequences at once, tokens of a prompt and tokens generated for each; quantize: "none" or "int8"."""
-
-    prompt: int
-    generate: int
-    concurrency: int
-    quantize: str = "none"
-
-    @property
-    def length(self) -> int:
-        """Tokens that a cache has room for."""
-        return self.prompt + self.generate
 
 
 @dataclass
@@ -41,7 +27,7 @@ class PhaseModel(Model):
     """A model whose graphs are those of one phase."""
 
     phase: Phase = "prompts"
-    service: Service = Service(1, 1, 1)
+    service: Service = field(default_factory=lambda: Service(1, 1, 1))
     form: Form | None = None
 
     @classmethod

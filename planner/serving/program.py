@@ -17,8 +17,8 @@ from planner.flow import Plan, derive
 from planner.graph import Graph
 from planner.layout import Layout
 from planner.serving.cached import Form
-from planner.serving.phases import Service
 from planner.serving.quantize import as_stored, scales
+from planner.serving.result import Service
 
 FILES = (*KERNELS, "frame", "serve")
 

@@ -9,11 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
-from planner.serving.phases import Service
 from planner.strategy import FORMAT_VERSION, Strategy, _plain, write_atomically
 
-KIND = "serving"
+MARK = '{\n  "kind": "serving",'
+"""How the file of a serving plan begins: so it is told from others without reading it all."""
 FIGURES = ("replicas", "split", "ttft_s", "tpot_s", "tokens_per_s_per_device", "memory_bytes", "cache_bytes", "weights_bytes", "fits")
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is served: sequences at once, tokens of a prompt and tokens generated for each; quantize: "none" or "int8"."""
+
+    prompt: int
+    generate: int
+    concurrency: int
+    quantize: str = "none"
+
+    @property
+    def length(self) -> int:
+        """Tokens that a cache has room for."""
+        return self.prompt + self.generate
 
 
 @dataclass(frozen=True)
@@ -38,11 +53,11 @@ class Serving:
 
     def to_json(self) -> str:
         """The file's text."""
-        plain = {"format_version": FORMAT_VERSION, "kind": KIND, "service": _plain(self.service), "figures": _plain(self.figures), "rows": _plain(self.rows),
+        plain = {"format_version": FORMAT_VERSION, "service": _plain(self.service), "figures": _plain(self.figures), "rows": _plain(self.rows),
                  "provenance": _plain(self.provenance)}  # fmt: skip
-        body = json.dumps(plain, sort_keys=True, indent=2).rstrip().removesuffix("}").rstrip()
+        body = json.dumps(plain, sort_keys=True, indent=2).removeprefix("{\n").removesuffix("\n}")
         parts = ",\n".join(f'  "{name}": {s.to_json().rstrip()}' for name, s in (("prompts", self.prompts), ("step", self.step)))
-        return f"{body},\n{parts}\n}}\n"
+        return f"{MARK}\n{body},\n{parts}\n}}\n"
 
     def save(self, path: str | Path) -> None:
         """Write the file whole or not at all."""
@@ -83,6 +98,7 @@ def read(path: str | Path) -> dict[str, Any]:
 def is_serving(path: str | Path) -> bool:
     """Whether a file is a serving plan; what is no file at all is left to who reads it."""
     try:
-        return read(path).get("kind") == KIND
-    except PlanError:
+        with Path(path).open("rb") as file:
+            return file.read(len(MARK)) == MARK.encode()
+    except OSError:
         return False

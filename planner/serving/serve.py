@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
-from planner.serving.result import Serving
+from planner.serving.result import Service, Serving
 from planner.strategy import Strategy
 
 QUANTIZE = ("none", "int8")
@@ -29,7 +29,7 @@ def serve(source: Any, *, prompt: int, generate: int, concurrency: int, objectiv
     from planner.api import DEFAULT_PRECISION, DEFAULT_RUNTIME, assumptions, choose, make_request, open_model
     from planner.compose import COST_MODEL_VERSION, TOOL_VERSION, compose
     from planner.serving.joint import OBJECTIVES, Joint
-    from planner.serving.phases import PhaseModel, Service
+    from planner.serving.phases import PhaseModel
 
     started = time.monotonic()
     choose("objective", objective, OBJECTIVES)
