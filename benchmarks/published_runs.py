@@ -24,7 +24,7 @@ from planner.runs.fit import MOST_FOLDS, Prepared, held_out, prepare
 from planner.runs.keep import held_out_bytes
 from planner.runs.rows import Case, Left, case_of, model_flops
 
-FITTED_SOURCES = ("Hagemann", "vTrain measured (multi", "mosaicml")
+FITTED_SOURCES = ("Hagemann", "vTrain measured", "mosaicml")
 """Sources whose rows set constants of the shipped profiles: their figures without a held-out fit are marked."""
 SPLITS = {
     "group": lambda c: (c.group, c.row["global_batch"]),

@@ -100,6 +100,28 @@ def collective_lines(kind: str, group: tuple[Span, ...]) -> tuple[Line, ...]:
     return ((latency, slope),)
 
 
+def ring_lines(kind: str, group: tuple[Span, ...]) -> tuple[Line, ...]:
+    """As `collective_lines`, with rings that pass through all members of a group of several switched levels, node after node.
+
+    An outer level then carries (N-1)/N of the payload through the ports of the members of a node together, N being all members, where shards that were made inside a
+    node first would need (n-1)/n, n being the nodes: nearly twice as much for two nodes, the same for many. All-reduces may take a tree, or what a switch reduces.
+    """
+    spans = tuple(s for s in group if s.size > 1)
+    if len(spans) < 2 or kind not in ("all-reduce", "all-gather", "reduce-scatter") or any(s.kind != "switch" for s in spans):
+        return collective_lines(kind, group)
+    members = math.prod(s.size for s in spans)
+    rate, hops, inside = math.inf, 0.0, 1
+    for s in spans:
+        rate, hops = min(rate, inside * s.bytes_per_s), hops * s.size + (s.size - 1) * s.latency_s
+        inside *= s.size
+    times = 2 if kind == "all-reduce" else 1
+    ring = (times * hops, times * (members - 1) / members / rate)
+    if kind != "all-reduce":
+        return (ring,)
+    tree = (2 * sum(math.ceil(math.log2(s.size)) * s.latency_s for s in spans), 2 / rate)
+    return _lower([ring, tree, *(_all_reduce(spans) if any(s.bus_bytes_per_s for s in spans) else ())])
+
+
 def collective_time_s(kind: str, payload_bytes: float, group: tuple[Span, ...]) -> float:
     """Seconds of one collective of a payload over a group."""
     return min(a + payload_bytes * b for a, b in collective_lines(kind, group)) if payload_bytes else 0.0

@@ -66,7 +66,8 @@ class Runtime:
     Of frameworks: kernels; rates (of devices with published runs those in per_device); gather_overlap: how much of the shorter of arithmetic and of gathering
     weights (optimizer level 3) hides under the longer; interleave: chunks of blocks that each pipeline stage holds; balance: stages are dealt even numbers
     of parameters instead of blocks; overhead_bytes: what a process holds beside its tensors; pipeline_slack: memory_slack that a pipeline adds; pinned: fraction of the
-    smaller of two moments (planner.held) that stays allocated in the larger.
+    smaller of two moments (planner.held) that stays allocated in the larger; flat_rings: collectives over several switched levels are rings through all members
+    (costmodels.collectives.ring_lines), which the time of tensor parallelism over two nodes shows.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Runtime:
     pipeline_slack: float = 0.0
     pinned: float = 0.0
     balance: bool = False
+    flat_rings: bool = False
 
 
 # Bytes over bytes of the result. Fused: one read and one write forward; unfused: an eager chain of float32 element-wise kernels.
@@ -127,11 +129,12 @@ XLA fuses it; and the five sets that Hagemann 2023 compares, whose loss takes wh
 configurations ran (2026-11; planner.runs.keep), those of the others are counts of tensors."""
 
 
-_A100 = Rates(0.88, 0.88, 1.3, 1.0, 0.5, growth=0.05)
-_A100_FSDP = Rates(0.85, 0.8, 0.74, 1.0, 0.8, growth=0.055)
+_A100 = Rates(0.88, 0.88, 1.3, launch_s=38e-6, growth=0.05)
+_A100_FSDP = Rates(0.85, 0.78, 0.74, 1.0, 0.8, growth=0.055)
 _H100 = Rates(0.78, 0.9, 0.9, 0.8, 0.6)
-"""Links inside a node reach what the device's file says, the network between nodes 0.4 of its rate. Products: 0.67 of an A100's peak at 1e11 FLOPs, a
-twentieth power more beyond, alike in fits to three sources (Hagemann 2023, vTrain 2024, llm-foundry 2023-2024; fitted 2026-11). H100: runs reach less of
+"""Links reach what the device's file says, with Megatron also between nodes. An operator takes its host 38 us (Python, autograd and two or three kernels), as single-node runs of
+small models show (vTrain 2024). Products: 0.67 of an A100's peak at 1e11 FLOPs, a twentieth
+power more beyond, alike in fits to three sources (Hagemann 2023, vTrain 2024, llm-foundry 2023-2024; fitted 2026-11). H100: runs reach less of
 the card's peak than single products do, as torchtitan's and MaxText's (2024) show."""
 
 _XLA_TIME = (0.16, 0.44)
@@ -147,7 +150,8 @@ RUNTIMES = {
     "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, *_XLA, "the emitted program; constants are guesses, no communication counts as hidden"),
     "jax-jit": Runtime("jax-jit", 0.3, 0.6, 0.04, *_XLA, "the emitted program, collectives placed by the compiler; constants guessed"),
     "megatron": Runtime("megatron", 0.0, 1.0, 0.038, (0.15, 0.2), (0.07, 0.07), 38, 160e6, "as Megatron's programs run; fitted to published A100 runs", FLASH, _A100,
-                        {"h100-sxm": _H100, "h200-sxm": _H100}, overhead_bytes=0.495e9, pipeline_slack=0.051, pinned=0.368),
+                        {"h100-sxm": _H100, "h200-sxm": _H100}, overhead_bytes=0.495e9, pipeline_slack=0.051, pinned=0.368, flat_rings=True),
     "fsdp": Runtime("fsdp", 0.5, 1.0, 0.05, (0.2, 0.4), (0.1, 0.1), 38, 25 * 2**20, "as FSDP programs run; fitted to published A100 runs", FLASH, Rates(outer=0.8),
-                    {"a100-40gb": _A100_FSDP, "a100-80gb": _A100_FSDP, "h100-sxm": _H100, "h200-sxm": _H100, "tpu-v6e": _WIDE, "tpu-v7x": _WIDE}, 0.5, overhead_bytes=1e9),
+                    {"a100-40gb": _A100_FSDP, "a100-80gb": _A100_FSDP, "h100-sxm": _H100, "h200-sxm": _H100, "tpu-v6e": _WIDE, "tpu-v7x": _WIDE},
+                    0.5, overhead_bytes=1e9, flat_rings=True),
 }  # fmt: skip

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from planner import account
 from planner.base import Base
-from planner.emit.runs import Run
+from planner.emit.runs import Run, dealt_run
 from planner.evaluate import Cost
 from planner.flow import Flow, cut_layout
 from planner.framework_time import AFTER, BEFORE, BLOCKS, FREE, Deal, Need, Work, need_of, step_time
 from planner.kernels import local_bytes
-from planner.layout import local_shape
+from planner.layout import STAGE, Axes, local_shape
 from planner.pipeline import Pipeline, pipeline_of
 from planner.price import Pricer
 from planner.rule import Split
@@ -96,7 +96,20 @@ def work_of(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Wo
     for use in account.collectives(flow, runs, pricer.itemsize):
         alike = replace(use, what="", count=0)
         uses[alike] = uses.get(alike, 0) + use.count
-    return Work(deal, kernels, tuple(replace(use, count=n) for use, n in uses.items()), elements, flow.plan.microbatches if base.training else 1, flow.plan.recompute)
+    return Work(deal, kernels, tuple(replace(use, count=n) for use, n in uses.items()), _handed(flow, runs, deal, pricer), elements,
+                flow.plan.microbatches if base.training else 1, flow.plan.recompute)  # fmt: skip
+
+
+def _handed(flow: Flow, runs: tuple[Run, ...], deal: Deal, pricer: Pricer) -> tuple[tuple[float, Axes], ...]:
+    """Work.handed: what blocks carry from one to the next."""
+    if deal.pipeline is None:
+        return ()
+    mesh, found = dict(flow.plan.mesh), []
+    for carry in dealt_run(flow, runs, deal.pipeline).carries:
+        tensor = flow.graph.tensors[carry.enters]
+        size = prod(local_shape(tensor.shape, carry.layout, mesh)) * pricer.itemsize(tensor.dtype)
+        found.append((size, tuple(a for a, n in mesh.items() if n > 1 and a != STAGE and not any(a in axes for axes in (*carry.layout.dims, carry.layout.partial)))))
+    return tuple(found)
 
 
 def of_stage(base: Base, flow: Flow, deal: Deal) -> list[tuple[str, str]]:

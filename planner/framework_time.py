@@ -21,7 +21,7 @@ from costmodels.collectives import collective_time_s
 from planner import account
 from planner.base import Base
 from planner.graph import Graph
-from planner.layout import STAGE
+from planner.layout import STAGE, Axes
 from planner.pipeline import Pipeline
 from planner.price import Pricer
 from planner.rule import Split
@@ -68,12 +68,14 @@ class Deal:
 class Work:
     """What a plan does, whatever it costs: read from its flow once, priced under as many rates as are tried.
 
-    kernels: (place, how many, what each needs); of the blocks, those of one. optimizer_elements: parameters that the fullest stage updates.
+    kernels: (place, how many, what each needs); of the blocks, those of one. handed: bytes of each tensor that a device hands to the next stage, and the axes over which
+    devices hold the same of it. optimizer_elements: parameters that the fullest stage updates.
     """
 
     deal: Deal
     kernels: tuple[tuple[str, float, Need], ...]
     uses: tuple[account.Use, ...]
+    handed: tuple[tuple[float, Axes], ...]
     optimizer_elements: float
     microbatches: int
     recompute: str
@@ -183,7 +185,7 @@ def step_time(work: Work, pricer: Pricer) -> Step:
     runtime, deal, micro = pricer.runtime, work.deal, work.microbatches
     parts = _parts(work, pricer)
     gathers, once, by_axes = _communication(work, parts, pricer)
-    handed = _handed_s(work.uses, pricer)
+    handed = handed_s(work.handed, pricer)
     turns, kernels, again = [], 0.0, 0.0
     for s, blocks in enumerate(deal.blocks):
         mine = [(BLOCKS, blocks), *([(BEFORE, 1)] if s == 0 else []), *([(AFTER, 1)] if s == len(deal.blocks) - 1 else [])]
@@ -226,30 +228,47 @@ def _beside(work_s: float, gather_s: float, overlap: float) -> float:
 def _communication(work: Work, parts: dict[str, Part], pricer: Pricer) -> tuple[dict[str, float], float, dict[tuple[str, str], float]]:
     """Seconds of gathering weights and scattering gradients in each microbatch, and of what is sent once a step; what kernels wait for goes to the parts.
 
-    The flow's pipeline runs in lock-step and holds what is outside the blocks on every stage; here each stage runs its own part only.
+    The flow's pipeline runs in lock-step and holds what is outside the blocks on every stage; here each stage runs its own part only. The weights of a block are
+    gathered as one, and so are those outside (PyTorch's FSDP: a unit's flat parameter).
     """
     gathers, once, by_axes = {"forward": 0.0, "backward": 0.0}, 0.0, dict[tuple[str, str], float]()
     deal, micro, pipeline = work.deal, work.microbatches, work.deal.pipeline
     turns = {BEFORE: pipeline.ticks, BLOCKS: pipeline.ticks * pipeline.per_tick, AFTER: pipeline.after_times} if pipeline else {
         BEFORE: micro, BLOCKS: micro * deal.repeats, AFTER: micro}  # fmt: skip
+    together: dict[tuple[str, Axes, str], float] = {}
     for use in work.uses:
         axes = tuple(a for a in use.axes if a != STAGE)
         if not axes:
             continue
+        if not use.place and not use.bucketed:
+            key = use.kind, axes, "forward" if use.phase == "forward" else "backward"
+            together[key] = together.get(key, 0.0) + use.count * use.payload_bytes
+            continue
         seconds = use.count * pricer.collective_s(use.kind, axes, use.payload_bytes, bucketed=use.bucketed)
         if use.place:
             parts[use.place].sent_s[use.phase] += seconds / turns[use.place]
-        elif use.bucketed:
-            once += seconds
         else:
-            gathers["forward" if use.phase == "forward" else "backward"] += seconds / micro
+            once += seconds
         label = (use.kind, "+".join(axes))
+        by_axes[label] = by_axes.get(label, 0.0) + seconds
+    units = deal.repeats + 1
+    for (kind, axes, phase), size in together.items():
+        seconds = micro * units * pricer.collective_s(kind, axes, size / (micro * units))
+        gathers[phase] += seconds / micro
+        label = (kind, "+".join(axes))
         by_axes[label] = by_axes.get(label, 0.0) + seconds
     return gathers, once, by_axes
 
 
-def _handed_s(uses: tuple[account.Use, ...], pricer: Pricer) -> float:
-    """Seconds a stage waits for one microbatch's values and gradients to reach the next stage. One message at a time, so the links give what they can."""
+def handed_s(handed: tuple[tuple[float, Axes], ...], pricer: Pricer) -> float:
+    """Seconds a stage waits for one microbatch's values and gradients to reach its neighbours. One message at a time, so the links give what they can.
+
+    Devices that hold the same send a piece each, which those that receive gather (Narayanan et al. 2021, section 4.1). Of a stage's two neighbours one is in the
+    same node where nodes hold several stages.
+    """
     group = pricer.topology.group(pricer.mesh, (STAGE,))
-    messages = [u.payload_bytes for u in uses if u.kind == "collective-permute" and u.axes == (STAGE,) and u.phase == "forward"]
-    return sum(2 * collective_time_s("collective-permute", size, group) for size in messages)
+    total = 0.0
+    for size, same in handed:
+        copies = prod(dict(pricer.mesh.shape)[a] for a in same)
+        total += sum(collective_time_s("collective-permute", size / copies, way) for way in (group, group[:1])) + 2 * pricer.collective_s("all-gather", same, size)
+    return total

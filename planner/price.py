@@ -59,7 +59,7 @@ class Pricer:
         lines = self._affine.get(key)
         if lines is None:
             group = self._links.group(self.mesh, axes)
-            lines = self._affine[key] = collectives.collective_lines(kind, group)
+            lines = self._affine[key] = (collectives.ring_lines if self.runtime.flat_rings else collectives.collective_lines)(kind, group)
         return lines
 
     @cached_property

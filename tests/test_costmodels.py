@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodels import Device, DeviceError, aliases, device_names, load_device
-from costmodels.collectives import KINDS, Span, collective_lines, collective_time_s, wire_bytes
+from costmodels.collectives import KINDS, Span, collective_lines, collective_time_s, ring_lines, wire_bytes
 from costmodels.compute import attention_time_s, optimizer_time_s, roofline_time_s
 from costmodels.describe import as_json, describe, figures, origin, overview
 from costmodels.device import DEVICES, from_table
@@ -115,6 +115,26 @@ def test_two_levels_by_hand() -> None:
     small = collective_lines("all-reduce", (inner, outer))[0]
     assert small[0] == pytest.approx(2 * 3 * 3 * US + 2 * 2 * 10 * US), "trees: log2 of each level"
     assert small[1] == pytest.approx(2 / (40 * GB)), "without scattering the whole payload crosses the outer level"
+
+
+def test_a_ring_through_two_nodes_by_hand() -> None:
+    """Between two nodes of 8: 15/16 of the payload through eight ports together, beside 1/8 * 1/2 of it through each where shards are made inside a node first."""
+    inner, outer = Span(8, 200 * GB, 3 * US), Span(2, 10 * GB, 10 * US)
+    assert ring_lines("all-gather", (inner, outer)) == ((pytest.approx((2 * 7 * 3 + 10) * US), pytest.approx(15 / 16 / (80 * GB))),)
+    assert collective_lines("all-gather", (inner, outer))[0][1] == pytest.approx(1 / 16 / (10 * GB))
+    tree, ring = ring_lines("all-reduce", (inner, outer))
+    assert ring == (pytest.approx(2 * 52 * US), pytest.approx(2 * 15 / 16 / (80 * GB)))
+    assert tree == (pytest.approx(2 * (3 * 3 + 10) * US), pytest.approx(2 / (80 * GB)))
+    many = (inner, dataclasses.replace(outer, size=512))
+    assert ring_lines("reduce-scatter", many)[0][1] == pytest.approx(collective_lines("reduce-scatter", many)[0][1], rel=2e-3)
+    in_switch = dataclasses.replace(inner, bus_bytes_per_s=400 * GB)
+    assert ring_lines("all-reduce", (in_switch, outer))[-1] == collective_lines("all-reduce", (in_switch, outer))[-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rings_of_one_level_and_of_a_torus_are_those_there_are(kind: str) -> None:
+    for group in ((Span(8, 200 * GB, 3 * US),), (Span(16, 90 * GB, US, kind="ring"), Span(4, 10 * GB, 20 * US))):
+        assert ring_lines(kind, group) == collective_lines(kind, group)
 
 
 def test_many_nodes_of_h100_reach_what_their_nics_carry() -> None:

@@ -38,8 +38,8 @@ KERNEL_WORDS = {"flash_attention2 + RMS kernel": "flash2-rms", "flash_attention2
                 "fused": "fused", "torch": "torch"}  # fmt: skip
 
 
-UNPUBLISHED = {"Hagemann": 25e9}
-"""Source -> bytes per second of a node's network, where no source says: one 200 Gb/s adapter for its eight devices, which is what its rows imply (2026-11)."""
+UNPUBLISHED = {"Hagemann": 12.5e9}
+"""Source -> bytes per second of a node's network, where no source says: one 100 Gb/s adapter for its eight devices, which is what its rows imply (2026-11)."""
 
 
 class Left(Exception):
