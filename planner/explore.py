@@ -29,7 +29,7 @@ import numpy as np
 from planner.assemble import PICO, Techniques, assemble, least_usage, least_working, usage_of
 from planner.pipeline import MOST_LEVEL
 from planner.possible import RECOMPUTE
-from planner.problem import evaluate
+from planner.problem import Problem, Solution, evaluate
 from planner.relax import Relaxed
 from planner.space import Base, Space
 from planner.topology import Mesh
@@ -53,6 +53,8 @@ WIDE_GAP, LONG_PATIENCE = 0.1, 128
 """The same while the plan is further than this from the bound: large models whose memory binds meet many leaves that cannot be made to fit first."""
 ROUNDS = 3
 """Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
+DEEPER, POOL = 10, 200_000_000
+"""A leaf whose solve the work limit cut is solved again with so many times the work, least bounds first, until a family has spent so many units on that."""
 
 
 @dataclass(order=True)
@@ -74,6 +76,22 @@ class Leaf:
         return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro, self.schedule, self.virtual)
 
 
+@dataclass
+class _Asked:
+    """The solves of one leaf: the work they took, and whether the work limit cut one."""
+
+    search: Search
+    deeper: int
+    work: int = 0
+    cut: bool = False
+
+    def solve(self, problem: Problem) -> Solution:
+        solved = self.search.solve(problem, self.deeper)
+        self.work += solved.work
+        self.cut |= solved.stopped == "work"
+        return solved
+
+
 class Explorer:
     """One family: its meshes, the splits it allows (None: all), its optimizer levels. pinned: the user's pins hold for it (not for baselines)."""
 
@@ -84,6 +102,7 @@ class Explorer:
         self.best: Candidate | None = None
         self.priced: list[Candidate] = []
         self.closed: list[float] = []  # bounds of leaves that were priced
+        self.unfinished: list[Leaf] = []  # priced, but the work limit cut a solve
         self.open: list[Leaf] = []
         self._first: dict[int, Space | None] = {}
         self._worth = math.inf
@@ -140,12 +159,24 @@ class Explorer:
                     continue
             if raised is not None:
                 heapq.heappush(self.open, leaf)
+        if self.pinned:  # the plan's own family, not a baseline's
+            self._deepen()
         self._cut = math.inf
         return self.best
 
+    def _deepen(self) -> None:
+        """Solve again what the work limit cut, while the pool lasts: where memory binds, a first answer may be far above the leaf's optimum."""
+        left = POOL
+        while self.unfinished and left > 0 and not self.search.out_of_time():
+            leaf = self.unfinished[0]
+            if leaf.bound >= self._to_beat * (1 - SAME):
+                break
+            self._cut = heapq.heappop(self.unfinished).bound
+            left -= self._price(leaf, DEEPER)
+
     def bound(self) -> float:
         """No plan of the family is below this (seconds, or bytes)."""
-        return min([self._cut, *self.closed, *(leaf.bound for leaf in self.open)])
+        return min([self._cut, *self.closed, *(leaf.bound for leaf in (*self.open, *self.unfinished))])
 
     def smallest(self) -> Candidate | None:
         """The plan of least memory: what is shown when nothing fits. Leaves are taken by their least usage, which bounds what a plan of theirs needs,
@@ -264,55 +295,66 @@ class Explorer:
         found = self._free[key]
         return (found[1], relaxed.usage(leaf.techniques, found[0])) if found else (math.inf, math.inf)
 
-    def _price(self, leaf: Leaf) -> None:
-        """Solve the leaf with the chosen solver and price what it finds; the room shrinks by what the whole plan needs beside."""
+    def _price(self, leaf: Leaf, deeper: int = 1) -> int:
+        """Solve the leaf, price what it finds, and keep the bound of what it proved; the work spent on solving. deeper: times the usual work limit."""
+        asked = _Asked(self.search, deeper)
+        bound = self._priced(leaf, asked)
+        if bound is not None and asked.cut and deeper == 1:
+            leaf.bound = bound
+            heapq.heappush(self.unfinished, leaf)
+        elif bound is not None:
+            self.closed.append(bound)
+        return asked.work
+
+    def _priced(self, leaf: Leaf, asked: _Asked) -> float | None:
+        """The bound of a leaf after it was solved, and priced where that may pay; None where nothing of it fits. The room shrinks by what the whole plan needs beside."""
         search, limit = self.search, self.search.request.limit_bytes
         space = self._space(leaf)
         if space is None or least_usage(space, leaf.techniques) > limit:
-            return
+            return None
         if self.memory_first:
             self._take(search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label))
-            self.closed.append(leaf.bound)
-            return
+            return leaf.bound
         worth = self._to_beat
         problem = assemble(space, leaf.techniques, None, unit_s=self.unit_s)
-        solved = search.solve(problem)
+        solved = asked.solve(problem)
         if solved.status == "infeasible":
-            return
+            return None
         if solved.bound is not None:
             leaf.bound = max(leaf.bound, search.proven(problem, solved, self.unit_s))
             self._known.append((leaf.mesh, leaf.level, leaf.recompute, leaf.micro, leaf.virtual, leaf.bound))
-        self.closed.append(leaf.bound)
+        bound = leaf.bound
         if not solved.choice:
-            return
+            return bound
         verdict = evaluate(problem, solved.choice)
         if verdict.cost * self.unit_s >= worth:
-            return
+            return bound
         most = limit - least_working(space, leaf.techniques)
         room = most
         for turn in range(ROUNDS + 1):
             if turn or verdict.peak_usage > most:
                 if room <= 0:
-                    return
+                    return bound
                 bounded = assemble(space, leaf.techniques, room, unit_s=self.unit_s)
-                solved = search.solve(bounded)
+                solved = asked.solve(bounded)
                 if room == most and solved.status == "infeasible":
-                    self.closed.pop()
-                elif room == most and solved.bound is not None:
-                    self.closed[-1] = max(self.closed[-1], search.proven(bounded, solved, self.unit_s))
+                    return None
+                if room == most and solved.bound is not None:
+                    bound = max(bound, search.proven(bounded, solved, self.unit_s))
                 if not solved.choice:
-                    return
+                    return bound
                 verdict = evaluate(bounded, solved.choice)
                 if verdict.cost * self.unit_s >= worth:
-                    return
+                    return bound
             # The working set is known before the whole plan is priced.
             excess = sum(usage_of(space, leaf.techniques, solved.choice)) - limit
             if excess <= 0:
                 candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, solved, self.label, self.unit_s)
                 if candidate is None or self._take(candidate):
-                    return
+                    return bound
                 excess = candidate.cost.memory.total - limit
             room = min(room, verdict.peak_usage) - excess
+        return bound
 
     def _take(self, candidate: Candidate | None) -> bool:
         """Record a priced plan; whether it fits."""

@@ -220,3 +220,18 @@ def test_an_interrupt_inside_a_solver_stops_the_search(monkeypatch: pytest.Monke
 def test_time_limit_returns_the_best_so_far_or_says_so() -> None:
     found = search(GPT, 64, 64, time_limit_s=1e-9)
     assert found.stopped == "time"
+
+
+def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch):
+    """Memory binds Llama-3 8B on 64 devices: the first solves stop a percent above the optimum, the deeper ones close the gap."""
+    import planner.explore as explore
+
+    request = make_request(devices=64, hardware=None, topology=None, baselines=False)
+    model = Model.open("zoo:llama3-8b", Workload(batch=512), 64)
+    deep = Search(model, request).run()
+    monkeypatch.setattr(explore, "POOL", 0)
+    shallow = Search(model, request).run()
+    assert deep.best is not None and shallow.best is not None
+    assert deep.best.cost.step_time_s < shallow.best.cost.step_time_s
+    assert shallow.bound_s <= deep.bound_s <= deep.best.cost.step_time_s
+    assert deep.bound_s > 0.998 * deep.best.cost.step_time_s
