@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from planner.emit.pieces import CONVOLUTIONS, LOOKUPS, by_piece, on_pieces, operand
 from planner.emit.replay import sharded
 from planner.emit.source import comment
 from planner.emit.text import counted, inlined, rule_cells, short_floats, small_literal, spec_text, wrapped
@@ -31,11 +32,6 @@ from planner.rule import Rule, Split
 
 Backend = Literal["shard_map", "jit"]
 OWN_MASKS = frozenset({"CrossEntropyLoss", "MSELoss", "L1Loss", "BCEWithLogitsLoss", "UserLoss"})
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
-BY_PIECE = frozenset({"RoutedExperts"})
-"""Kernels that the compiler's partitioner would not divide (loops over rows sorted by data): jit programs run them under shard_map."""
-LOOKUPS = frozenset({"Gather", "GatherND"})
-"""Tables are not masked: the lookup never meets their padding, and masking would cost a copy of the table and one of its gradient."""
 Way = tuple[Step, ...]
 Line = str | Callable[[], str]
 
@@ -259,8 +255,8 @@ class Body:
         """Write one node."""
         graph, node = self.flow.graph, self.flow.graph.nodes[index]
         rule = self.flow.rules[index]
-        by_piece = self.backend == "jit" and (node.op in BY_PIECE or self._exchanges(index)) and self._even(index)
-        split = self.flow.split(index) if self.backend == "shard_map" or by_piece else Split()
+        pieces = self.backend == "jit" and by_piece(self, index)
+        split = self.flow.split(index) if self.backend == "shard_map" or pieces else Split()
         live = tuple(o for o in node.outputs if o)
         needs = [self.flow.need.get((index, slot)) for slot in range(len(node.inputs))]
         args = [""] * len(node.inputs)
@@ -275,8 +271,8 @@ class Body:
         whole = self.backend == "jit"
         if whole and node.op in CONVOLUTIONS:
             self._restate(node, needs, args)
-        local = lambda name, layout: graph.tensors[name].shape if whole and not by_piece else local_shape(graph.tensors[name].shape, layout, self.mesh)  # noqa: E731
-        operands = [f"x{k}" if a else "" for k, a in enumerate(args)] if by_piece else self._masked(node, rule, split, args)
+        local = lambda name, layout: graph.tensors[name].shape if whole and not pieces else local_shape(graph.tensors[name].shape, layout, self.mesh)  # noqa: E731
+        operands = [operand(self, index, k) if a else "" for k, a in enumerate(args)] if pieces else self._masked(node, rule, split, args)
         call = Call(
             replace(node, attrs=short_floats(node.attrs)), rule, split, self.mesh, tuple(operands),
             tuple(local(n, need) if need is not None else () for n, need in zip(node.inputs, needs, strict=True)),
@@ -290,7 +286,8 @@ class Body:
             text = OPERATORS[node.op].kernel(call)
         except NoRule as reason:
             raise PlanError("P066", f"no program can be written: node {node.id!r} ({node.op}) has {reason}", help=["the plan stands"]) from None
-        text = self._on_pieces(text, node, args, needs, results[0]) if by_piece else text
+        if pieces:
+            text, results[0] = on_pieces(self, text, index, args, results[0])
         text = text[1:-1] if wrapped(text) else text
         names = [self.fresh() for _ in live]
         cells = " ".join(rule_cells(rule, k, self.flow.split(index)) for k in range(len(live)))
@@ -301,7 +298,7 @@ class Body:
         for name, variable, layout in zip(live, names, results, strict=True):
             self.bind(name, layout, variable)
             if whole:
-                self._constrain(name, variable)
+                self._constrain(name, variable, layout if pieces else self.flow.source[name])
 
     def _with_bodies(self, call: Call) -> Call:
         """Write the functions of a node's bodies."""
@@ -350,29 +347,9 @@ class Body:
             if need is not None and need != self.flow.source[name]:
                 args[slot] = f"at({args[slot]}, {spec_text(need, self.flow.graph.tensors[name].shape, self.mesh)})"
 
-    def _exchanges(self, index: int) -> bool:
-        """Whether a node's kernel is one of pieces that send to their neighbours, or a convolution of cut rows: the partitioner of jax 0.10 gets the gradient of
-        its weight wrong, and gathers what a ring passes on."""
-        rule, split, node = self.flow.rules[index], self.flow.split(index), self.flow.graph.nodes[index]
-        sends = any(i.kind == "collective-permute" and i.axes(split, self.flow.plan.order) for i in rule.inner)
-        return sends or (node.op in CONVOLUTIONS and any(split.axes(f) for f in rule.spatial))
-
-    def _even(self, index: int) -> bool:
-        """Whether a node's operands and result are cut evenly."""
-        graph, node, rule, split = self.flow.graph, self.flow.graph.nodes[index], self.flow.rules[index], self.flow.split(index)
-        layouts = [(n, self.flow.need[index, k]) for k, n in enumerate(node.inputs) if n] + [(o, rule.result(k, split, self.flow.plan.order)) for k, o in enumerate(node.outputs)]
-        return all(n % group(axes, self.mesh) == 0 for name, layout in layouts for n, axes in zip(graph.tensors[name].shape, layout.dims, strict=True))
-
-    def _on_pieces(self, text: str, node: Node, args: Sequence[str], needs: Sequence[Layout | None], result: Layout) -> str:
-        """jit programs: a kernel of pieces, under shard_map; sums that the plan leaves pending are taken there."""
-        given = [(f"x{k}", a, need) for k, (a, need) in enumerate(zip(args, needs, strict=True)) if a and need is not None]
-        total = f"lax.psum({text}, {axes_text(result.partial)})" if result.partial else text
-        specs = ", ".join(spec_text(need) for _, _, need in given)
-        return f"by_piece(lambda {', '.join(x for x, _, _ in given)}: {total}, ({specs}), {spec_text(result)})({', '.join(a for _, a, _ in given)})"
-
-    def _constrain(self, tensor: str, variable: str) -> None:
+    def _constrain(self, tensor: str, variable: str, layout: Layout) -> None:
         """jit programs: state how the value is cut; where a plan has a collective, its result is named for checkpoint policies."""
-        spec = spec_text(self.flow.source[tensor], self.flow.graph.tensors[tensor].shape, self.mesh)
+        spec = spec_text(layout, self.flow.graph.tensors[tensor].shape, self.mesh)
         text = variable if spec == "P()" else f"at({variable}, {spec})"
         if self.name_collectives and tensor in self.flow.trees and any(s.forward for s in self.flow.trees[tensor].steps()):
             text = f'checkpoint_name({text}, "collective")'

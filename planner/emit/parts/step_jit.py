@@ -23,6 +23,22 @@ def by_piece(kernel, specs, result):
     return jax.shard_map(kernel, mesh=make_mesh(), in_specs=specs, out_specs=result)
 
 
+def scattered_first(w, axes, others, dim):
+    """w under shard_map; its gradient is scattered along `dim` over some axes, then summed over the others. It is gathered again because it must be as whole as w:
+    the step keeps a piece, and the compiler leaves the gathering out."""
+
+    @jax.custom_vjp
+    def same(value):
+        return lax.pcast(lax.pcast(value, axes, to="varying"), others, to="varying")
+
+    def back(_, g):
+        piece = lax.psum(lax.psum_scatter(g, axes, scatter_dimension=dim, tiled=True), others)
+        return (lax.all_gather(piece, axes, axis=dim, tiled=True, to="invarying"),)
+
+    same.defvjp(lambda value: (same(value), None), back)
+    return same(w)
+
+
 def on(mesh, specs):
     """NamedShardings of a tree of PartitionSpecs."""
     return jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda s: isinstance(s, P))
