@@ -157,8 +157,9 @@ class Outcome:
 
 
 def check(graph: Graph, plan: Plan, target: Target, memory: Mapping[str, int], *, workload: str, backend: str, optimizer: str, compute: str,
-          unroll: bool, tolerance: float | None = None) -> Outcome:  # fmt: skip
-    """Emit, compile and compare one program. Needs jax and the target's environment."""
+          unroll: bool, tolerance: float | None = None, named: bool = True) -> Outcome:  # fmt: skip
+    """Emit, compile and compare one program. named: what is behind differences, for which the program is compiled a second time. Needs jax and the target's
+    environment."""
     from planner.emit.program import Training, emit
 
     exact = backend == "shard_map"
@@ -170,4 +171,4 @@ def check(graph: Graph, plan: Plan, target: Target, memory: Mapping[str, int], *
 
     compiled = build()
     rows = figures(predicted, compiled, plan, target, exact, memory, tolerance)
-    return Outcome(rows, explain(predicted, compiled, rows, plan, program, exact, build), compiled)
+    return Outcome(rows, explain(predicted, compiled, rows, plan, program, exact, build) if named else (), compiled)
