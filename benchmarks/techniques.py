@@ -1,10 +1,14 @@
 """Each way of spreading work alone, and combinations drawn at random: the emitted program against the unsharded one, its bytes against the compiler's.
 
-    python -m benchmarks.techniques [--only WORD] [--drawn 30] [--seed 0]
+    python -m benchmarks.techniques [--only WORD] [--drawn 30] [--seed 0] [--records FILE] [--page FILE]
 
-Every row pins a technique on a small model, emits its training step for 8 virtual CPU devices, compiles it and runs it (`plan verify`, a process a row):
-collective bytes by kind and axes, products and argument bytes must equal the prediction, loss, every gradient and the update the unsharded float32 program. Where a
-technique promises less memory, the compiled program's (arguments, results and temporaries) is held against that of the row it is compared with.
+Every row pins a technique on a small model, emits its training step for 8 virtual CPU devices, compiles it and makes three optimizer steps, a process a row
+(`benchmarks.technique_run`): collective bytes by kind and axes, products and argument bytes must equal the prediction; loss, every gradient and every parameter, in
+each step, the unsharded float32 program. Where a technique promises less memory, the compiled program's (arguments, results and temporaries) is held against that of
+the row it is compared with.
+
+--records: a line of JSON a row, written as it ends (default benchmarks/results/techniques.jsonl). Rows that hold there are not run again; rows that failed are.
+--page: write the table of the documentation from the records, instead of running anything.
 
 Exit status 1 where a row fails.
 """
@@ -12,147 +16,155 @@ Exit status 1 where a row fails.
 from __future__ import annotations
 
 import argparse
-import random
+import json
+import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import planner
+from benchmarks.technique_rows import ALONE, DEVICES, Row, drawn
 from planner.errors import PlanError
 from planner.pins import Pins, parse_pins
-from planner.verify.worker import verify
+from planner.verify.worker import environment
 
 HARDWARE = str(Path(__file__).with_name("eager.toml"))
-DEVICES = 8
+RECORDS = Path(__file__).parent / "results" / "techniques.jsonl"
 BOUND = 1e-4
-GPT, LLAMA, MIXTRAL, T5 = "zoo:gpt-tiny,layers=4,seq=32", "zoo:llama-tiny,layers=4", "zoo:mixtral-tiny", "zoo:t5-tiny"
-DEEP = "zoo:gpt-tiny,layers=8,seq=32"
-RESNET, UNET = "zoo:resnet-tiny", "zoo:unet-tiny"
-
-
-@dataclass(frozen=True)
-class Row:
-    """A technique on a model. less: the row whose memory is to be above this one's. nodes: pins of operators by glob."""
-
-    what: str
-    source: str
-    pins: str
-    less: str = ""
-    batch: int = 16
-    nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-ALONE = (
-    Row("data parallel", GPT, "dp=8,zero=0,micro=1"),
-    Row("data parallel, images", RESNET, "dp=8,zero=0,micro=1"),
-    Row("operator-level, simple", GPT, "tp=8,micro=1", less="data parallel"),
-    Row("operator-level, two axes", LLAMA, "dp=2,tp=4,micro=1"),
-    Row("operator-level, higher order", GPT, "dp=2,model=2,model2=2,micro=1"),
-    Row("sequence parallel", GPT, "sequence=2,dp=4,micro=1"),
-    Row("attention on a ring", GPT, "sequence=8,micro=1", nodes={"*Attention": {"split": {"ring": ["sequence"]}}}),
-    Row("experts on devices, tokens routed", MIXTRAL, "expert=2,dp=4,micro=1", nodes={"*experts*": {"split": {"expert-b": ["expert"]}}}),
-    Row("rows of images", UNET, "sequence=2,dp=4,micro=1", batch=4),
-    Row("optimizer parallel, level 1", GPT, "dp=8,zero=1,micro=1", less="data parallel"),
-    Row("optimizer parallel, level 2", GPT, "dp=8,zero=2,micro=2", less="data parallel"),
-    Row("optimizer parallel, level 3", GPT, "dp=8,zero=3,micro=1", less="data parallel"),
-    Row("optimizer parallel, level 1 in groups", GPT, "dp=8,zero=1,zero_group=4,micro=1", less="data parallel"),
-    Row("optimizer parallel, level 3 in groups", GPT, "dp=8,zero=3,zero_group=4,micro=1", less="data parallel"),
-    Row("gradient accumulation", GPT, "dp=4,tp=2,micro=2"),
-    Row("recompute a block", GPT, "dp=8,zero=0,micro=1,recompute=block", less="data parallel"),
-    Row("recompute, collectives kept", LLAMA, "dp=2,tp=4,micro=1,recompute=block-keep", less="operator-level, two axes"),
-    Row("pipeline, GPipe", GPT, "pp=4,dp=2,micro=8,schedule=gpipe,zero=0"),
-    Row("pipeline, 1F1B", GPT, "pp=4,dp=2,micro=8,zero=0,schedule=1f1b", less="pipeline, GPipe"),
-    Row("pipeline, interleaved", DEEP, "pp=4,dp=2,micro=8,zero=0,virtual=2"),
-    Row("pipeline, interleaved, four chunks", DEEP, "pp=2,tp=2,dp=2,micro=4,zero=2,recompute=block,virtual=4"),
-    Row("pipeline, uneven stages", "zoo:gpt-tiny,layers=5", "pp=4,dp=2,micro=4"),
-    Row("pipeline, encoder and decoder", T5, "pp=2,dp=4,micro=4,schedule=1f1b"),
-    Row("pipeline, encoder and decoder, interleaved", "zoo:t5-tiny,layers=4", "pp=2,tp=2,dp=2,micro=4,virtual=2"),
-)
-MODELS = (GPT, LLAMA, MIXTRAL, T5, "zoo:gpt-tiny,layers=5", RESNET, UNET)
-NOT_BUILT = ("multi-copy", "host offload of parameters, state and activations", "parameter server", "disk for optimizer state")
-
-
-def drawn(count: int, seed: int) -> Iterator[Row]:
-    """Combinations of stages, tensor, data and optimizer parallelism, microbatches and recomputation on 8 devices."""
-    rng = random.Random(seed)
-    for k in range(count):
-        source = rng.choice(MODELS)
-        stages = rng.choice((1, 2, 4)) if source not in (RESNET, UNET) else 1
-        stages = min(stages, 2) if source in (MIXTRAL, T5) else stages
-        tensor = rng.choice([t for t in (1, 2, 4, 8) if stages * t <= DEVICES])
-        data, live = DEVICES // stages // tensor, source == RESNET
-        micro = 1 if live else rng.choice((2, 4) if stages > 1 else (1, 2))
-        micro = max(micro, stages) if stages > 1 else micro
-        level = rng.choice((0, 1, 2) if stages > 1 else (0, 1, 2, 3))
-        recompute = rng.choice(("none", "block", "block-keep")) if source not in (RESNET, UNET) else "none"
-        parts = [f"{a}={n}" for a, n in (("pp", stages), ("dp", data), ("tp", tensor)) if n > 1]
-        yield Row(f"drawn {k + 1}", source, ",".join([*parts, f"micro={micro}", f"zero={level}", f"recompute={recompute}"]), batch=32)
+TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a row: errors against the unsharded program, whether all judged figures are exact, bytes of the compiled program."""
+    """What became of a row: largest errors of three steps against the unsharded program, judged figures that differ as (predicted, compiled), bytes of the compiled
+    program, its mesh, and why there is none ("")."""
 
-    error: float
-    gradients: float
-    differs: tuple[str, ...]
-    peak_bytes: int
-    plan: str
-    apart: float = 0.0
-    """The largest difference of a figure that differs, as a part of it."""
+    loss: float = 0.0
+    gradients: float = 0.0
+    parameters: float = 0.0
+    judged: int = 0
+    differs: Mapping[str, tuple[int, int]] | None = None
+    peak_bytes: int = 0
+    mesh: str = ""
+    date: str = ""
     refused: str = ""
+
+    @property
+    def error(self) -> float:
+        """The largest of all errors."""
+        return max(self.loss, self.gradients, self.parameters)
 
     @property
     def ok(self) -> bool:
         """Equal numbers and exact figures."""
-        return not self.refused and not self.differs and max(self.error, self.gradients) <= BOUND
+        return not self.refused and not self.differs and self.judged > 0 and self.error <= BOUND
 
 
 def run(row: Row) -> Outcome:
-    """Plan under the row's pins, verify the program."""
+    """Plan under the row's pins; compile and run the program in a process of its own."""
     pins = parse_pins(row.pins)
     if row.nodes:
         pins = Pins(pins.mesh, pins.techniques, pins.forbidden_factors, row.nodes)
+    today = datetime.now(UTC).strftime("%Y-%m-%d")
     try:
-        strategy = planner.plan(row.source, devices=DEVICES, batch=row.batch, pins=pins, baselines=False, hardware=HARDWARE, precision="fp32")
-        report = verify(strategy, row.source)
+        strategy = planner.plan(row.source, devices=DEVICES, batch=row.batch, pins=pins, baselines=False, hardware=HARDWARE, precision="fp32", **row.options)
     except PlanError as e:
-        return Outcome(0.0, 0.0, (), 0, "", refused=str(e).splitlines()[0])
+        return Outcome(date=today, refused=str(e).splitlines()[0])
     mesh = " x ".join(f"{a}={n}" for a, n in strategy.mesh_shape)
-    figures = {f.what: f for f in report.figures}
-    numbers = report.numbers
-    error, gradients = (numbers.error, numbers.gradients or 0.0) if numbers is not None else (float("inf"), float("inf"))
-    return Outcome(error, gradients, tuple(f.what for f in report.figures if not f.ok), figures["peak"].compiled, mesh,
-                   max((f.distance / f.compiled for f in report.figures if not f.ok and f.compiled), default=0.0))  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        planned, answer = Path(folder, "strategy.json"), Path(folder, "answer.json")
+        strategy.save(planned)
+        command = [sys.executable, "-m", "benchmarks.technique_run", str(planned), row.source, str(answer)]
+        try:
+            done = subprocess.run(command, env=environment(DEVICES), timeout=TIMEOUT_S, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        except subprocess.TimeoutExpired:
+            return Outcome(mesh=mesh, date=today, refused=f"not finished within {TIMEOUT_S:g} s")
+        if done.returncode or not answer.exists():
+            return Outcome(mesh=mesh, date=today, refused=f"ended with code {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:200]}")
+        found = json.loads(answer.read_text())
+    return Outcome(**found["errors"], judged=found["judged"], differs=found["differs"], peak_bytes=found["peak_bytes"], mesh=mesh, date=today)
+
+
+def stored(file: Path) -> dict[tuple[object, ...], Outcome]:
+    """Outcomes of earlier runs by `Row.key`; of a row run several times the last."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {tuple(r["row"]): Outcome(**r["outcome"]) for r in rows}
+
+
+def verdict(row: Row, outcomes: Mapping[tuple[object, ...], Outcome], rows: Iterable[Row]) -> tuple[str, float | None]:
+    """("" or what is wrong with a row that was run, its memory as a share of that of the row it is compared with)."""
+    found = outcomes[row.key]
+    other = next((outcomes[r.key] for r in rows if row.less and (r.what, r.source, r.batch) == (row.less, row.source, row.batch) and r.key in outcomes), None)
+    share = found.peak_bytes / other.peak_bytes if other is not None and other.peak_bytes and found.peak_bytes else None
+    if found.refused:
+        return found.refused, None
+    if found.differs:
+        return "; ".join(f"{what}: {have} predicted, {compiled} compiled" for what, (have, compiled) in found.differs.items()), share
+    if not found.ok:
+        return f"error {found.error:.1e}", share
+    return (f"memory {share:.2f}x of {row.less}" if share is not None and share >= 1 else ""), share
+
+
+def page(outcomes: Mapping[tuple[object, ...], Outcome], rows: list[Row]) -> str:
+    """The table of the documentation."""
+    lines = ["| technique | model | pins | mesh | largest error of 3 steps | judged figures | memory |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        if row.key not in outcomes:
+            continue
+        found = outcomes[row.key]
+        wrong, share = verdict(row, outcomes, rows)
+        memory = f"{share:.2f}x of {row.less}" if share is not None else ""
+        exact = f"{found.judged} exact" if not found.differs else f"{len(found.differs)} of {found.judged} differ"
+        pins = ", ".join([f"`{row.pins}`", *(f"`{glob}`" for glob in row.nodes), *(f"{k} {v}" for k, v in row.options.items())])
+        figures = f"{found.error:.1e} | {exact} | {memory}" if not found.refused else f"refused: {wrong} | | "
+        lines.append(f"| {row.what} | {row.source.removeprefix('zoo:')} | {pins} | {found.mesh} | {figures} |")
+    held = sum(not verdict(r, outcomes, rows)[0] for r in rows if r.key in outcomes)
+    lines += ["", f"{held} of {len(lines) - 2} rows hold."]
+    return "\n".join(lines) + "\n"
+
+
+HEAD = """# Techniques, as measured
+
+Written by `python -m benchmarks.techniques --page docs/techniques.md` from the records of the same benchmark's last run (benchmarks/results/techniques.jsonl). Every row is a
+training step of a small model, emitted for 8 virtual CPU devices in float32, AdamW. *Error*: the largest of loss, any gradient and any parameter, in each of three
+optimizer steps, against the unsharded program (bound 1e-4). *Judged figures*: collective bytes by kind and axes, FLOPs of products, bytes of arguments and results,
+predicted beside compiled; exact means equal to the byte. *Memory*: arguments, results and temporaries of the compiled step beside another row's on the same model.
+
+"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the rows, print a line each, then what failed."""
+    """Run the rows that no record holds, print a line each, then what failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="rows whose name has this word")
+    parser.add_argument("--only", default="", help="rows whose name or model has this word")
     parser.add_argument("--drawn", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--page", type=Path)
     args = parser.parse_args(arguments)
-    started, results = time.process_time(), dict[str, Outcome]()
-    print(f"{'technique':36} {'model':28} {'loss':>8} {'gradients':>9}  {'bytes, FLOPs':16} {'memory':>9}  mesh; pins")
+    rows = [*ALONE, *drawn(args.drawn, args.seed)]
+    outcomes = stored(args.records)
+    if args.page:
+        args.page.write_text(HEAD + page(outcomes, rows))
+        return 0
+    wanted = [row for row in rows if args.only in row.what or args.only in row.source]
     failed = []
-    for row in (*ALONE, *drawn(args.drawn, args.seed)):
-        if args.only not in row.what:
-            continue
-        found = results[row.what] = run(row)
-        more = results.get(row.less)
-        kept = more is None or found.peak_bytes < more.peak_bytes
-        promise = f"{found.peak_bytes / more.peak_bytes:.2f}x" if more is not None and more.peak_bytes else ""
-        exact = "exact" if not found.differs else f"{len(found.differs)} differ {found.apart:.2%}"
-        line = found.refused or f"{found.error:8.1e} {found.gradients:9.1e}  {exact:16} {promise:>9}  {found.plan}; {row.pins}"
-        print(f"{row.what:36} {row.source.removeprefix('zoo:'):28} {line}", flush=True)
-        if not (found.ok and kept):
-            failed.append(f"{row.what}: {found.refused or ', '.join(found.differs) or 'numbers or memory'}")
-    print(f"{len(results) - len(failed)} of {len(results)} rows hold; {time.process_time() - started:.0f} CPU s here beside the compilers'")
-    print("not built: " + ", ".join(NOT_BUILT))
+    for row in wanted:
+        known = row.key in outcomes and not verdict(row, outcomes, rows)[0]
+        if not known:
+            outcomes[row.key] = run(row)
+            with args.records.open("a") as out:
+                out.write(json.dumps({"row": row.key, "outcome": asdict(outcomes[row.key])}) + "\n")
+        found, (wrong, share) = outcomes[row.key], verdict(row, outcomes, rows)
+        line = wrong or f"{found.error:8.1e}  {found.judged} exact  {'' if share is None else f'{share:.2f}x'}"
+        print(f"{row.what:40} {row.source.removeprefix('zoo:'):24} {row.pins:48} {line}{'  (recorded)' if known else ''}", flush=True)
+        if wrong:
+            failed.append(f"{row.what}, {row.source}: {wrong}")
+    print(f"{len(wanted) - len(failed)} of {len(wanted)} rows hold")
     print(*(f"FAILED {f}" for f in failed), sep="\n", end="\n" if failed else "")
     return 1 if failed else 0
 

@@ -84,14 +84,14 @@ def test_rows_left_out_are_noticed() -> None:
 
 
 def test_gradients_that_are_missing_or_of_another_shape_fail() -> None:
-    from planner.verify.numerics import _error, _worst
+    from planner.verify.numerics import _error, worst_error
 
     right = {"a": np.ones((2, 3)), "b": np.full(3, 1e-6)}
-    assert _worst(right, right) == (0.0, "a")
-    assert _worst({"a": right["a"]}, right) == (np.inf, "b") and _worst(right, {"a": right["a"]}) == (np.inf, "b")
-    assert _worst({**right, "a": np.ones((1, 3))}, right) == (np.inf, "a")
-    assert _worst({**right, "b": np.full(3, 2e-6)}, right)[0] == pytest.approx(1e-3)  # against a thousandth of the largest
-    assert _worst({**right, "b": np.full(3, np.nan)}, right) == (np.inf, "b")
+    assert worst_error(right, right) == (0.0, "a")
+    assert worst_error({"a": right["a"]}, right) == (np.inf, "b") and worst_error(right, {"a": right["a"]}) == (np.inf, "b")
+    assert worst_error({**right, "a": np.ones((1, 3))}, right) == (np.inf, "a")
+    assert worst_error({**right, "b": np.full(3, 2e-6)}, right)[0] == pytest.approx(1e-3)  # against a thousandth of the largest
+    assert worst_error({**right, "b": np.full(3, np.nan)}, right) == (np.inf, "b")
     assert _error(np.ones((1,)), np.ones((5,)), 0.0) == np.inf
 
 

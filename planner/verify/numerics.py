@@ -93,7 +93,7 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Va
     module = load_program(program)
     feeds = seeded_batch(module, batch or {})
     mesh = module.make_mesh()
-    params, frozen = (_place(module, program, table, values, mesh) for table in ("PARAMS", "FROZEN"))
+    params, frozen = (placed(module, program, table, values, mesh) for table in ("PARAMS", "FROZEN"))
     data = module.place(feeds, module.specs_of(module.INPUTS), mesh)
     plain = twin or Twin(graph, workload, values)
     if workload == "train":
@@ -104,8 +104,8 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Va
             loss, found, update = _step(module, program, (params, frozen, data), want, top)
         else:
             loss, grads = module.make_gradients(mesh)(params, frozen, data)
-            found = _by_label(program, grads, want)
-        worst, where = _worst(found, want)
+            found = unstacked(program, grads, want)
+        worst, where = worst_error(found, want)
         blind = tuple(label for label, g in want.items() if g.size and float(np.abs(g).max()) <= BLIND * top)
         if update is not None and update[0] > worst:
             where = f"update of {update[1]}"
@@ -126,19 +126,19 @@ def _step(module: types.ModuleType, program: Program, given: tuple[Any, Any, Any
     from jax.sharding import NamedSharding
 
     params, frozen, data = given
-    mesh, old, epsilon = module.make_mesh(), _by_label(program, params, want), max(top, 1e-30)
+    mesh, old, epsilon = module.make_mesh(), unstacked(program, params, want), max(top, 1e-30)
     module.__dict__.update(LEARNING_RATE=STEP_RATE, EPSILON=epsilon)  # read when the step is traced, below
     cuts = {key: NamedSharding(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
     whole = {key: np.asarray(p)[tuple(slice(0, n) for n in module.PARAMS[key][0])] for key, p in params.items()}
     state = jax.jit(module.start_state, out_shardings=cuts)(module.place(whole, module.specs_of(module.GRADIENTS), mesh))
     new, moments, loss = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))
-    found = _by_label(program, {key: np.asarray(m[0]) / (1 - module.BETA1) for key, m in moments.items()}, want)
+    found = unstacked(program, {key: np.asarray(m[0]) / (1 - module.BETA1) for key, m in moments.items()}, want)
     moved, wanted = {}, {}
-    for label, p in _by_label(program, new, want).items():
+    for label, p in unstacked(program, new, want).items():
         before, g = old[label].astype(np.float64), found[label].astype(np.float64)
         moved[label] = (before - p) / STEP_RATE
         wanted[label] = g / (np.abs(g) + epsilon) + module.WEIGHT_DECAY * before
-    return loss, found, _worst(moved, wanted)
+    return loss, found, worst_error(moved, wanted)
 
 
 class Twin:
@@ -187,7 +187,8 @@ class Twin:
             return [np.asarray(o) for o in run(self.params, self.frozen, {k: feeds[k] for k in self.module.INPUTS})]
 
 
-def _place(module: types.ModuleType, program: Program, table: str, values: Values, mesh: Any) -> Any:
+def placed(module: types.ModuleType, program: Program, table: str, values: Values, mesh: Any) -> Any:
+    """The parameters of a program's table on its mesh, from label -> array; repeats of a block stacked."""
     rows = getattr(module, table)
     whole = {}
     for key, row in rows.items():
@@ -196,7 +197,7 @@ def _place(module: types.ModuleType, program: Program, table: str, values: Value
     return module.place(whole, module.specs_of(rows), mesh)
 
 
-def _by_label(program: Program, found: Mapping[str, Any], want: Values) -> dict[str, np.ndarray]:
+def unstacked(program: Program, found: Mapping[str, Any], want: Values) -> dict[str, np.ndarray]:
     """label -> array of a program's parameters or gradients: repeats apart, padding left out where `want` says how large an array is."""
     out = {}
     for key, value in found.items():
@@ -210,7 +211,7 @@ def _by_label(program: Program, found: Mapping[str, Any], want: Values) -> dict[
     return out
 
 
-def _worst(found: Values, want: Values) -> tuple[float, str]:
+def worst_error(found: Values, want: Values) -> tuple[float, str]:
     """The largest error of gradients (or updates) and its label."""
     for label in (*want, *found):
         if label not in found or label not in want or found[label].shape != want[label].shape:
