@@ -26,7 +26,6 @@ def errors(graph: Any, plan: Any, source_values: dict[str, np.ndarray]) -> dict[
     """{"loss", "gradients", "parameters": largest relative error in any of the steps}, as `planner.verify.numerics` measures."""
     import jax
     import jax.numpy as jnp
-    from jax.sharding import NamedSharding
 
     from planner.emit.program import Training, emit
     from planner.verify.numerics import Twin, load_program, placed, seeded_batch, unstacked, worst_error
@@ -48,7 +47,7 @@ def errors(graph: Any, plan: Any, source_values: dict[str, np.ndarray]) -> dict[
             epsilon = max(float(np.abs(g).max()) for g in gradients.values() if g.size)
             module.__dict__.update(LEARNING_RATE=RATE, EPSILON=epsilon)  # read when the step is traced
             whole = {key: np.asarray(p)[tuple(slice(0, n) for n in module.PARAMS[key][0])] for key, p in params.items()}
-            cuts = {key: NamedSharding(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
+            cuts = {key: module.state_at(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
             state = jax.jit(module.start_state, out_shardings=cuts)(module.place(whole, module.specs_of(module.GRADIENTS), mesh))
             step = module.make_step(mesh)
         params, state, found = step(params, state, frozen, module.place(feeds, module.specs_of(module.INPUTS), mesh), jnp.float32(count))

@@ -100,7 +100,19 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
                             help=["--pin FILE.toml with [mesh] and a table per operator or parameter (docs/modes.md)"])  # fmt: skip
         parsed = replace(parsed, techniques={"zero_stage": 0, "recompute": "none", "microbatches": 1, **parsed.techniques})
     return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
-                   RUNTIMES[runtime], solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines)  # fmt: skip
+                   RUNTIMES[runtime], solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines,
+                   pinned_offload(parsed, workload, runtime))  # fmt: skip
+
+
+def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:
+    """What the pins send to the host's memory. Raises PlanError P024 where no program that does so is written."""
+    from costmodels.runtime import RUNTIMES
+
+    offload: tuple[str, ...] = pins.techniques.get("offload", ())
+    why = "inference keeps no optimizer state" if workload != "train" else f"--runtime {runtime} is priced as that framework runs" if RUNTIMES[runtime].kernels is not None else ""
+    if offload and why:
+        raise PlanError("P024", f"pin offload = {'+'.join(offload)} contradicts the request: {why}", help=["remove the pin"])
+    return offload
 
 
 def choose(option: str, value: str, known: Sequence[str]) -> None:
@@ -158,6 +170,7 @@ def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
     """Nothing fits: how close it came, where the memory goes, and (given the model) remedies that were planned anew."""
     from costmodels.units import show_bytes
     from planner.remedies import remedies
+    from planner.report.summary import offload_words
 
     close = found.smallest
     limit = show_bytes(request.limit_bytes)
@@ -165,6 +178,7 @@ def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
         return PlanError("P021", f"no plan is possible under these pins on {request.topology.devices} devices",
                          help=["remove pins, or the mode that contradicts them"], exit_code=NO_PLAN)  # fmt: skip
     parts = {k: getattr(close.cost.memory, k) for k in ("parameters", "gradients", "optimizer", "activations", "temporary")}
+    sent = "".join(f", {words}" for words in offload_words(close.plan.offload))
     heavy = ", ".join(f"{k} {show_bytes(v)}" for k, v in sorted(parts.items(), key=lambda p: -p[1]))
     help = remedies(request, found, model) if model is not None else []
     full, least = request.capacity.usable, show_bytes(close.cost.memory.total)
@@ -172,7 +186,7 @@ def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
             if close.cost.memory.total <= full else "hardware with more memory (--hardware)")  # fmt: skip
     return PlanError("P021", f"no plan fits: {least} a device in the smallest plan priced, {limit} usable",
                      detail=[f"smallest plan: mesh {' x '.join(f'{a} {n}' for a, n in close.plan.mesh)}, optimizer level {close.plan.zero}, recompute {close.plan.recompute}, "
-                             f"{close.plan.microbatches} microbatch{'es' if close.plan.microbatches > 1 else ''}", heavy],
+                             f"{close.plan.microbatches} microbatch{'es' if close.plan.microbatches > 1 else ''}{sent}", heavy],
                      help=help if any(line.startswith("--hardware ") for line in help) else [*help, more], exit_code=NO_PLAN)  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     if found.stopped:
         solver["stopped"] = found.stopped
     techniques = {"microbatches": best.plan.microbatches, "schedule": best.plan.schedule or "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
-                  "recompute": best.plan.recompute, "offload": [], "copies": 1, "fused_collective_bytes": 0} | chunks(best.plan)  # fmt: skip
+                  "recompute": best.plan.recompute, "offload": list(best.plan.offload), "copies": 1, "fused_collective_bytes": 0} | chunks(best.plan)  # fmt: skip
     workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}
     return Strategy(
         {"name": model.name, "sha256": model.sha256(), "nodes": len(graph.nodes), "parameters": graph.parameters}, request.topology.to_json(), workload,

@@ -12,12 +12,15 @@ A program without a loop over blocks is walked operator by operator (planner.mom
 
 With pipeline stages (planner.pipeline) the step takes m + stages - 1 ticks; the arithmetic of stages - 1 of them is the bubble. A stage holds its own blocks and
 everything outside the blocks, and what several microbatches keep.
+
+Optimizer state that waits in the host's memory is read where it is used and written back parameter by parameter, of blocks repeat by repeat (PARKED_ARRAYS
+on their way), after the backward pass: it takes room only where those take more than activations and temporaries took before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -34,6 +37,9 @@ from planner.moments import Operators, Walk, Weights, gradient_room, left_bytes,
 from planner.pipeline import pipeline_of
 from planner.price import Pricer
 
+PARKED_ARRAYS = 2
+"""Parameters (of blocks those of one repeat) whose new state is on its way to the host's memory at the same time: one that is written, one that is made.
+The GPU compiler's schedule of a step with twelve equal parameters has two."""
 
 @dataclass(frozen=True)
 class Cost:
@@ -112,7 +118,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
                 if (shape, id(w)) not in elements:
                     elements[shape, id(w)] = prod(local_shape(shape, cut_layout(w), mesh))
                 local += elements[shape, id(w)]
-        optimizer = pricer.optimizer_s(local)
+        optimizer = pricer.optimizer_s(local, plan.offload)
     flops = account.dot_flops(flow, again=False)
     distinct = float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1))) if flops else 1.0
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
@@ -182,6 +188,7 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
     graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
     parameters = gradients = state = late = copied = 0.0
     gathered: dict[int, float] = {}
+    parked: list[float] = []
     reduced: list[tuple[float, ...]] = []
     parts: dict[tuple, tuple[float, float, float]] = {}
     pipeline = pipeline_of(graph, flow.plan)
@@ -204,8 +211,11 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
             several = flow.plan.microbatches > 1
             held = (cut if level >= 2 else full) if several and (level < 3 or base.written_out) else 0
             gradients += (held + (0 if base.written_out else cut if level == 3 else full)) * recipe.gradient_bytes
-            state += cut * recipe.state_bytes
             readers = [i for i, _ in graph.consumers[name]]
+            if "optimizer" in flow.plan.offload:  # repeats of a block one by one, those of a chunk of a pipeline stage at once
+                parked.append(cut * recipe.state_bytes * (pipeline.per_tick if pipeline and pipeline.virtual > 1 and readers[0] in pipeline.nodes else 1))
+            else:
+                state += cut * recipe.state_bytes
             reduced.append((min(readers), max(readers), full * recipe.gradient_bytes, cut * left_bytes(recipe, level)))
             for i, _ in graph.consumers[name]:
                 if w.zero == 3 and w.dim >= 0:
@@ -218,9 +228,16 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
     if base.written_out:
         first, last, whole, piece = (np.array([row[k] for row in reduced], np.int64 if k < 2 else np.float64) for k in range(4))
         weights = gradient_room(first, last, whole, piece, recipe, flow.plan.zero, flow.plan.microbatches)
-        return Moments(parameters, gradients, state, activations * slack, late, 0.0, 0.0, 0.0, _walk(base, flow, pricer, gathered, weights))
-    work, end = temporaries(base, flow, pricer, gathered)
-    return Moments(parameters, gradients, state, activations * slack, late, tail * slack, work * slack + copied, end * slack + copied)
+        found = Moments(parameters, gradients, state, activations * slack, late, 0.0, 0.0, 0.0, _walk(base, flow, pricer, gathered, weights))
+    else:
+        work, end = temporaries(base, flow, pricer, gathered)
+        found = Moments(parameters, gradients, state, activations * slack, late, tail * slack, work * slack + copied, end * slack + copied)
+    return replace(found, state=state + max(0.0, sum(sorted(parked)[-PARKED_ARRAYS:]) - _given_back(found)))
+
+
+def _given_back(m: Moments) -> float:
+    """Bytes of the peak that the optimizer's step has no more."""
+    return m.walk.peak - float(m.walk.gradients[0]) if m.walk is not None else m.activations + max(m.work, m.tail + m.end - m.late)
 
 
 def kept_tensors(base: Base, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:

@@ -48,6 +48,7 @@ class Plan:
     runs: repeated blocks as (first node, nodes per block, repeats). recompute: "none", "block" (collectives replayed)
     or "block-keep" (collective results kept). microbatches: gradient-accumulation steps; the graph is that of one microbatch.
     schedule: "" or how microbatches pass through pipeline stages (planner.pipeline); the mesh then has an axis "stage". virtual: chunks of blocks a stage holds.
+    offload: what waits in the host's memory between its uses, of OFFLOAD (planner.possible).
     """
 
     mesh: tuple[tuple[str, int], ...]
@@ -60,6 +61,7 @@ class Plan:
     weight_plans: Mapping[str, WeightPlan] = field(default_factory=dict)
     schedule: str = ""
     virtual: int = 1
+    offload: tuple[str, ...] = ()
 
     @property
     def stages(self) -> int:

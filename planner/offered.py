@@ -24,6 +24,8 @@ MOST_MICROBATCHES = 1024
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (2, 4)
 """Chunks of blocks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
+MORE_OFFLOAD = (("optimizer",),)
+"""What waits in the host's memory where nothing fits without: state is read once a step."""
 Family = Callable[[Base, Mesh], Allowed]
 """The splits that a base's operators may have on a mesh."""
 
@@ -112,6 +114,14 @@ class Offered:
         names = pins.axes | ({a for a, _ in mesh.shape if role_named(a) in (pins.axes or ("data",))} if "zero_group" in pins.techniques else frozenset())
         named = as_named(base, mesh, names, held, limits, pins.tensor) if names else held
         return by_hand(base, mesh, held, named) if self.request.mode == "hybrid" else named
+
+    def offload(self) -> tuple[str, ...] | None:
+        """What is sent to the host's memory where nothing fits with what was; None where that is all, or for the user to say."""
+        request = self.request
+        own = request.mode in ("auto", "semi-auto", "data-parallel") and "offload" not in request.pins.techniques
+        if not own or not self.training or request.runtime.kernels is not None or not request.recipe.state_bytes:
+            return None
+        return next((more for more in MORE_OFFLOAD if len(more) > len(request.offload)), None)
 
     def levels(self) -> tuple[int, ...]:
         """Optimizer levels to consider."""

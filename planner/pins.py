@@ -4,6 +4,7 @@
                   model = { size = 8, level = "nvlink" }      the links that an axis runs over, a name or a list
                   stage = [1, 4]          pipeline stages; the other axes are those of one stage
     [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "interleaved", virtual = 2
+                  offload = ["optimizer"]   what waits in the host's memory ("none", or [], keeps all on the devices)
                   zero_group = 8          neighbouring devices that share one copy of what zero_stage cuts (all replicas where it is not said)
                   tensor = "megatron"     what "model" cuts: columns and rows, never positions ("megatron-sp": positions too, outside products)
     [forbid]      factors = ["s"]
@@ -11,7 +12,7 @@
                           layout = [["data"], []]        of the first result, or of the parameter where the name is a parameter's
 
 A split holds the factors it names, each cut by the axes listed and no others (`n = []`: left whole); the other axes are free to cut the other factors.
-A short form for the command line: `tp=8,pp=4,micro=8,recompute=block,zero=3,dp=8`.
+A short form for the command line: `tp=8,pp=4,micro=8,recompute=block,zero=3,dp=8,offload=optimizer`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError, did_you_mean
 from planner.pipeline import INTERLEAVED, SCHEDULES
+from planner.possible import OFFLOAD
 from planner.rule import PENDING, Limits, Split, candidates, legal
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 SHORT = {"tp": "model", "dp": "data", "pp": "stage", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
 TENSOR = ("any", "megatron", "megatron-sp")
 TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR, "virtual": None,
-              "zero_group": None}  # fmt: skip
+              "zero_group": None, "offload": ("none", *OFFLOAD)}  # fmt: skip
 SECTIONS = ("mesh", "techniques", "forbid")
 """Tables of a TOML file that are no globs."""
 AXES = re.compile(r"stage|(data|model|sequence|expert)\d*")
@@ -225,11 +227,21 @@ def _levels(axis: str, value: Any) -> tuple[str, ...]:
 def _technique(key: str, value: Any) -> Any:
     if key not in TECHNIQUES:
         raise PlanError("P020", f"unknown technique {key!r}", help=[f"one of {', '.join(TECHNIQUES)}"])
+    if key == "offload":
+        return _offload(value)
     value = RECOMPUTE_WORDS.get(value, value) if key == "recompute" else value
     choices = TECHNIQUES[key]
     if (choices is not None and value not in choices) or (choices is None and (not isinstance(value, int) or value < 1)):
         raise PlanError("P020", f"{key} = {value!r} is not possible", help=[f"one of {', '.join(map(str, choices))}" if choices else "a positive number"])
     return value
+
+
+def _offload(value: Any) -> tuple[str, ...]:
+    """What waits in the host's memory, in the order of OFFLOAD: a list, or words joined by +; "none" for nothing."""
+    words = value.split("+") if isinstance(value, str) and value != "none" else [] if value == "none" else value
+    if not _words(words) or set(words) - set(OFFLOAD) or len(set(words)) < len(words):
+        raise PlanError("P020", f"offload = {value!r} is not possible", help=[f"none, or of {', '.join(OFFLOAD)}, joined by +"])
+    return tuple(w for w in OFFLOAD if w in words)
 
 
 def _short(text: str) -> Pins:

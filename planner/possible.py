@@ -24,12 +24,14 @@ PADDING = 0.5
 """Share of a dim that a recorded split may pad: what pins may ask for."""
 RECOMPUTE = ("none", "block-keep", "block")
 """What a plan may compute again: nothing, blocks with the results of collectives kept, or blocks whole. The dearer in memory first."""
+OFFLOAD = ("optimizer",)
+"""What may wait in the host's memory: the optimizer's state (moments and master copies), from one step to the next."""
 
 
 def check_mesh(strategy: Strategy, devices: int) -> None:
     """Axis names are distinct and multiply to the devices; techniques are known ones on existing axes. Raises P060."""
     names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]
-    from planner.strategy import schedule_of, virtual_of
+    from planner.strategy import offload_of, schedule_of, virtual_of
 
     t = strategy.techniques
     wrong, schedule = "", schedule_of(t)
@@ -41,6 +43,8 @@ def check_mesh(strategy: Strategy, devices: int) -> None:
         wrong = f"recompute {t['recompute']!r} is none of {', '.join(RECOMPUTE)}"
     elif t["zero_stage"] not in (0, 1, 2, 3):
         wrong = f"zero_stage {t['zero_stage']} is none of 0, 1, 2, 3"
+    elif set(offload_of(t)) - set(OFFLOAD) or len(set(offload_of(t))) < len(offload_of(t)):
+        wrong = f"offload {list(offload_of(t))!r} is not made of {', '.join(OFFLOAD)}"
     elif t["microbatches"] < 1:
         wrong = f"{t['microbatches']} microbatches"
     elif (STAGE in names) != bool(schedule) or (schedule and schedule not in SCHEDULES):

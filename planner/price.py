@@ -30,6 +30,8 @@ class Pricer:
     recipe: Recipe
     atlas: Atlas = field(default_factory=Atlas)
     """Derivations that do not depend on the sizes of axes: one atlas serves the pricers of many meshes."""
+    offload: tuple[str, ...] = ()
+    """What the plans of a space keep in the host's memory (planner.flow.Plan.offload)."""
     memo: dict[tuple, Any] = field(default_factory=dict)
     """Prices of weights and local sizes on this mesh, kept by planner.space."""
     _affine: dict[tuple[str, Axes], tuple[tuple[float, float], ...]] = field(default_factory=dict)
@@ -99,6 +101,8 @@ class Pricer:
             return 4
         return DTYPE_BYTES[dtype]
 
-    def optimizer_s(self, elements: float) -> float:
-        """Seconds of the optimizer's pass over local parameters."""
-        return compute.optimizer_time_s(self.topology.device, elements, self.runtime.optimizer_bytes)
+    def optimizer_s(self, elements: float, offload: tuple[str, ...]) -> float:
+        """Seconds of the optimizer's pass over local parameters. State that waits in the host's memory is read from there and written back: two ways of the host's link, one
+        after the other, however much of that a device does at once."""
+        away = 2 * elements * self.recipe.state_bytes / self.topology.device.host_bytes_per_s if "optimizer" in offload else 0.0
+        return compute.optimizer_time_s(self.topology.device, elements, self.runtime.optimizer_bytes) + away

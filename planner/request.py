@@ -44,6 +44,8 @@ class Request:
     seed: int = 0
     fold: bool = True
     baselines: bool = True
+    offload: tuple[str, ...] = ()
+    """What waits in the host's memory in every plan of the search (planner.possible.OFFLOAD)."""
 
     @property
     def limit_bytes(self) -> int:

@@ -133,7 +133,9 @@ class TensorTable(TypedDict):
 
 
 class TechniqueTable(TypedDict):
-    """What was chosen beside the splits; `virtual`: chunks of blocks that a pipeline stage holds, where several."""
+    """What was chosen beside the splits; `virtual`: chunks of blocks that a pipeline stage holds, where several.
+
+    offload: what waits in the host's memory; "optimizer": moments and master copies."""
 
     microbatches: int
     schedule: str
@@ -264,6 +266,7 @@ class PinTechniques(TypedDict):
     schedule: NotRequired[Literal["1f1b", "gpipe", "interleaved"]]
     virtual: NotRequired[int]
     zero_group: NotRequired[int]
+    offload: NotRequired[Literal["none", "optimizer"] | list[Literal["optimizer"]]]
     tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]
 
 

@@ -83,6 +83,8 @@ class Search:
             self.stopped = "interrupt"
         fitting = [c for c in (main.best, finer.best, *self._eligible(baselines)) if c is not None]
         best, smallest = min(fitting, key=lambda c: c.key(request), default=None), None
+        if best is None and not self.stopped and (more := self.offered.offload()) is not None:
+            return self._offloaded(more, baselines, min(main.bound(), finer.bound()), how_close)
         if best is None and how_close and not self.stopped:
             smallest = self._smallest(main, baselines)
         if best is not None and not self.model.confirm(best.plan.microbatches):
@@ -96,6 +98,14 @@ class Search:
         bound = min(main.bound(), finer.bound())
         bound = bound if request.objective == "step" and np.isfinite(bound) else 0.0
         return Found(best, baselines, base, space, choice, problem, bound, len(self._details), self.stopped, smallest)
+
+    def _offloaded(self, offload: tuple[str, ...], baselines: dict[str, Candidate], bound: float, how_close: bool) -> Found:
+        """The search again with more in the host's memory. bound: of the plans that nothing of this one's fitted among."""
+        left = self.request.time_limit_s and max(0.0, self.request.time_limit_s - (time.monotonic() - self.started))
+        again = Search(self.model, replace(self.request, offload=offload, baselines=False, time_limit_s=left), self.progress)
+        again._bases, again._atlas = self._bases, self._atlas
+        found = again.run(how_close=how_close)
+        return replace(found, baselines=baselines, tried=found.tried + len(self._details), bound_s=min(bound, found.bound_s))
 
     def _leaders(self, priced: Sequence[Candidate]) -> list[Candidate]:
         """The best plan that fits, and the best without stages (or with some, where the first has none) unless it is far behind."""
@@ -178,7 +188,7 @@ class Search:
     def _pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""
         if mesh not in self._pricers:
-            self._pricers[mesh] = Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe, self._atlas)
+            self._pricers[mesh] = Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe, self._atlas, offload=self.request.offload)
         return self._pricers[mesh]
 
     def space(self, mesh: Mesh, micro: int, allowed: Family | None, pinned: bool = True) -> Space | None:
@@ -265,7 +275,7 @@ class Search:
         choice = tuple(int(x) for x in solved.choice)
         objective = evaluate(problem, choice).cost / PICO
         plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, mesh.zero_axes, techniques.recompute, techniques.microbatches,
-                    space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "", virtual=techniques.virtual)  # fmt: skip
+                    space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "", virtual=techniques.virtual, offload=self.request.offload)  # fmt: skip
         try:
             cost, _, _ = price_plan(space.base, plan, space.pricer)
         except PlanError as e:

@@ -249,17 +249,18 @@ class _Builder:
         piece = float(prod(local_shape(t.shape, cut_layout(plan), self.sizes)))  # padded where the group does not divide the dim
         written = self.base.written_out
         shown = 1 - price.runtime.overlap  # of the gradients' reduction: the rest hides under the backward pass
+        resident = 0.0 if "optimizer" in price.offload else recipe.state_bytes  # what passes through the device while it is used is counted with the whole plan
         rows = []
         for zero in ZERO_LEVELS:
             level = own_level(zero, t.shape) if cut > 1 and zero else 0
             rest = tuple(a for a in need.fan if not level or a not in plan.axes)
             own, whole = (piece, piece * cut) if level else (local, local)
-            state = (own if level == 3 else local) * (recipe.parameter_bytes + (0.0 if written else recipe.gradient_bytes)) + own * recipe.state_bytes
+            state = (own if level == 3 else local) * (recipe.parameter_bytes + (0.0 if written else recipe.gradient_bytes)) + own * resident
             full = whole * recipe.reduction_bytes
             late = level < 3  # outside blocks, where collectives travel in buckets
             scatter = shown * price.collective_s("reduce-scatter", plan.axes, full, bucketed=late) if level else 0.0
             collect = price.collective_s("all-gather", plan.axes, whole * recipe.parameter_bytes, bucketed=late) if level else 0.0
-            step = shown * price.collective_s("all-reduce", rest, own * recipe.reduction_bytes, bucketed=True) + price.optimizer_s(own)
+            step = shown * price.collective_s("all-reduce", rest, own * recipe.reduction_bytes, bucketed=True) + price.optimizer_s(own, price.offload)
             once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
             rows.append((once, (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0), state,
                          0.0 if level == 3 and not written else (own if level >= 2 else local) * recipe.gradient_bytes,

@@ -86,7 +86,7 @@ class Strategy:
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
         t = self.techniques
         plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs,
-                    schedule=schedule_of(t), virtual=virtual_of(t))  # fmt: skip
+                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t))  # fmt: skip
         check_splits(graph, plan)
         return plan
 
@@ -191,6 +191,11 @@ def schedule_of(techniques: Mapping[str, Any]) -> str:
 def virtual_of(techniques: Mapping[str, Any]) -> int:
     """Chunks of blocks that a pipeline stage holds; files name them where they are several."""
     return int(techniques.get("virtual", 1))
+
+
+def offload_of(techniques: Mapping[str, Any]) -> tuple[str, ...]:
+    """What waits in the host's memory."""
+    return tuple(str(x) for x in techniques.get("offload", ()))
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,8 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     if train:
         how = f"pipeline_{w.pipeline.schedule}" if w.pipeline else f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{steps}"
         files += ["stages"] if w.pipeline else []
-        files += [w.training.optimizer, how, f"step_{steps}", "feed", "checkpoint", "main_train"]
+        state = [f"state_{'host' if 'optimizer' in w.flow.plan.offload else 'device'}"] if sharded else []
+        files += [w.training.optimizer, how, f"step_{steps}", *state, "feed", "checkpoint", "main_train"]
     else:
         files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
     roots = {"main", "make_gradients"} if train else {"main"}

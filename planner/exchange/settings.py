@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import PlanError
 from planner.layout import STAGE
 from planner.naming import role_named
-from planner.strategy import virtual_of
+from planner.strategy import offload_of, virtual_of
 
 if TYPE_CHECKING:
     from planner.graph import Graph
@@ -142,6 +142,7 @@ def settings_of(strategy: Strategy) -> Rounds:
     t = strategy.techniques
     if t["zero_stage"] and {a for a, n in strategy.mesh_shape if n > 1 and a != STAGE} - set(t["zero_group"]):
         several.append("optimizer state cut over all replicas, not in groups of them")
+    several += ["optimizer state on the devices instead of in the host's memory"] if "optimizer" in offload_of(t) else []
     graph = strategy.graph
     rounds = Rounds(Settings(int(strategy.workload["batch"]), **degrees, microbatches=int(t["microbatches"]), zero=int(t["zero_stage"]), recompute=str(t["recompute"]),
                              schedule=str(t["schedule"]) if degrees[STAGE] > 1 else "", positions=degrees["model"] > 1 and cuts_positions(strategy),

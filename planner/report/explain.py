@@ -13,8 +13,9 @@ from planner.errors import PlanError, did_you_mean
 from planner.report.explain_stages import asked_repeat, on_stages, why_stages
 from planner.report.notation import cells, spell_dim, spell_rule, spell_split
 from planner.report.stages import stages
-from planner.report.summary import RECOMPUTE, baseline_name, breakdown, findings, machine, solver_words, techniques, ties, title, tuned_words
+from planner.report.summary import RECOMPUTE, baseline_name, breakdown, findings, machine, offload_words, solver_words, techniques, ties, title, tuned_words
 from planner.report.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
+from planner.strategy import offload_of
 
 if TYPE_CHECKING:
     from planner.reprice import Priced
@@ -66,6 +67,7 @@ def binds(s: Strategy) -> list[str]:
         paid.append(f"recompute ({show_time(c['recompute_time_s'])})")
     if s.techniques["microbatches"] > 1:
         paid.append(f"{s.techniques['microbatches']} microbatches")
+    paid += offload_words(offload_of(s.techniques))
     what = max(breakdown(c), key=lambda p: p[1])
     text = f"memory {f'{100 * full:.0f} %' if full >= 0.01 else 'under 1 %'} full, most of it {what[0]} ({show_bytes(what[1])})"
     out.append(text + (f"; spent on it: {', '.join(paid)}" if paid else "") + ("" if full >= NEAR_FULL or paid else ": does not bind"))

@@ -7,7 +7,7 @@ so the printed figures can be checked against each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from planner.layout import STAGE
 from planner.report.notation import extent_names, residual, short_labels, spell_weight, weight_groups
 from planner.report.stages import lockstep, stages, stages_words, ticks
 from planner.report.words import Style, bar, count, flops, hang, labelled, pack, percent, short, show_bytes, show_time, table, visible
+from planner.strategy import offload_of
 
 if TYPE_CHECKING:
     from planner.strategy import Strategy
@@ -25,6 +26,7 @@ LONGEST = 30
 DISTINCT = 0.995
 BAR = 40
 RECOMPUTE = {"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}
+OFFLOADED = {"optimizer": "optimizer state"}
 AXES = {"model": "tensor", STAGE: "pipeline"}
 """What people who know Megatron call an axis."""
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
@@ -102,9 +104,15 @@ def techniques(strategy: Strategy) -> list[str]:
         out.append("optimizer level 0 (every replica keeps its state)")
     if t["recompute"] != "none":
         out.append(RECOMPUTE.get(t["recompute"], f"recompute {t['recompute']}"))
+    out += offload_words(offload_of(t))
     if strategy.workload["kind"] == "train":
         out.append(f"{t['microbatches']} microbatch{'es' if t['microbatches'] > 1 else ''}")
     return out or ["one forward pass"]
+
+
+def offload_words(offload: Sequence[str]) -> list[str]:
+    """What waits in the host's memory, a phrase; empty for nothing."""
+    return [f"{' and '.join(OFFLOADED[what] for what in offload)} in the host's memory"] if offload else []
 
 
 def solver_words(strategy: Strategy) -> str:

@@ -127,7 +127,7 @@ def state_shapes(module: types.ModuleType, masters: Mapping[str, Any], mesh: Any
     out = {}
     for key, arrays in jax.eval_shape(module.start_state, masters).items():
         spec = module.GRADIENTS[key][-1]
-        sharding = jax.sharding.NamedSharding(mesh, spec)
+        sharding = module.state_at(mesh, spec)
         out[key] = jax.tree.map(lambda s, spec=spec, sharding=sharding: jax.ShapeDtypeStruct(module.padded_shape(s.shape, spec), s.dtype, sharding=sharding), arrays)
     return out
 

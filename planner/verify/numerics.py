@@ -123,12 +123,11 @@ def _step(module: types.ModuleType, program: Program, given: tuple[Any, Any, Any
     """(loss, gradients by label, (error of the update, its label)) of one step; see the module docstring. Parameters are used up."""
     import jax
     import jax.numpy as jnp
-    from jax.sharding import NamedSharding
 
     params, frozen, data = given
     mesh, old, epsilon = module.make_mesh(), unstacked(program, params, want), max(top, 1e-30)
     module.__dict__.update(LEARNING_RATE=STEP_RATE, EPSILON=epsilon)  # read when the step is traced, below
-    cuts = {key: NamedSharding(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
+    cuts = {key: module.state_at(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
     whole = {key: np.asarray(p)[tuple(slice(0, n) for n in module.PARAMS[key][0])] for key, p in params.items()}
     state = jax.jit(module.start_state, out_shardings=cuts)(module.place(whole, module.specs_of(module.GRADIENTS), mesh))
     new, moments, loss = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from planner.emit.parts.adamw import start_state
 from planner.emit.parts.frame import labels_of, padded_shape, repeat_dims
+from planner.emit.parts.state_device import state_at
 from planner.emit.parts.tables import COMPUTE, GRADIENTS, PARAMS
 
 
@@ -59,7 +60,8 @@ def restore(saved, mesh):
     if moments != about["values"] - 1:
         raise SystemExit(f"the checkpoint of step {done} has {about['values'] - 1} moments a parameter, this program's optimizer {moments}: it was saved by another")
     params = read(saved, done, about, 0, PARAMS, COMPUTE, mesh)
-    rows = [read(saved, done, about, k, GRADIENTS, jnp.float32, mesh) for k in [*range(1, moments + 1), *([0] if master else [])]]
+    there = {key: state_at(mesh, row[-1]) for key, row in GRADIENTS.items()}
+    rows = [jax.device_put(read(saved, done, about, k, GRADIENTS, jnp.float32, mesh), there) for k in [*range(1, moments + 1), *([0] if master else [])]]
     return done, params, {key: tuple(row[key] for row in rows) for key in params}
 
 

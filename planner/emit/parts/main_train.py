@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from planner.emit.parts.adamw import start_state
 from planner.emit.parts.checkpoint import export, open_checkpoints, restore, save
 from planner.emit.parts.feed import next_batch, open_data
 from planner.emit.parts.frame import command_line, computed, initial_value, initial_values, make_mesh, place, say, specs_of, stored_weights
-from planner.emit.parts.step_shard_map import make_step
+from planner.emit.parts.state_device import make_step, state_at
 from planner.emit.parts.tables import FROZEN, GRADIENTS, PARAMS
 
 TRAINING_OPTIONS = (
@@ -25,15 +25,21 @@ TRAINING_OPTIONS = (
 )
 
 
+@functools.cache
+def first_state(sharding):
+    """state(master): of a parameter before the first step, compiled once for those of a shape and cut."""
+    return jax.jit(lambda master: start_state({"": master})[""], out_shardings=sharding)
+
+
 def begin(args, weights, mesh):
     """(0, params, state) from stored or seeded weights, one parameter at a time in the host's memory."""
     params: dict = {}
-    masters: dict = {}
+    state: dict = {}
     for key, row in PARAMS.items():
         value = {key: initial_value(key, row, args.seed, weights)}
         params |= place(computed(value), specs_of(PARAMS), mesh)
-        masters |= place(value, specs_of(GRADIENTS), mesh)
-    return 0, params, jax.jit(start_state, out_shardings={key: NamedSharding(mesh, row[-1]) for key, row in GRADIENTS.items()})(masters)
+        state[key] = first_state(state_at(mesh, GRADIENTS[key][-1]))(place(value, specs_of(GRADIENTS), mesh)[key])
+    return 0, params, state
 
 
 def main():

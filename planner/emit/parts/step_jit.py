@@ -54,6 +54,11 @@ def whole_step(params, state, frozen, batch, count):
     return new_params, new_state, loss
 
 
+def state_at(mesh, spec):
+    """How optimizer state that is cut as `spec` says lies between steps."""
+    return NamedSharding(mesh, spec)
+
+
 def make_step(mesh):
     """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
     p, state, f, b = (on(mesh, specs) for specs in map(specs_of, (PARAMS, GRADIENTS, FROZEN, INPUTS)))

@@ -1,4 +1,4 @@
-"""The training step under shard_map."""
+"""What training steps under shard_map have in common."""
 
 from __future__ import annotations
 
@@ -6,30 +6,15 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from planner.emit.parts.adamw import update
-from planner.emit.parts.exchange import local_piece
 from planner.emit.parts.frame import specs_of
 from planner.emit.parts.once_shard_map import gradients
 from planner.emit.parts.tables import FROZEN, GRADIENTS, INPUTS, PARAMS
 
 
-def local_step(params, state, frozen, batch, count):
-    """One optimizer step on local pieces. Where the optimizer's state is cut, each device updates its piece, and the parameter is gathered."""
-    loss, grads = gradients(params, frozen, batch)
-    new_params, new_state = {}, {}
-    for key, p in params.items():
-        _, _, axes, dim, _ = GRADIENTS[key]
-        piece, new_state[key] = update(local_piece(p, axes, dim) if axes else p, grads[key], state[key], count)
-        whole = lax.all_gather(piece, axes, axis=dim, tiled=True, to="invarying") if axes else piece
-        new_params[key] = whole if whole.shape == p.shape else lax.slice_in_dim(whole, 0, p.shape[dim], axis=dim)  # padded to be cut
-    return new_params, new_state, loss
-
-
-def make_step(mesh):
-    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
-    p, state, f, b = specs_of(PARAMS), specs_of(GRADIENTS), specs_of(FROZEN), specs_of(INPUTS)
-    step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P()))
-    return jax.jit(step, donate_argnums=(0, 1))
+def collected(piece, p, axes, dim):
+    """A new parameter like p from the pieces that the devices along the axes have made."""
+    whole = lax.all_gather(piece, axes, axis=dim, tiled=True, to="invarying") if axes else piece
+    return whole if whole.shape == p.shape else lax.slice_in_dim(whole, 0, p.shape[dim], axis=dim)  # padded to be cut
 
 
 def make_gradients(mesh):

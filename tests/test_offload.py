@@ -1,0 +1,132 @@
+"""What waits in the host's memory: chosen where nothing fits without it, pinned, priced, and the program that does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.api import program
+from planner.errors import PlanError
+from planner.pins import from_table, parse_pins
+from planner.strategy import Strategy
+from planner.topology import for_devices
+
+GPT = "zoo:gpt-tiny,seq=16"
+OPTIONS: dict[str, Any] = {"devices": 8, "batch": 16, "hardware": "cpu", "precision": "fp32", "baselines": False}
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Strategy, Strategy]:
+    """The same plan with its optimizer state beside the parameters, and away from them."""
+    here, away = (planner.plan(GPT, **OPTIONS, pins=f"dp=8,micro=1,zero=1,offload={what}") for what in ("none", "optimizer"))
+    return here, away
+
+
+def test_pins_name_what_is_sent_away() -> None:
+    assert parse_pins("offload=optimizer").techniques["offload"] == ("optimizer",) == from_table({"techniques": {"offload": ["optimizer"]}}).techniques["offload"]
+    assert parse_pins("offload=none").techniques["offload"] == () == from_table({"techniques": {"offload": []}}).techniques["offload"]
+    for wrong in ("weights", "optimizer+optimizer", "optimizer+none", ""):
+        with pytest.raises(PlanError, match="offload") as e:
+            parse_pins(f"offload={wrong}")
+        assert e.value.code == "P020"
+
+
+def test_state_leaves_the_devices_and_pays_for_its_way(pair: tuple[Strategy, Strategy]) -> None:
+    here, away = pair
+    assert (here.techniques["offload"], away.techniques["offload"]) == ([], ["optimizer"])
+    assert {k: v["split"] for k, v in here.nodes.items()} == {k: v["split"] for k, v in away.nodes.items()}
+    state = here.costs["memory_breakdown_bytes"]["optimizer"]
+    assert away.costs["memory_breakdown_bytes"]["optimizer"] == 0 < state  # what is on its way needs less than activations did
+    assert here.costs["memory_per_device_bytes"] - away.costs["memory_per_device_bytes"] == state
+    ways = 2 * state / for_devices("cpu", 8).device.host_bytes_per_s
+    assert away.costs["optimizer_time_s"] - here.costs["optimizer_time_s"] == pytest.approx(ways, rel=1e-3)
+    assert away.costs["step_time_s"] - here.costs["step_time_s"] == pytest.approx(ways, rel=1e-2)
+    assert "optimizer state in the host's memory" in str(away) and "host's memory" not in str(here)
+
+
+def test_the_search_sends_state_away_where_nothing_fits_without(pair: tuple[Strategy, Strategy]) -> None:
+    """On a mesh of data alone, with no other way to save memory."""
+    limit, pins = int(1.02 * pair[1].costs["memory_per_device_bytes"]), "dp=8,micro=1,zero=1,recompute=none"
+    with pytest.raises(PlanError) as e:
+        planner.plan(GPT, **OPTIONS, pins=f"{pins},offload=none", memory_limit_bytes=limit, remedies=False)
+    assert e.value.code == "P021"
+    found = planner.plan(GPT, **OPTIONS, pins=pins, memory_limit_bytes=limit)
+    assert found.techniques["offload"] == ["optimizer"] and found.costs["memory_per_device_bytes"] <= limit
+    assert planner.plan(GPT, **OPTIONS, pins=pins).techniques["offload"] == []
+    with pytest.raises(PlanError) as e:
+        planner.plan(GPT, **OPTIONS, pins=pins, memory_limit_bytes=limit // 8, remedies=False)
+    assert "optimizer state in the host's memory" in e.value.detail[0]
+
+
+@pytest.mark.parametrize(("options", "says"), [({"workload": "infer"}, "no optimizer state"), ({"runtime": "megatron"}, "priced as that framework")])
+def test_pins_that_contradict_the_request_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError, match=says) as e:
+        planner.plan(GPT, **{**OPTIONS, **options}, pins="offload=optimizer")
+    assert e.value.code == "P024"
+
+
+def test_files_keep_it_and_refuse_what_is_not_known(pair: tuple[Strategy, Strategy], tmp_path: Path) -> None:
+    from planner.reprice import manual
+
+    away = pair[1]
+    away.save(tmp_path / "away.json")
+    loaded = Strategy.load(tmp_path / "away.json")
+    again = manual(loaded, GPT)
+    assert again.techniques["offload"] == ["optimizer"] and again.costs["step_time_s"] == away.costs["step_time_s"]
+    loaded.techniques["offload"] = ["everything"]  # type: ignore[index]
+    with pytest.raises(PlanError) as e:
+        manual(loaded, GPT)
+    assert e.value.code == "P060" and "everything" in str(e.value)
+
+
+def test_programs_keep_state_where_the_plan_says(pair: tuple[Strategy, Strategy]) -> None:
+    here, away = (program(s, GPT).text for s in pair)
+    assert 'memory_kind="pinned_host"' in away and "Space.Host" in away and "pinned_host" not in here
+    with pytest.raises(PlanError) as e:
+        program(pair[1], GPT, backend="jit")
+    assert e.value.code == "P076"
+
+
+@pytest.mark.parametrize("pins", ["dp=4,tp=2,micro=2,zero=2", pytest.param("pp=2,dp=2,tp=2,micro=4,zero=1,recompute=block", marks=pytest.mark.slow),
+                                  pytest.param("dp=8,micro=1,zero=3", marks=pytest.mark.slow)])  # fmt: skip
+def test_three_steps_are_those_of_the_unsharded_program(pins: str) -> None:
+    from benchmarks.technique_run import errors
+    from planner.reprice import open_recorded
+    from planner.verify.numerics import seeded_values
+
+    found = planner.plan(GPT, **OPTIONS, pins=f"{pins},offload=optimizer")
+    graph = open_recorded(found, GPT).graph(int(found.techniques["microbatches"]))
+    worst = errors(graph, found.plan_for(graph), seeded_values(graph, {}))
+    assert max(worst.values()) < 1e-5, worst
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_checkpoints_of_state_that_is_away(tmp_path: Path, pair: tuple[Strategy, Strategy]) -> None:
+    """Saved from the host's memory, read onto devices, and the other way round; bit for bit, and training goes on."""
+    pytest.importorskip("orbax.checkpoint")
+    import types
+
+    import jax.numpy as jnp
+    import numpy as np
+
+    from planner.verify.numerics import load_program
+
+    modules = [load_program(program(s, GPT)) for s in pair]
+    for k, (writer, reader) in enumerate((modules, modules[::-1])):
+        mesh = writer.make_mesh()
+        _, params, state = writer.begin(types.SimpleNamespace(seed=1), {}, mesh)
+        batch = writer.next_batch(None, 0, 0, mesh)
+        params, state, _ = writer.make_step(mesh)(params, state, {}, batch, jnp.float32(1))
+        saved = writer.open_checkpoints(str(tmp_path / str(k)), 1)
+        writer.save(saved, 1, params, state)
+        saved.close()
+        saved = reader.open_checkpoints(str(tmp_path / str(k)), 1)
+        done, params2, state2 = reader.restore(saved, mesh)
+        saved.close()
+        assert done == 1 and {x.sharding.memory_kind for row in state2.values() for x in row} == {reader.state_at(mesh, reader.P()).memory_kind}
+        for key, row in state.items():
+            assert all(np.array_equal(a, b) for a, b in zip((params[key], *row), (params2[key], *state2[key]), strict=True))
+        assert np.isfinite(reader.make_step(mesh)(params2, state2, {}, batch, jnp.float32(2))[2])
