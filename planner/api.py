@@ -20,7 +20,7 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
          shapes: Mapping[str, tuple[int, ...]] | None = None, mode: str = "auto", solver: str = "auto", pins: Any = None, objective: str = "step",
          memory_limit_bytes: int | None = None, memory_reserve_bytes: int | None = None, runtime: str = DEFAULT_RUNTIME, optimizer: str = "adamw",
          lr: float = 1e-4, precision: str = DEFAULT_PRECISION, loss: str = "", logits: str = "", shift_labels: bool = False,
-         ignore_index: int | None = None, trainable: Sequence[str] = (), freeze: Sequence[str] = (), tie: Sequence[str] = (), lora: str = "",
+         ignore_index: int | None = None, trainable: Sequence[str] = (), freeze: Sequence[str] = (), tie: Sequence[str] = (), lora: str = "", tables: str = "device",
          time_limit_s: float | None = None, seed: int = 0, fold: bool = True, baselines: bool = True, strict: bool = False, progress: Any = None,
          remedies: bool = True) -> Strategy:  # fmt: skip
     """Search for the best way to spread a model over a machine.
@@ -40,7 +40,7 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
                            precision=precision, time_limit_s=time_limit_s, seed=seed, fold=fold, baselines=baselines)  # fmt: skip
     model = open_model(source, request.topology.devices, workload=workload, batch=batch, tokens_per_step=tokens_per_step, dims=dims, shapes=shapes, loss=loss,
                        logits=logits, shift_labels=shift_labels, ignore_index=ignore_index, trainable=trainable, freeze=freeze, tie=tie, lora=lora,
-                       optimizer=optimizer, lr=lr)  # fmt: skip
+                       optimizer=optimizer, lr=lr, tables=tables)  # fmt: skip
     model.graph(1)
     if annotated:
         request = replace(request, pins=annotated_pins(model))
@@ -54,6 +54,10 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
         if found.stopped:
             raise PlanError("P026", "the search was stopped before any plan fitted", help=["--time-limit with more seconds"], exit_code=NO_PLAN)
         raise no_plan(request, found, model if remedies else None)
+    if request.baselines and not found.stopped:
+        from planner.remedies import elsewhere
+
+        found.baselines.update(elsewhere(request, model))
     provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"),
                   "source": str(source if isinstance(source, str | Path) else model.name), "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
     return compose(model, request, found, provenance, assumptions(model, request, hardware, topology))
@@ -123,9 +127,11 @@ def choose(option: str, value: str, known: Sequence[str]) -> None:
 
 def open_model(source: Any, devices: int, **workload: Any) -> Any:
     """Open a model for a workload."""
+    from planner.hosted import PLACES
     from planner.model import Model, Workload
 
     kind = workload.pop("workload", "train")
+    choose("tables", workload.get("tables", PLACES[0]), PLACES)
     pick = {k: v for k, v in workload.items() if v is not None}
     for key in ("trainable", "freeze", "tie"):
         pick[key] = tuple(pick.get(key, ()))
@@ -198,7 +204,7 @@ def reopen(strategy: Strategy, source: str | Path) -> Any:
                       shapes={k: tuple(v) for k, v in w.get("shapes", {}).items()}, loss=training.get("loss", ""), logits=training.get("logits", ""),
                       shift_labels=training.get("shift_labels", False), ignore_index=training.get("ignore_index"), tie=training.get("tie", ()),
                       lora=training.get("lora", ""), trainable=training.get("trainable", ()), freeze=training.get("freeze", ()),
-                      optimizer=training.get("optimizer", "adamw"), lr=training.get("lr", 1e-4))  # fmt: skip
+                      optimizer=training.get("optimizer", "adamw"), lr=training.get("lr", 1e-4), tables=training.get("tables", "device"))  # fmt: skip
 
 
 def program(strategy: Strategy, source: str | Path, *, backend: str = "shard_map", unroll: bool = False, weights_file: str = "") -> Any:

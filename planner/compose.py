@@ -12,6 +12,7 @@ from planner.assemble import PICO
 from planner.evaluate import Cost, price_plan
 from planner.flow import Flow, Plan
 from planner.graph import Graph
+from planner.hosted import host_bytes
 from planner.kernels import kernel_times
 from planner.model import Model
 from planner.pipeline import Pipeline, pipeline_of
@@ -42,7 +43,7 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     if found.stopped:
         solver["stopped"] = found.stopped
     techniques = {"microbatches": best.plan.microbatches, "schedule": best.plan.schedule or "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
-                  "recompute": best.plan.recompute, "offload": list(best.plan.offload), "copies": 1, "fused_collective_bytes": 0} | chunks(best.plan)  # fmt: skip
+                  "recompute": best.plan.recompute, "offload": list(best.plan.offload), "copies": 1, "fused_collective_bytes": 0} | chunks(best.plan) | tables(graph)  # fmt: skip
     workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}
     return Strategy(
         {"name": model.name, "sha256": model.sha256(), "nodes": len(graph.nodes), "parameters": graph.parameters}, request.topology.to_json(), workload,
@@ -51,6 +52,11 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
         tensor_table(graph, flow, base), techniques, cost_table(pricer_cost, request, base, model), solver,
         {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions, provenance, graph,
     )  # fmt: skip
+
+
+def tables(graph: Graph) -> dict[str, list[str]]:
+    """The entry of files for tables on hosts or servers, where there are any."""
+    return {"hosted": sorted(graph.labels.get(n, n) for n in graph.hosted)} if graph.hosted else {}
 
 
 def chunks(plan: Plan) -> dict[str, int]:
@@ -189,6 +195,7 @@ def cost_table(cost: Cost, request: Request, base: Base, model: Model) -> dict[s
         "communication_bytes_per_device": {k: {a: {"payload": int(c["payload"]), "wire": float(c["wire"])} for a, c in sorted(axes.items())}  # type: ignore[call-overload, arg-type]
                                            for k, axes in sorted(cost.traffic.items())},
         "exposed_s_by_collective": {f"{k} {a}": s for (k, a), s in sorted(cost.exposed_by_axes.items())},
+        **({"tables_time_s": cost.tables_time_s, "host_memory_bytes": host_bytes(base.graph, request.recipe)} if base.graph.hosted else {}),
     }  # fmt: skip
 
 

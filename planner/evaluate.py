@@ -2,7 +2,7 @@
 
 Every printed figure comes from here, for our plans and for the baselines alike. With m microbatches:
 
-    step = m * (forward + backward + recomputed) + gradient reduction * (1 - overlap) + optimizer + bubble
+    step = m * (forward + backward + recomputed) + gradient reduction * (1 - overlap) + optimizer + bubble + pull and push of hosted tables
     peak = parameters + gradients + optimizer state + kept activations + temporary
 
 There are two moments of most memory. When the backward pass of the last repeated block begins, what the tail behind it (head and loss) kept is gone,
@@ -31,6 +31,7 @@ from planner.base import Base
 from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, dealt_run, find_run, inner_flow, outer_flow
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
+from planner.hosted import pull_push_s
 from planner.kernels import kept_beside, kernel_times, savers, working_bytes
 from planner.layout import Layout, group, local_shape
 from planner.moments import Operators, Walk, Weights, gradient_room, left_bytes, puts_off, walk
@@ -60,6 +61,8 @@ class Cost:
     distinct_work: float
     """Share of the devices' arithmetic that is neither duplicated nor padding."""
     exposed_by_axes: Mapping[tuple[str, str], float]
+    tables_time_s: float = 0.0
+    """Pulling rows of hosted tables before the step and pushing them after it (planner.hosted)."""
 
 
 def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tuple[Run, ...]]:
@@ -119,12 +122,13 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
                     elements[shape, id(w)] = prod(local_shape(shape, cut_layout(w), mesh))
                 local += elements[shape, id(w)]
         optimizer = pricer.optimizer_s(local, plan.offload)
+    tables = pull_push_s(flow, pricer)
     flops = account.dot_flops(flow, again=False)
     distinct = float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1))) if flops else 1.0
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     return Cost(
-        compute + bubble + exposed + optimizer, compute, again, bubble, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer, runs),
-        account.traffic(uses, plan.order, mesh), distinct, by_axes,
+        compute + bubble + exposed + optimizer + tables, compute, again, bubble, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer, runs),
+        account.traffic(uses, plan.order, mesh), distinct, by_axes, tables,
     )  # fmt: skip
 
 

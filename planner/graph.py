@@ -138,6 +138,15 @@ class WeightRef:
     parts: tuple[WeightRef, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A table that lies on hosts or servers (`place`: "host" or "server"): its rows there, and the inputs with their numbers. The graph's own tensor is the piece of a step."""
+
+    rows: int
+    ids: tuple[str, ...]
+    place: str
+
+
 @dataclass(frozen=True)
 class Graph:
     """A model with every shape static, nodes in topological order.
@@ -159,6 +168,8 @@ class Graph:
     trainable: frozenset[str] = frozenset()
     dims: Mapping[str, int] = field(default_factory=dict)
     """The symbolic dims that were bound, by name; "batch" is the global batch."""
+    hosted: Mapping[str, Hosted] = field(default_factory=dict)
+    """Weights whose rows are pulled for a step and pushed after it (planner.hosted)."""
     notes: tuple[str, ...] = ()
     """What the reader assumed or repaired, a sentence each, for the user."""
 

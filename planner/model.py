@@ -16,7 +16,7 @@ from planner.errors import PlanError
 from planner.graph import Graph
 from planner.scaled import Scaled, same
 
-TRAINING_ONLY = ("loss", "logits", "shift_labels", "ignore_index", "trainable", "freeze", "lora", "optimizer", "lr")
+TRAINING_ONLY = ("loss", "logits", "shift_labels", "ignore_index", "trainable", "freeze", "lora", "optimizer", "lr", "tables")
 
 SMALL_PARTS = tuple(2**k for k in range(1, 9))
 """Parts of the batch that may be read beside the whole, to see what grows with it."""
@@ -41,6 +41,7 @@ class Workload:
     lora: str = ""
     optimizer: str = "adamw"
     lr: float = 1e-4
+    tables: str = "device"
 
     def __post_init__(self) -> None:
         """Raises PlanError for inference with options that only training has: they would change nothing."""
@@ -56,8 +57,8 @@ class Workload:
         """The strategy file's `workload`, without precision and runtime."""
         training = {"loss": loss, "logits": self.logits, "shift_labels": self.shift_labels, "trainable": list(self.trainable), "freeze": list(self.freeze),
                     "optimizer": self.optimizer, "lr": self.lr}  # fmt: skip
-        given = {"ignore_index": self.ignore_index, "tie": list(self.tie), "lora": self.lora}  # in the file only where they say something
-        training |= {k: v for k, v in given.items() if v not in (None, [], "")}
+        given = {"ignore_index": self.ignore_index, "tie": list(self.tie), "lora": self.lora, "tables": self.tables}  # in the file only where they say something
+        training |= {k: v for k, v in given.items() if v not in (None, [], "", "device")}
         return {"kind": self.kind, "batch": batch, "dims": dict(sorted(self.dims.items())), "shapes": {k: list(v) for k, v in sorted(self.shapes.items())},
                 "training": training if self.kind == "train" else None}  # fmt: skip
 
@@ -124,8 +125,14 @@ class Model:
     def plain(self) -> Graph:
         """The graph at the global batch, without a loss."""
         if self._plain is None:
-            self._plain = self._chosen(self.read(self.workload.batch))
+            self._plain = self._placed(self._chosen(self.read(self.workload.batch)), 1)
         return self._plain
+
+    def _placed(self, graph: Graph, microbatches: int) -> Graph:
+        """The graph with its tables where the workload has them."""
+        from planner.hosted import hosted
+
+        return graph if self.workload.tables == "device" else hosted(graph, microbatches, self.workload.tables)
 
     @property
     def batch(self) -> int:
@@ -137,7 +144,7 @@ class Model:
         if microbatches not in self._graphs:
             if self.batch % microbatches:
                 raise PlanError("P035", f"batch {self.batch} does not divide into {microbatches} microbatches")
-            plain = self.plain if microbatches == 1 else self._chosen(self.read(self.batch // microbatches))
+            plain = self.plain if microbatches == 1 else self._placed(self._chosen(self.read(self.batch // microbatches)), microbatches)
             if self.workload.kind == "train":
                 from planner.modes import training
                 from planner.training import add_loss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from costmodels import device_names, load_device
 from costmodels.memory import capacity
@@ -25,7 +25,7 @@ TRIES = 3
 
 def remedies(request: Request, found: Found, model: Model) -> list[str]:
     """Help lines such as "128 devices fit (re-priced: 41 ms with --batch 64)"; empty when nothing tried fits."""
-    return [line for line in (_devices(request, found, model), _hardware(request, found, model), _batch(request, model)) if line]
+    return [line for line in (_devices(request, found, model), _hardware(request, found, model), _batch(request, model), _tables(request, model)) if line]
 
 
 def _devices(request: Request, found: Found, model: Model) -> str:
@@ -73,13 +73,32 @@ def _hardware(request: Request, found: Found, model: Model) -> str:
 def _batch(request: Request, model: Model) -> str:
     for batch in _smaller(model.batch):
         try:
-            smaller = replace(model, workload=replace(model.workload, batch=batch, tokens_per_step=None), _graphs={}, _plain=None, _sketches={}, _scaled=None, _derives=None)
-            best = _plan(request, smaller)
+            best = _plan(request, _again(model, batch=batch, tokens_per_step=None))
         except PlanError:
             continue
         if best is not None:
             return f"--batch {batch} fits (re-priced: {show_time(best.cost.step_time_s)})"
     return ""
+
+
+def elsewhere(request: Request, model: Model) -> dict[str, Candidate]:
+    """"tables_host", "tables_server" -> the best plan with the tables there; nothing where they are no large part of the model, or are there already."""
+    from planner.hosted import PLACES, worth
+
+    if model.workload.kind != "train" or model.workload.tables != PLACES[0] or not worth(model.plain):
+        return {}
+    found = {f"tables_{place}": _plan(request, _again(model, tables=place)) for place in PLACES[1:]}
+    return {key: best for key, best in found.items() if best is not None}
+
+
+def _tables(request: Request, model: Model) -> str:
+    best = min(elsewhere(request, model).items(), key=lambda kv: kv[1].cost.step_time_s, default=None)
+    return f"--tables {best[0].removeprefix('tables_')} fits (re-priced: {show_time(best[1].cost.step_time_s)})" if best else ""
+
+
+def _again(model: Model, **workload: Any) -> Model:
+    """The model under another workload, nothing of it read yet."""
+    return replace(model, workload=replace(model.workload, **workload), _graphs={}, _plain=None, _sketches={}, _scaled=None, _derives=None)
 
 
 def _smaller(batch: int) -> Iterator[int]:

@@ -146,6 +146,7 @@ class TechniqueTable(TypedDict):
     copies: int
     fused_collective_bytes: int
     virtual: NotRequired[int]
+    hosted: NotRequired[list[str]]
 
 
 class MemoryTable(TypedDict):
@@ -186,6 +187,8 @@ class CostTable(TypedDict):
     memory_breakdown_bytes: MemoryTable
     fit: Literal["yes", "tight", "no"]
     communication_bytes_per_device: dict[str, dict[str, TrafficTable]]
+    tables_time_s: NotRequired[float]
+    host_memory_bytes: NotRequired[int]
     tokens_per_step: NotRequired[int]
     tokens_per_s_per_device: NotRequired[float]
 

@@ -44,7 +44,7 @@ def workload(args: argparse.Namespace) -> dict[str, Any]:
         "workload": args.workload, "batch": args.batch, "tokens_per_step": args.tokens_per_step, "dims": {k: _whole("dim", v) for k, v in args.dim},
         "shapes": {k: tuple(_whole("shape", n) for n in v.split(",")) for k, v in args.shape}, "loss": args.loss, "logits": args.logits,
         "shift_labels": args.shift_labels, "trainable": tuple(args.trainable), "freeze": tuple(args.freeze), "tie": tuple(args.tie),
-        "ignore_index": args.ignore_index, "lora": args.lora, "optimizer": args.optimizer, "lr": args.lr,
+        "ignore_index": args.ignore_index, "lora": args.lora, "optimizer": args.optimizer, "lr": args.lr, "tables": args.tables,
     }  # fmt: skip
 
 

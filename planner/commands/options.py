@@ -98,6 +98,7 @@ def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
     g.add_argument("--freeze", action="append", default=[], metavar="GLOB", help="parameters to keep: no gradient, no optimizer state, no reduction")
     g.add_argument("--tie", action="append", default=[], metavar="A=B", help="two parameters are one, such as an embedding and a head that the export parted")
     g.add_argument("--lora", default="", metavar="SPEC", help="train adapters alone: rank=16,targets=GLOB[,alpha=32]")
+    g.add_argument("--tables", default="device", metavar="WHERE", help="large embedding tables: device (default), or host or server: rows pulled for a step (docs/tables.md)")
     g.add_argument("--optimizer", default="adamw", metavar="NAME", help="adamw (default) or sgd")
     g.add_argument("--lr", type=positive, default=1e-4, metavar="RATE", help="learning rate of the emitted program (default 1e-4)")
     g.add_argument("--precision", default="bf16-mixed", metavar="RECIPE", help="bf16-mixed (default), fp32, bf16-pure, fp16, fp8, int8-weights")

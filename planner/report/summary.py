@@ -24,6 +24,7 @@ SHOWN_WEIGHTS = 6
 LONGEST = 30
 """Columns of a parameter's name."""
 DISTINCT = 0.995
+TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"}
 BAR = 40
 RECOMPUTE = {"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}
 OFFLOADED = {"optimizer": "optimizer state"}
@@ -138,6 +139,8 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
         step[2] += f", {show_time(c['recompute_time_s'])} of it again"
     if c["optimizer_time_s"]:
         step.append(f"optimizer {show_time(c['optimizer_time_s'])}")
+    if c.get("tables_time_s"):
+        step.append(f"tables pulled and pushed {show_time(c['tables_time_s'])}")
     if c["bubble_time_s"]:
         among = f" ({stages(strategy) - 1} of {ticks(strategy)} ticks)" if lockstep(strategy) else ""
         step.append(f"bubble {show_time(c['bubble_time_s'])}{among}")
@@ -222,10 +225,28 @@ def findings(strategy: Strategy) -> list[str]:
     for reason, n, seconds in unsupported(strategy):
         share = f", {percent(seconds / c['step_time_s'])} of the step" if c["step_time_s"] else ""
         out.append(f"{n} node{'s' if n > 1 else ''} whole on every device ({reason}): {show_time(seconds)}{share}")
+    out += table_findings(strategy)
     padded = [name for name, row in strategy.tensors.items() if row.get("padded")]
     if padded:
         out.append(f"{len(padded)} tensor{'s' if len(padded) > 1 else ''} padded to a multiple of {'their' if len(padded) > 1 else 'its'} axes, "
                    f"first {short(padded[0], 40)}")  # fmt: skip
+    return out
+
+
+def table_findings(strategy: Strategy) -> list[str]:
+    """What host memory the hosted tables take, or whether hosting them would pay."""
+    c, out = strategy.costs, []
+    if c.get("host_memory_bytes"):
+        n = len(strategy.techniques["hosted"])
+        out.append(f"{n} table{'s' if n > 1 else ''} with their optimizer state take {show_bytes(c['host_memory_bytes'])} of the memory of all hosts together; "
+                   "rows that a step does not read keep their moments (docs/tables.md)")  # fmt: skip
+    for key, name in TABLES.items():
+        row = strategy.baselines.get(key)
+        if row is not None and row["fit"] != "no" and not ties(c, row):
+            ratio = c["step_time_s"] / row["step_time_s"]
+            faster, slower = f"{ratio:.2g} times as fast: plan again with --tables {key.removeprefix('tables_')}", f"{1 / ratio:.2g} times as slow: they stay on the devices"
+            sizes = f"{show_bytes(row['memory_per_device_bytes'])} a device instead of {show_bytes(c['memory_per_device_bytes'])}"
+            out.append(f"{name} would be {faster if ratio > 1 else slower}; {sizes}")
     return out
 
 
@@ -240,7 +261,7 @@ def _findings(strategy: Strategy, width: int, style: Style) -> list[str]:
 def baseline_name(key: str, row: Mapping[str, Any]) -> str:
     """A baseline in words: `data parallel + ZeRO-1`, `tensor 8 x data 8`."""
     mesh = row["mesh"]
-    name = {"data_parallel": "data parallel", "zero3": "ZeRO-3", "replicated": "replicated"}.get(key, key)
+    name = {"data_parallel": "data parallel", "zero3": "ZeRO-3", "replicated": "replicated", **TABLES}.get(key, key)
     if key == "megatron":
         name = " x ".join(f"{AXES.get(a, a)} {n}" for a, n in reversed(list(mesh.items())))
     return name + (f" + ZeRO-{row['zero_stage']}" if row["zero_stage"] and key != "zero3" else "")
