@@ -215,7 +215,7 @@ def test_hostile_names_without_the_model() -> None:
 @settings(max_examples=200)
 def test_text_and_attributes_are_escaped(value: str) -> None:
     p = Page.of(el("p", value, el("span", join(value), title=value), name(value), data_x=value))
-    assert p.wrong == [] and [t for t, _ in p.elements] == ["p", "span", "span"]
+    assert p.wrong == [] and [t for t, _ in p.elements if t != "wbr"] == ["p", "span", "span"]
     assert p.elements[0][1]["data-x"] == clean(value) == p.elements[1][1]["title"]
     assert p.text.replace("\r\n", "\n") == (clean(value) * 3).replace("\r\n", "\n")
 

@@ -1,7 +1,7 @@
 """The HTML report in headless Chromium: it opens without a word on the console, is legible, and answers to pointer and keyboard.
 
-Needs `pip install "meshwright[report-test]"` and the programs chromium and chromedriver. Screenshots go to the folder named by
-MESHWRIGHT_SHOTS, else beside the pages in pytest's temporary folder.
+Needs `pip install "meshwright[report-test]"` and the programs chromium and chromedriver. Screenshots are kept in build/shots (or the folder named by
+MESHWRIGHT_SHOTS); those of GPT-3 175B, Llama-3 405B, ResNet-50 and two plans side by side are made by `pytest -m slow tests/test_html_browser.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ pytest.importorskip("selenium", reason="the browser tests of the report need sel
 BROWSER = next((p for n in ("chromium", "chromium-browser", "google-chrome", "chrome") if (p := shutil.which(n))), None)
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not BROWSER or not DRIVER, reason="the browser tests of the report need the programs chromium and chromedriver")
+SHOTS = Path(__file__).parents[1] / "build" / "shots"
 DESKTOP, PHONE = 1280, 390
 STAGED, DEEP = "pp=4,dp=2,micro=8,schedule=1f1b", "zoo:gpt-tiny,hidden=256,layers=8"
 
@@ -93,7 +94,7 @@ class Browser:
         width, height = self.js("return [innerWidth, document.documentElement.scrollHeight]")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         data = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, "clip": clip})["data"]
-        folder = Path(os.environ.get("MESHWRIGHT_SHOTS") or self.folder)
+        folder = Path(os.environ.get("MESHWRIGHT_SHOTS") or SHOTS)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.png").write_bytes(base64.b64decode(data))
         return folder / f"{name}.png"
@@ -275,19 +276,35 @@ def test_everything_is_reached_by_the_tab_key(browser: Browser, pages: dict[str,
     assert {"skip", "theme", "part", "plot", "SUMMARY", "scroll"} <= reached and any(r.startswith("ax") for r in reached)
 
 
-@pytest.mark.slow
-def test_large_models_open_in_two_seconds(browser: Browser) -> None:
+LARGE = {"gpt3-175b": (1024, 1536), "llama3-405b": (16384, 2048), "resnet50": (8, 256), "llama3-8b": (64, 512)}
+"""Zoo model -> devices, batch."""
+
+
+@pytest.fixture(scope="module")
+def large() -> dict[str, View]:
+    """Plans of large models with their detail; A and B are two ways to train one."""
     import planner
     from planner.commands.views import priced
     from planner.report.html.derive import work_out
 
-    made = {}
-    for name, spec, devices, batch in (("gpt3-175b", "zoo:gpt3-175b", 1024, 1536), ("llama3-405b", "zoo:llama3-405b", 512, 256), ("resnet50", "zoo:resnet50", 8, 256)):
-        s = planner.plan(spec, devices=devices, batch=batch)
-        made[name] = View("", f"{name}.json", s, work_out(priced(s, spec)))
-        for width, scheme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")):
-            browser.open(page([made[name]]), name, width, scheme)
-            assert browser.console() == []
-            assert browser.js("return performance.getEntriesByType('navigation')[0].domComplete") < 2000
-            assert browser.js(LEGIBLE)[1] == [] and browser.js(OVERFLOW)[1] == []
-            browser.shot(f"{name}-{width}-{scheme}")
+    def planned(name: str, letter: str = "", file: str = "", **how: Any) -> View:
+        devices, batch = LARGE[name]
+        s = planner.plan(f"zoo:{name}", devices=devices, batch=batch, **how)
+        return View(letter, file or f"{name}.plan.json", s, work_out(priced(s, f"zoo:{name}")))
+
+    made = {name: planned(name) for name in ("gpt3-175b", "llama3-405b", "resnet50")}
+    return made | {"A": planned("llama3-8b", "A", "mine.json", pins="dp=8,tp=8", baselines=False), "B": planned("llama3-8b", "B", "best.json")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+@pytest.mark.parametrize("name", ["gpt3-175b", "llama3-405b", "resnet50", "compared"])
+def test_large_models_open_in_two_seconds(name: str, width: int, scheme: str, browser: Browser, large: dict[str, View]) -> None:
+    views = [large["A"], large["B"]] if name == "compared" else [large[name]]
+    browser.console()
+    browser.open(page(views), name, width, scheme)
+    assert browser.console() == []
+    assert browser.js("return performance.getEntriesByType('navigation')[0].domComplete") < 2000
+    assert browser.js(LEGIBLE)[1] == [] and browser.js(OVERFLOW)[1] == []
+    assert browser.shot(f"{name}-{width}-{scheme}").stat().st_size > 20_000

@@ -20,6 +20,8 @@ SEPARATE = 0.006
 TICKS = 64
 DENSEST = 250
 """Marks in a bar as wide as the page: more would hide what they part."""
+ROOM = 14
+"""Letters of the blocks that are named beside a stage's bar; more are told when it is pointed at."""
 STAGES = 16
 """Pipeline stages that are drawn."""
 TICK = {"1f1b": "a full tick: one microbatch forward, another one backward", "gpipe": "a tick forward and a tick backward",
@@ -82,7 +84,8 @@ def _stages(p: Pipeline, t: Timeline, scale_s: float) -> list[Markup]:
             out.append(el("p", f"stages {shown[at - 1] + 1} to {k - 1} likewise", class_="small"))
         bar = el("div", _parts(t.stages[k], whole), class_="bar thin", style=sized, role="group", aria_label=f"stage {k}, {f.time(whole)}")
         held = _held(p, k)
-        out.append(el("div", el("span", el("b", f"stage {k}"), " ", el("small", held)), el("div", bar), class_="stagerow"))
+        said = held if len(held) <= ROOM else held.removeprefix("blocks ").partition(",")[0] + ", …"
+        out.append(el("div", el("span", el("b", f"stage {k}"), " ", el("small", said), title=held), el("div", bar), class_="stagerow"))
     return [el("p", el("span", "the step, a bar per stage"), el("b", f.time(whole)), class_="cap"), el("div", out, class_="stages level")]
 
 

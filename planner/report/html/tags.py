@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable
 
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufdd0-\ufdef\ufeff\ufffe\uffff\ud800-\udfff]")
-VOID = frozenset({"meta", "input", "br", "hr", "rect", "line", "path", "polygon", "polyline", "circle"})
+_PARTS = re.compile(r"(?<=[/+_.])(?=\w)")
+VOID = frozenset({"meta", "input", "br", "hr", "wbr", "rect", "line", "path", "polygon", "polyline", "circle"})
 
 
 class Markup(str):
@@ -51,7 +52,7 @@ def el(tag: str, *children: Child | Iterable[Child], **attributes: str | float |
         parts.append(key if value is True else f'{key}="{text(number(value) if isinstance(value, float) else value)}"')
     body = join(*children)
     if tag in VOID and not body:
-        return Markup(f"<{' '.join(parts)}{'' if tag in ('meta', 'input', 'br', 'hr') else '/'}>")
+        return Markup(f"<{' '.join(parts)}{'' if tag in ('meta', 'input', 'br', 'hr', 'wbr') else '/'}>")
     return Markup(f"<{' '.join(parts)}>{body}</{tag}>")
 
 
@@ -61,5 +62,5 @@ def number(value: float) -> str:
 
 
 def name(value: str, **attributes: str | None) -> Markup:
-    """A name from a model: set in its own direction, breakable anywhere."""
-    return el("span", value, class_="name", **attributes)
+    """A name from a model: set in its own direction, breakable between its parts, and anywhere if need be."""
+    return el("span", join(*_PARTS.split(value), gap=el("wbr")), class_="name", **attributes)
