@@ -10,6 +10,8 @@ from planner.emit.tables import gradients_table, inputs_table, labels_table, mes
 from planner.emit.text import array_table, inlined
 from planner.emit.writer import Workload, Writer
 
+LOOPLESS = ("Conv", "ConvTranspose")
+"""Operators whose kernels of XLA's CPU back end are slow inside loops (planner/emit/parts/loop_convolutions.py)."""
 DTYPES = {"float32": "jnp.float32", "bfloat16": "jnp.bfloat16"}
 
 
@@ -22,7 +24,8 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     files = [*KERNELS, "frame"]
     if train:
         how = f"pipeline_{w.pipeline.schedule}" if w.pipeline else f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{steps}"
-        files += ["stages"] if w.pipeline else []
+        convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
+        files += ["stages"] if w.pipeline else ["loop_convolutions" if convolves else "loop_scan"]
         state = [f"state_{'host' if 'optimizer' in w.flow.plan.offload else 'device'}"] if sharded else []
         files += [w.training.optimizer, how, f"step_{steps}", *state, "feed", "checkpoint", "main_train"]
     else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from planner.emit.parts.loop_scan import over_microbatches
 from planner.emit.parts.tables import MICROBATCHES, loss_of
 
 
@@ -15,5 +15,5 @@ def gradients(params, frozen, batch):
     def one(total, piece):
         return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_of)(params, frozen, piece)), None
 
-    total, _ = lax.scan(one, (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)), batch)
+    total = over_microbatches(one, (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)), batch)
     return jax.tree.map(lambda t: t / MICROBATCHES, total)

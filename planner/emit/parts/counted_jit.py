@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from planner.emit.parts.loop_scan import over_microbatches
 from planner.emit.parts.tables import loss_of
 
 
@@ -17,5 +17,5 @@ def gradients(params, frozen, batch):
         rows = rows.astype(loss.dtype)
         return jax.tree.map(jnp.add, total, (loss * rows, rows, back(rows)[0])), None
 
-    (loss, rows, grads), _ = lax.scan(one, (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)), batch)
+    loss, rows, grads = over_microbatches(one, (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)), batch)
     return jax.tree.map(lambda t: t / jnp.maximum(rows, 1), (loss, grads))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from planner.emit.parts.exchange import after, pend, reduce_gradient, zeros_like_piece
+from planner.emit.parts.loop_scan import over_microbatches
 from planner.emit.parts.tables import GATHERED, GRADIENTS, SCATTER_EACH_MICROBATCH, loss_of
 
 
@@ -24,7 +24,7 @@ def gradients(params, frozen, batch):
         return jax.tree.map(jnp.add, total, (loss * rows, rows, grads)), None
 
     start = jnp.zeros(()), jnp.zeros(()), {key: zeros_like_piece(p, *scatter[key]) for key, p in pending.items()}
-    (loss, rows, grads), _ = lax.scan(one, start, batch)
+    loss, rows, grads = over_microbatches(one, start, batch)
     loss, grads = jax.tree.map(lambda t: t / jnp.maximum(rows, 1), (loss, grads))
     for key, (_, rest, axes, dim, _) in GRADIENTS.items():
         grads[key] = reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim)
