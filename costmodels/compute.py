@@ -1,4 +1,4 @@
-"""Time of kernels: roofline with size-dependent efficiency, and the optimizer's pass.
+"""Time of kernels: roofline with size-dependent efficiency, sums of gradients, and the optimizer's pass.
 
     time = max(FLOPs / (peak(dtype) * efficiency(FLOPs)), bytes / (memory bandwidth * memory efficiency)), and never below the launch floor
 
@@ -28,6 +28,11 @@ def _kernel_time_s(device: Device, flops: float, size_bytes: float, dtype: str, 
     arithmetic = flops / (device.peak(dtype) * efficiency) if flops else 0.0
     memory = size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
     return max(arithmetic, memory, device.launch_s)
+
+
+def sum_time_s(device: Device, size_bytes: float) -> float:
+    """Seconds to add so many bytes of gradients to their sums over microbatches: both are read, the sums are written (memory-bound)."""
+    return 3 * size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
 def optimizer_time_s(device: Device, elements: float, bytes_per_element: float) -> float:

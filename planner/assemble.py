@@ -1,6 +1,6 @@
 """From a space and a choice of techniques to the one problem every solver sees, and back to splits.
 
-    cost[option]  = times * (microbatches * (forward + backward + recomputed forward + reduction each microbatch) + reduction once)   in picoseconds
+    cost[option]  = times * (microbatches * (forward + backward + recomputed forward + reduction and sums each microbatch) + reduction once)   in picoseconds
     usage[option] = state bytes + kept activations                                                                                     in bytes
 Everything that is kept is alive at the end of the last forward pass, so one live interval holds it all; what only lives inside one operator is
 reserved apart (planner.memory). Under recompute a repeated block keeps only what is handed from block to block, and one block's activations at a time.
@@ -104,7 +104,8 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
     if techniques.recompute != "none":
         each = each + flat.again_keep_s if techniques.recompute == "block-keep" else each + flat.again_s
     dealt, least = _dealt(space, techniques), max(micro, space.parts if uncut else 1)
-    seconds: np.ndarray = flat.count * ((space.parts if uncut else least) * each + least * flat.each[techniques.zero])
+    weights = flat.each[techniques.zero] + (flat.sums[techniques.zero] if least > 1 else 0.0)
+    seconds: np.ndarray = flat.count * ((space.parts if uncut else least) * each + least * weights)
     if dealt is not None:
         seconds = seconds * dealt.ratio
     seconds = (seconds + flat.count * flat.reduce[techniques.zero]) * (dealt.share if dealt is not None else 1.0)
@@ -254,6 +255,7 @@ class _Flat:
     again_s: np.ndarray  # seconds of the replay in repeated blocks
     again_keep_s: np.ndarray  # the same with results of collectives kept
     each: dict[int, np.ndarray]  # level -> seconds each microbatch
+    sums: dict[int, np.ndarray]  # level -> seconds each microbatch, of several, to add up gradients
     reduce: dict[int, np.ndarray]  # level -> seconds once a step
     state: dict[int, np.ndarray]  # level -> bytes of state
     kept: np.ndarray  # kept activations
@@ -310,7 +312,7 @@ def _flat(space: Space) -> _Flat:
         forward = row("forward_s")
         space.memo["flat"] = _Flat(
             first=np.concatenate([[0], np.cumsum(sizes)[:-1]]), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),
-            again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0), each=rows("each_s"), reduce=rows("reduce_s"),
+            again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0), each=rows("each_s"), sums=rows("sum_s"), reduce=rows("reduce_s"),
             state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), inner=row("inner_bytes"), pieces=row("pieces"),
             held={z: count * x for z, x in rows("held_bytes").items()}, tail=row("tail_bytes"), late=count * row("late_bytes"),
             work=row("work_bytes"), after=np.repeat([v.node in space.base.tail for v in every], sizes),

@@ -5,6 +5,8 @@ Every printed figure comes from here, for our plans and for the baselines alike.
     step = m * (forward + backward + recomputed) + gradient reduction * (1 - overlap) + optimizer + bubble + pull and push of hosted tables
     peak = parameters + gradients + optimizer state + kept activations + temporary
 
+The optimizer's time includes, of several microbatches, what adding each one's gradients to their sums moves.
+
 There are two moments of most memory. When the backward pass of the last repeated block begins, what the tail behind it (head and loss) kept is gone,
 and the gradients of all repeats are there. While the tail's own backward pass runs it is the other way round. `temporary` is the larger of what
 lives in the first (working set of an operator) and in the second (what the tail keeps, its working set, less the gradients not there yet).
@@ -35,7 +37,7 @@ from planner.hosted import pull_push_s
 from planner.kernels import kept_beside, kernel_times, savers, working_bytes
 from planner.layout import Layout, group, local_shape
 from planner.moments import Operators, Walk, Weights, gradient_room, left_bytes, puts_off, walk
-from planner.pipeline import pipeline_of
+from planner.pipeline import Pipeline, pipeline_of
 from planner.price import Pricer
 
 PARKED_ARRAYS = 2
@@ -54,6 +56,7 @@ class Cost:
     communication_time_s: float
     exposed_communication_time_s: float
     optimizer_time_s: float
+    """The update, and of several microbatches the sums of their gradients."""
     flops_per_device: int
     """2MNK of products forward and backward; what is computed again is left out."""
     memory: Breakdown
@@ -111,17 +114,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
         overlapped += hidden
         label = (use.kind, "+".join(use.axes))
         by_axes[label] = by_axes.get(label, 0.0) + seconds - hidden
-    optimizer = 0.0
-    if base.training:
-        elements: dict[tuple, int] = {}
-        local, elsewhere = 0, account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
-        for n, w in flow.weights.items():
-            if n in flow.grad and n not in elsewhere:
-                shape = graph.tensors[n].shape
-                if (shape, id(w)) not in elements:
-                    elements[shape, id(w)] = prod(local_shape(shape, cut_layout(w), mesh))
-                local += elements[shape, id(w)]
-        optimizer = pricer.optimizer_s(local, plan.offload)
+    optimizer = _optimizer_s(flow, pipeline, pricer) if base.training else 0.0
     tables = pull_push_s(flow, pricer)
     flops = account.dot_flops(flow, again=False)
     distinct = float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1))) if flops else 1.0
@@ -130,6 +123,25 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
         compute + bubble + exposed + optimizer + tables, compute, again, bubble, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer, runs),
         account.traffic(uses, plan.order, mesh), distinct, by_axes, tables,
     )  # fmt: skip
+
+
+def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float:
+    """Seconds of a device's update, and of the sums of gradients over several microbatches: of pieces where the optimizer level cuts them first."""
+    graph, mesh, micro = flow.graph, dict(flow.plan.mesh), flow.plan.microbatches
+    elsewhere = account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
+    sizes: dict[tuple, tuple[int, int]] = {}
+    updated = added = 0.0
+    for n, w in flow.weights.items():
+        if n in flow.grad and n not in elsewhere:
+            shape = graph.tensors[n].shape
+            if (shape, id(w)) not in sizes:
+                piece = prod(local_shape(shape, cut_layout(w), mesh))
+                sizes[shape, id(w)] = piece, piece if w.zero >= 2 or w.dim < 0 else prod(local_shape(shape, w.layout, mesh))
+            piece, summed = sizes[shape, id(w)]
+            updated += piece
+            if micro > 1:
+                added += summed * (float(pipeline.sums(i for i, _ in graph.consumers[n])) if pipeline else micro)
+    return pricer.optimizer_s(updated, flow.plan.offload) + pricer.sum_s(added * pricer.recipe.gradient_bytes)
 
 
 def _replays(flow: Flow, runs: tuple[Run, ...]) -> Iterator[tuple[Run, Replay]]:

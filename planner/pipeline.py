@@ -102,6 +102,12 @@ class Pipeline:
             return Fraction(self.after_times)
         return Fraction(self.ticks, self.virtual) if i in self.nodes else Fraction(self.ticks + (self.after_times if i in self.twice else 0))
 
+    def sums(self, readers: Iterable[int]) -> Fraction:
+        """How often a device adds to the gradient of a weight that it holds, by the nodes that read it: once for the blocks or what comes before them in each of
+        their turns, once for what follows them."""
+        places = {self.first if i in self.nodes else self.end if self.late(i) else -1 for i in readers}
+        return sum((self.turns(i) for i in sorted(places)), Fraction(0))
+
     def wanted(self, i: int) -> int:
         """Those of its turns that are for a microbatch: what comes before the blocks runs for each chunk."""
         return self.microbatches * (1 if self.late(i) or i in self.nodes else self.virtual)

@@ -101,6 +101,10 @@ class Pricer:
             return 4
         return DTYPE_BYTES[dtype]
 
+    def sum_s(self, size_bytes: float) -> float:
+        """Seconds to add a microbatch's gradients, so many bytes of a device, to the sums. Profiles of frameworks: nothing, their products add to the sums they write."""
+        return compute.sum_time_s(self.topology.device, size_bytes) if self.runtime.kernels is None else 0.0
+
     def optimizer_s(self, elements: float, offload: tuple[str, ...]) -> float:
         """Seconds of the optimizer's pass over local parameters. State that waits in the host's memory is read from there and written back: two ways of the host's link, one
         after the other, however much of that a device does at once."""

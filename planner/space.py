@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ZERO_LEVELS = (0, 1, 2, 3)
 NONE = (0, 0, 0, 0)
-NO_WEIGHT = np.zeros((len(ZERO_LEVELS), 6))
+NO_WEIGHT = np.zeros((len(ZERO_LEVELS), 7))
 
 
 @dataclass
@@ -50,6 +50,7 @@ class Variable:
     spared_s: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of the forward pass, not run again where results of collectives are kept
     reduce_s: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> seconds once per optimizer step
     each_s: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> seconds per microbatch
+    sum_s: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> seconds per microbatch, of several, to add up gradients
     state_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> parameters + gradients + optimizer
     kept_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # activations the backward pass reads, of all its nodes
     again_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the same when repeated blocks are recomputed
@@ -171,10 +172,10 @@ class _Builder:
             cells = cells + np.array([self.weight_costs(name, n, twice) for n in layouts])[of]
             if i in base.repeated and name in base.grad:
                 late = late + np.array([self._local(graph.tensors[name].shape, n) for n in layouts], np.float64)[of] * self.pricer.recipe.gradient_bytes
-        reduce, each, state, held = _by_level(cells)
+        reduce, each, sums, state, held = _by_level(cells)
         made_grad = sum((x for name, x in zip(live, outs, strict=True) if name in base.grad), nothing)
         moment = np.stack([given, kept - given, made_grad * slack, (read - weights + made) * slack if puts_off(base, i) else nothing], 1)
-        v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, state, kept, again, inner,
+        v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, sums, state, kept, again, inner,
                      np.array([self._pieces(rule, s, base.batch_factors[i]) for s in splits]), work, held, tail, late, moment, _room(cells))
         return _Kind(v, needs, results)
 
@@ -226,8 +227,9 @@ class _Builder:
         return self._local(t.shape, layout) * self.pricer.itemsize(t.dtype)
 
     def weight_costs(self, name: str, layout: int, twice: bool) -> np.ndarray:
-        """[levels, 6]: seconds once a step, seconds each microbatch, state bytes, bytes of the sum over microbatches, of the whole gradient and of the piece left of it, of
-        one weight needed in a layout, per optimizer level. State has a gradient where there is a loop over blocks (planner.evaluate).
+        """[levels, 7]: seconds once a step, seconds each microbatch, seconds each to add up gradients of several, state bytes, bytes of the sum over microbatches, of the
+        whole gradient and of the piece left of it, of one weight needed in a layout, per optimizer level. State has a gradient where there is a loop over
+        blocks (planner.evaluate).
 
         twice: the backward pass reads the weight too, so that level 3 gathers it again.
         """
@@ -243,7 +245,7 @@ class _Builder:
         local = float(self._local(t.shape, layout))
         if name not in self.base.grad:
             held = local * (recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype))
-            return np.array([(0.0, 0.0, held, 0.0, 0.0, 0.0)] * len(ZERO_LEVELS))
+            return np.array([(0.0, 0.0, 0.0, held, 0.0, 0.0, 0.0)] * len(ZERO_LEVELS))
         plan = weight_plan(self.graph, name, [need], Plan(self.mesh, {}, 1, self.zero_axes), True)
         cut = group(plan.axes, self.sizes) if plan.zero and plan.dim >= 0 else 1
         piece = float(prod(local_shape(t.shape, cut_layout(plan), self.sizes)))  # padded where the group does not divide the dim
@@ -262,8 +264,9 @@ class _Builder:
             collect = price.collective_s("all-gather", plan.axes, whole * recipe.parameter_bytes, bucketed=late) if level else 0.0
             step = shown * price.collective_s("all-reduce", rest, own * recipe.reduction_bytes, bucketed=True) + price.optimizer_s(own, price.offload)
             once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
-            rows.append((once, (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0), state,
-                         0.0 if level == 3 and not written else (own if level >= 2 else local) * recipe.gradient_bytes,
+            added = (own if level >= 2 else local) * recipe.gradient_bytes
+            rows.append((once, (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0), price.sum_s(added), state,
+                         0.0 if level == 3 and not written else added,
                          local * recipe.gradient_bytes, own * left_bytes(recipe, level)))  # fmt: skip
         return np.array(rows)
 
@@ -298,7 +301,7 @@ class _Builder:
         v.pieces = np.full(len(pairs), np.inf)
         twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot in wire.uses)
         cells = np.array([self.weight_costs(name, h, twice) for h, _ in pairs]) if weight else np.zeros((len(pairs), *NO_WEIGHT.shape))
-        v.reduce_s, v.each_s, v.state_bytes, v.held_bytes = _by_level(cells)
+        v.reduce_s, v.each_s, v.sum_s, v.state_bytes, v.held_bytes = _by_level(cells)
         v.moment_bytes, v.room_bytes = np.zeros((len(pairs), 4)), _room(cells)
         index = len(self.variables)
         self.variables.append(v)
@@ -353,13 +356,13 @@ class _Builder:
 
 
 def _by_level(cells: np.ndarray) -> tuple[dict[int, np.ndarray], ...]:
-    """[options, levels, 6] -> reduction once, reduction each microbatch, state bytes and bytes of sums: level -> [options]."""
-    return tuple({z: np.ascontiguousarray(cells[:, z, part]) for z in ZERO_LEVELS} for part in range(4))
+    """[options, levels, 7] -> reduction once, reduction each microbatch, sums each microbatch, state bytes and bytes of sums: level -> [options]."""
+    return tuple({z: np.ascontiguousarray(cells[:, z, part]) for z in ZERO_LEVELS} for part in range(5))
 
 
 def _room(cells: np.ndarray) -> dict[int, np.ndarray]:
-    """[options, levels, 6] -> level -> [options, 2]."""
-    return {z: np.ascontiguousarray(cells[:, z, 4:]) for z in ZERO_LEVELS}
+    """[options, levels, 7] -> level -> [options, 2]."""
+    return {z: np.ascontiguousarray(cells[:, z, 5:]) for z in ZERO_LEVELS}
 
 
 def _unique(items: Sequence) -> tuple[list, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import prod
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from planner.assemble import PICO, Techniques, assemble, least_usage, splits_of,
 from planner.conversions import Atlas, Conversions
 from planner.evaluate import price_plan
 from planner.families import batch_only, restrict
-from planner.flow import Plan
-from planner.layout import Layout, convert
+from planner.flow import Plan, cut_layout
+from planner.layout import Layout, convert, local_shape
 from planner.meshes import meshes
 from planner.model import Model, Workload
 from planner.price import Pricer
@@ -81,6 +82,20 @@ def test_usage_without_a_loop_is_the_peak_of_the_walk(source: str, batch: int, t
         assert above >= 0
         assert held + above == pytest.approx(cost.memory.total, rel=1e-6, abs=16)
         assert least_usage(space, techniques) <= cost.memory.total + 16
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_sums_of_gradients_over_microbatches_are_in_the_objective_and_in_the_price(zero: int) -> None:
+    space = space_of("zoo:gpt2-small,layers=3", 8)
+    one, four = (assemble(space, Techniques(zero, microbatches=n), None) for n in (1, 4))
+    choice = solve(four, "dp", Budget()).choice
+    (once, _, _), (often, flow, _) = (price_plan(space.base, plan_of(space, choice, Techniques(zero, microbatches=n)), space.pricer) for n in (1, 4))
+    assert evaluate(four, choice).cost / PICO == pytest.approx(often.step_time_s, rel=1e-6)
+    assert evaluate(one, choice).cost / PICO == pytest.approx(once.step_time_s, rel=1e-6)
+    device, graph, mesh = space.pricer.topology.device, space.base.graph, dict(space.pricer.sizes)
+    held = sum(prod(local_shape(graph.tensors[n].shape, cut_layout(w) if zero == 2 else w.layout, mesh)) for n, w in flow.weights.items() if n in flow.grad)
+    moved = 3 * 4 * held * space.pricer.recipe.gradient_bytes  # sum and gradient read, the sum written, in each of four
+    assert often.optimizer_time_s - once.optimizer_time_s == pytest.approx(moved / (device.memory_bytes_per_s * device.memory_efficiency), rel=1e-9)
 
 
 def test_overlap_of_the_runtime_is_in_the_objective() -> None:
