@@ -9,12 +9,14 @@ from dataclasses import dataclass
 class Recipe:
     """Bytes per parameter element by role. state_bytes holds the master copy (when there is one: master_bytes) and the optimizer's moments.
 
-    emitted: whether emitted programs compute this way; a recipe that is only priced says so wherever it is shown.
+    compute: the type of products with weights; between: of everything else, and of what operators hand to one another. emitted: whether emitted programs compute
+    this way; a recipe that is only priced says so wherever it is shown.
     """
 
     name: str
     parameter: str
     compute: str
+    between: str
     gradient_bytes: float
     parameter_bytes: float
     reduction_bytes: float
@@ -58,4 +60,4 @@ def load_recipe(name: str, optimizer: str = "adamw", training: bool = True) -> R
     state = master + _MOMENTS[optimizer]
     if not training:
         gradient = reduction = state = 0
-    return Recipe(name, parameter, compute, gradient, weight, reduction, state, emitted, note, master if training else 0)
+    return Recipe(name, parameter, compute, "bfloat16" if compute == "float8_e4m3fn" else compute, gradient, weight, reduction, state, emitted, note, master if training else 0)

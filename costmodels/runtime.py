@@ -19,7 +19,8 @@ class Kernels:
     score_made: bytes beside those kept while one block runs backward; logit_gathered, logit_piece: bytes more per element of logits, and of the local piece, where the
     loss gathers pieces.
     flash: attention keeps its scores on chip and skips what a causal mask hides; its products then run at `attention` of peak (forward, backward).
-    again: the core of attention is computed again in the backward pass (selective recompute), its scores are not kept. gathered: what
+    again: the core of attention is computed again in the backward pass (selective recompute), its scores are not kept. remade: how much of the forward pass of products, and
+    of what goes element by element, runs again in the backward pass (selective recompute beside flash attention). gathered: what
     products take whole of a tensor that is cut along the sequence, they keep whole. offloaded: what enters blocks waits in the host's memory.
     """
 
@@ -35,6 +36,7 @@ class Kernels:
     logit_gathered: float = 0.0
     logit_piece: float = 0.0
     again: bool = False
+    remade: tuple[float, float] = (0.0, 0.0)
     gathered: bool = False
     offloaded: bool = False
 
@@ -65,9 +67,9 @@ class Runtime:
 
     Of frameworks: kernels; rates (of devices with published runs those in per_device); gather_overlap: how much of the shorter of arithmetic and of gathering
     weights (optimizer level 3) hides under the longer; interleave: chunks of blocks that each pipeline stage holds; balance: stages are dealt even numbers
-    of parameters instead of blocks; overhead_bytes: what a process holds beside its tensors; pipeline_slack: memory_slack that a pipeline adds; pinned: fraction of the
-    smaller of two moments (planner.held) that stays allocated in the larger; flat_rings: collectives over several switched levels are rings through all members
-    (costmodels.collectives.ring_lines), which the time of tensor parallelism over two nodes shows.
+    of parameters instead of blocks; overhead_bytes: what a process holds beside its tensors; pipeline_slack: memory_slack that a pipeline adds to what is
+    kept of microbatches; pinned: fraction of the smaller of two moments (planner.held) that stays allocated in the larger; flat_rings: collectives over several switched
+    levels are rings through all members (costmodels.collectives.ring_lines), which the time of tensor parallelism over two nodes shows.
     """
 
     name: str
@@ -98,17 +100,17 @@ _MOVED = {
     "norm": (2.0, 4.0), "residual": (3.5, 3.0), "bias": (0.0, 1.0), "Gelu": (2.0, 3.0), "Silu": (2.0, 3.0), "Mul": (3.0, 5.0), "RotaryEmbedding": (4.0, 4.0),
     "Transpose": (1.5, 1.5), "Gather": (2.0, 4.0), "Concat": (2.0, 2.0), "Split": (2.0, 2.0),
 }  # fmt: skip
-_KEPT = {"norm": 2.322, "residual": 0.5, "Gelu": 1.0, "Silu": 1.0, "Mul": 1.0, "RotaryEmbedding": 0.75, "attention": 1.0, "product": 1.0}
+_KEPT = {"norm": 2.251, "residual": 0.5, "Gelu": 1.0, "Silu": 1.0, "Mul": 1.0, "RotaryEmbedding": 0.75, "attention": 1.0, "product": 1.0}
 FLASH = Kernels(_MOVED, _KEPT)
 """Fused norms and flash attention (version 2)."""
 KEPT_PRODUCTS = {"product": 1.0, "into residual": 1.0, "attention": 1.0}
 """Under selective recompute with flash attention: results of products and of attention are kept, what is computed element by element is made again."""
 _NVIDIA_KEPT = {**_KEPT, "norm": 1.0, "residual": 1.0, "Silu": 0.0, "RotaryEmbedding": 0.0}
 _EAGER = {**_MOVED, "norm": (20.0, 30.0)}
-_EAGER_KEPT = {**_KEPT, "norm": 6.049}
+_EAGER_KEPT = {**_KEPT, "norm": 5.751}
 _FUSED = {**_MOVED, "residual": (1.0, 1.0), "Gelu": (0.0, 0.0), "Silu": (0.0, 0.0), "RotaryEmbedding": (2.0, 2.0), "Transpose": (0.0, 0.0)}
 """As XLA fuses: an activation with the product of gates or of the next layer's operand, a sum with what makes its operand; orders of axes are layouts."""
-_WHOLE = replace(FLASH, logit_kept=17.475, logit_gathered=4.846, logit_piece=4.0, gathered=True)
+_WHOLE = replace(FLASH, logit_kept=17.963, logit_gathered=5.296, logit_piece=4.0, gathered=True)
 _PLAIN = replace(_WHOLE, passes=_EAGER, kept=_EAGER_KEPT)
 KERNELS = {
     "fsdp": FLASH,
@@ -119,23 +121,24 @@ KERNELS = {
     "maxtext": replace(FLASH, passes=_FUSED, logit_kept=4.0),
     "flash2-rms": _WHOLE,
     "flash2": _PLAIN,
-    "flash1": replace(_PLAIN, attention=(0.3, 0.23)),
-    "fused": replace(_PLAIN, flash=False, score_bytes=(9.0, 11.0), score_kept=4.664, score_made=4.0),
-    "torch": replace(_PLAIN, flash=False, score_bytes=(30.0, 32.0), score_kept=6.302, score_made=8.0),
+    "flash1": replace(_PLAIN, attention=(0.3, 0.23), kept={**_EAGER_KEPT, "attention": 2.0}),
+    "fused": replace(_PLAIN, flash=False, score_bytes=(9.0, 11.0), score_kept=4.682, score_made=4.0),
+    "torch": replace(_PLAIN, flash=False, score_bytes=(30.0, 32.0), score_kept=6.839, score_made=8.0),
 }
 """Kernels of published runs: Megatron's GPT before flash attention; NVIDIA's of today (gated units and rotary embedding in one kernel, which make their insides
 again; in fp8 what products read is kept in one byte); llm-foundry's MPT (norms in bf16, a loss in one kernel: bf16 logits and their gradient); MaxText's loss as
-XLA fuses it; and the five sets that Hagemann 2023 compares, whose loss takes whole rows of logits. Bytes kept by these five are fitted to which of its 783
+XLA fuses it; and the five sets that Hagemann 2023 compares, whose loss takes whole rows of logits (flash
+attention's first version copies its operands into one tensor). Bytes kept by these five are fitted to which of its 783
 configurations ran (2026-11; planner.runs.keep), those of the others are counts of tensors."""
 
 
 _A100 = Rates(0.88, 0.88, 1.3, launch_s=38e-6, growth=0.05)
 _A100_FSDP = Rates(0.85, 0.78, 0.74, 1.0, 0.8, growth=0.055)
-_H100 = Rates(0.78, 0.9, 0.9, 0.8, 0.6)
+_HOPPER = dict.fromkeys(("h100-sxm", "h200-sxm", "b200", "gb200-nvl72"), Rates(0.78, 0.9, 0.9))
 """Links reach what the device's file says, with Megatron also between nodes. An operator takes its host 38 us (Python, autograd and two or three kernels), as single-node runs of
 small models show (vTrain 2024). Products: 0.67 of an A100's peak at 1e11 FLOPs, a twentieth
-power more beyond, alike in fits to three sources (Hagemann 2023, vTrain 2024, llm-foundry 2023-2024; fitted 2026-11). H100: runs reach less of
-the card's peak than single products do, as torchtitan's and MaxText's (2024) show."""
+power more beyond, alike in fits to three sources (Hagemann 2023, vTrain 2024, llm-foundry 2023-2024; fitted 2026-11). H100 and what
+followed it: runs reach less of the card's peak than single products do, as torchtitan's (2024), MaxText's (2024) and NVIDIA's (2025-2026) show."""
 
 _XLA_TIME = (0.16, 0.44)
 """Of 47 published runs of XLA programs (MaxText on TPU v5e and v6e and on H100, tpu-recipes) whose devices' rates no run has set, priced by the profile `fsdp`
@@ -149,9 +152,9 @@ _WIDE = Rates(attention=0.5, outer=0.8)
 RUNTIMES = {
     "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, *_XLA, "the emitted program; constants are guesses, no communication counts as hidden"),
     "jax-jit": Runtime("jax-jit", 0.3, 0.6, 0.04, *_XLA, "the emitted program, collectives placed by the compiler; constants guessed"),
-    "megatron": Runtime("megatron", 0.0, 1.0, 0.038, (0.15, 0.2), (0.07, 0.07), 38, 160e6, "as Megatron's programs run; fitted to published A100 runs", FLASH, _A100,
-                        {"h100-sxm": _H100, "h200-sxm": _H100}, overhead_bytes=0.495e9, pipeline_slack=0.051, pinned=0.368, flat_rings=True),
+    "megatron": Runtime("megatron", 0.0, 1.0, 0.036, (0.15, 0.2), (0.07, 0.07), 38, 160e6, "as Megatron's programs run; fitted to published A100 runs", FLASH, _A100,
+                        _HOPPER, overhead_bytes=0.48e9, pipeline_slack=0.062, pinned=0.378, flat_rings=True),
     "fsdp": Runtime("fsdp", 0.5, 1.0, 0.05, (0.2, 0.4), (0.1, 0.1), 38, 25 * 2**20, "as FSDP programs run; fitted to published A100 runs", FLASH, Rates(outer=0.8),
-                    {"a100-40gb": _A100_FSDP, "a100-80gb": _A100_FSDP, "h100-sxm": _H100, "h200-sxm": _H100, "tpu-v6e": _WIDE, "tpu-v7x": _WIDE},
+                    {"a100-40gb": _A100_FSDP, "a100-80gb": _A100_FSDP, **_HOPPER, "tpu-v6e": _WIDE, "tpu-v7x": _WIDE},
                     0.5, overhead_bytes=1e9, flat_rings=True),
 }  # fmt: skip

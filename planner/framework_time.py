@@ -126,10 +126,10 @@ def role(graph: Graph, i: int) -> str:
 
 def need_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pricer) -> Need:
     """What node i needs under a split. ins, outs: bytes of its local operands and results."""
-    from planner.kernels import _share
+    from planner.kernels import _share, compute_type
 
     graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
-    dtype = pricer.recipe.compute if graph.tensors[next(o for o in node.outputs if o)].is_float else "float32"
+    dtype = compute_type(graph, i, pricer.recipe)
     share, trained = _share(rule, split, pricer.sizes), base.training and any(o in base.grad for o in node.outputs)
     flops, kind, elements, alike = rule.flops * share, role(graph, i), 0.0, 1
     if kind == "attention":
@@ -158,9 +158,9 @@ def seconds(need: Need, pricer: Pricer) -> tuple[float, float]:
         return need.elements * kernels.logit_bytes[0] / memory, need.elements * kernels.logit_bytes[1] / memory * trained
     if need.flops:
         forward = max(need.flops / (peak * efficiency(pricer, need.together)), (need.ins + need.outs) / memory)
-        return forward, need.backward * forward
+        return forward, (need.backward + kernels.remade[0] * trained) * forward
     f, b = kernels.passes.get(need.role, ((need.ins + need.outs) / need.outs if need.outs else 0.0, 2.0))
-    return f * need.outs / memory, b * need.outs / memory * trained
+    return f * need.outs / memory, (b + f * kernels.remade[1]) * need.outs / memory * trained
 
 
 def times(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pricer) -> tuple[float, float]:

@@ -3,11 +3,12 @@
 The flow is read once (`held_of`); `peak` puts the bytes together under a profile's few constants, so that these can be fitted to which runs fitted.
 
     peak of stage s = parameters + gradients + optimizer state + overhead
-                      + (1 + slack) * (in flight * kept of its blocks + gathered weights + larger moment + pinned * smaller moment)
+                      + (1 + slack) * (gathered weights + larger moment + pinned * smaller moment)
+                      + (1 + slack + pipeline slack) * in flight * (kept of its blocks + what it is given)
 
 Moments of the backward pass: loss and head; a block computed again. The second begins when the first is over, but an allocator that hands out
 parts of what it once got cannot serve all of one from what the other left: `pinned` of the smaller stays beside the larger. Slack is what
-lies unused between tensors; it is more with a pipeline, whose microbatches free their tensors in the order in which they made them.
+lies unused between tensors; a pipeline adds to it, whose microbatches free what they keep in the order in which they made it.
 """
 
 from __future__ import annotations
@@ -125,14 +126,15 @@ def peak(held: Held, runtime: Runtime) -> Breakdown:
             kept[place] += elements * kernels.score_kept * (not kernels.again)
     logits = held.logits * (kernels.logit_kept + kernels.logit_gathered * (held.pieces > 0)) + held.pieces * kernels.logit_piece
     last, worst, again = len(held.blocks) - 1, Breakdown(0, 0, 0, 0, 0), held.recompute != "none"
-    slack = 1 + runtime.memory_slack + (runtime.pipeline_slack if last else 0.0)
+    slack = 1 + runtime.memory_slack
     for s, blocks in enumerate(held.blocks):
         flight = in_flight(s, len(held.blocks), held.microbatches, runtime.interleave)
-        activations = flight * blocks * (held.entering * (not kernels.offloaded) if again else kept[BLOCKS])
+        given = held.entering * (not kernels.offloaded)
+        activations = flight * (given + blocks * (given if again else kept[BLOCKS]))
         moments = (inside + (kept[BLOCKS] if again else 0.0), (logits + kept[AFTER]) * (s == last))
         temporary = max(moments) + runtime.pinned * min(moments) + 2 * held.gathered
         # Of one microbatch gradients come as what was kept goes.
         gradients = held.gradients[s] if held.microbatches > 1 else max(0.0, held.gradients[s] - activations)
-        parts = (held.parameters[s], gradients, held.state[s], activations * slack, temporary * slack + runtime.overhead_bytes)
+        parts = (held.parameters[s], gradients, held.state[s], activations * (slack + (runtime.pipeline_slack if last else 0.0)), temporary * slack + runtime.overhead_bytes)
         worst = max(worst, Breakdown(*(int(x) for x in parts)), key=lambda b: b.total)
     return worst

@@ -17,6 +17,7 @@ from planner.ops.loss import LOSS_ROWS, USER_BYTES
 from planner.rule import Rule, Split
 
 if TYPE_CHECKING:
+    from costmodels.precision import Recipe
     from planner.base import Base
     from planner.price import Pricer
 
@@ -60,7 +61,7 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
     moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * (operator.traffic if operator else 1.0)
     if node.op in FREE:
         return 0.0, 0.0
-    dtype = pricer.recipe.compute if graph.tensors[live[0]].is_float else "float32"
+    dtype = compute_type(graph, i, pricer.recipe)
     if node.bodies:
         forward = _bodies_s(node, graph, base.regions[i], split, pricer, dtype)
     else:
@@ -70,6 +71,14 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
         fringe = rule.beyond(split, mesh) if flops and node.inputs[0] in base.grad else 0.0
         backward = ((base.backward[i] if flops else 2) + fringe) * forward
     return forward, backward
+
+
+def compute_type(graph: Graph, i: int, recipe: Recipe) -> str:
+    """The type that a node computes with: that of products where weights are multiplied (linear layers, experts), else that of what lies between them."""
+    node = graph.nodes[i]
+    if not graph.tensors[next(o for o in node.outputs if o)].is_float:
+        return "float32"
+    return recipe.compute if any(n in graph.weights for n in node.inputs) else recipe.between
 
 
 def _bodies_s(node: Node, graph: Graph, found: Region, split: Split, pricer: Pricer, dtype: str) -> float:

@@ -94,9 +94,9 @@ class Pricer:
         return compute.roofline_time_s(self.topology.device, flops, size_bytes, dtype)
 
     def itemsize(self, dtype: str) -> float:
-        """Bytes per element as computed with under the recipe: floats of the model take the recipe's compute type."""
+        """Bytes per element as computed with under the recipe: floats of the model take the recipe's type between products."""
         if dtype in ("float32", "float64"):
-            return DTYPE_BYTES[self.recipe.compute]
+            return DTYPE_BYTES[self.recipe.between]
         if dtype == "int64":
             return 4
         return DTYPE_BYTES[dtype]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from costmodels.device import Device
 from costmodels.memory import capacity
 from costmodels.precision import Recipe, load_recipe
 from costmodels.runtime import KEPT_PRODUCTS, KERNELS, RUNTIMES, Runtime
@@ -123,7 +124,9 @@ def kernels_of(row: Row, zero: int) -> str:
 
 
 def level(row: Row) -> int:
-    """Optimizer level; where a row of NVIDIA's recipes is silent, their distributed optimizer."""
+    """Optimizer level; where a row of NVIDIA's recipes is silent, FSDP if its notes say so, else their distributed optimizer."""
+    if row.get("zero") is None and re.search(r"\bFSDP=[1-9]", str(row.get("notes", ""))):
+        return 3
     return int(row.get("zero") or 0) if row.get("zero") is not None or not _recipe(row) else 1
 
 
@@ -159,7 +162,9 @@ def runtime_of(row: Row, zero: int) -> Runtime:
     elif "offload" in notes.replace("cpu_offload False", ""):  # what blocks leave goes to the host's memory; times of such runs leave no room to make it again
         kernels = replace(kernels, kept={})
     elif row.get("recompute") == "selective" or "minimal_with_context" in notes:
-        kernels = replace(kernels, kept=KEPT_PRODUCTS) if kernels.flash else replace(kernels, again=True)
+        # torchtitan's policy keeps every second product (torchtitan, activation checkpointing per operator).
+        remade = (0.5 if "torchtitan" in str(row["source"]) else 0.0, 1.0)
+        kernels = replace(kernels, kept=KEPT_PRODUCTS, remade=remade) if kernels.flash else replace(kernels, again=True)
     return replace(profile, kernels=kernels, interleave=int(row.get("vpp") or 1), balance="Hagemann" in str(row["source"]))
 
 
@@ -176,6 +181,10 @@ def machine(hardware: str, notes: str, devices: int, given: str = "", node_bytes
         raise Left("devices do not fill nodes") from e
     if own := re.search(r"H100 (\d+)GB HBM", hardware):
         topology = replace(topology, device=replace(topology.device, memory_bytes=int(own[1]) * 10**9))
+    if own := re.search(r"([\d.]+)TB/s", hardware):
+        topology = replace(topology, device=replace(topology.device, memory_bytes_per_s=float(own[1]) * 1e12))
+    if own := re.search(r"(\d+)W\b", hardware):
+        topology = replace(topology, device=capped(topology.device, float(own[1])))
     per_device = re.search(r"(\d+) ?Gb/s (?:RDMA|CX-7|RoCE)?[^;,)]*per GPU", hardware) or re.search(r"RoCE (\d+)Gb/s per GPU", hardware)
     per_node = re.search(r"(\d+) ?Gbps", hardware) or re.search(r"inter_node_bandwidth (\d+)", notes)
     node = float(per_node[1]) / 8e-9 if per_node else node_bytes_per_s
@@ -183,6 +192,12 @@ def machine(hardware: str, notes: str, devices: int, given: str = "", node_bytes
     if rate and len(topology.levels) > 1 and topology.device.kind == "gpu":
         topology = replace(topology, levels=(*topology.levels[:-1], replace(topology.levels[-1], bandwidth_bytes_per_s=rate)))
     return topology
+
+
+def capped(device: Device, watts: float) -> Device:
+    """A device that may draw fewer watts than its file says: the clock falls with the voltage, so that power goes as its cube (CMOS logic); products and attention feel it."""
+    clock = min(1.0, (watts / device.watts) ** (1 / 3)) if device.watts else 1.0
+    return replace(device, peak_flops_per_s={t: x * clock for t, x in device.peak_flops_per_s.items()})
 
 
 def spec_of(row: Row) -> str:
