@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ import models_zoo
 from planner.api import make_request
 from planner.cli import main
 from planner.commands.emit import write_files
+from planner.compose import compose
 from planner.errors import PlanError
+from planner.pins import Pins
 from planner.serving.cached import form_of
-from planner.serving.joint import Joint
+from planner.serving.joint import TECHNIQUES, Joint, weight_pins
 from planner.serving.result import Serving
 from planner.serving.serve import program, reopened, serve
 
@@ -61,15 +64,11 @@ def emitted(folder, source: str, made: Serving, unroll: bool = False) -> str:
 
 def on_mesh(source: str, replicas: int, split: int, *, quantize: str = "none", label: str = "tp") -> Serving:
     """A plan of one mesh, the one by hand or (label "") another, where there is one."""
-    from dataclasses import replace
-
     made = serve(source, prompt=8, generate=6, concurrency=4, devices=8, quantize=quantize)
     request = make_request(devices=8, hardware=None, topology=None, workload="infer", baselines=False)
     prompts_, step = reopened(made, source)
     joint = Joint(prompts_, step, request)
     pair = next(p for p in joint.candidates(replicas, split) if p.label.startswith(label))
-    from planner.compose import compose
-
     first, each = (compose(m, request, f, {}, ()) for m, f in ((prompts_, pair.prompts), (step, pair.step)))
     return replace(made, figures=pair.figures(), prompts=first, step=each)
 
@@ -121,3 +120,68 @@ def test_options_of_serving_go_together(options, says, capsys, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert main([LLAMA, "--devices", "8", *options]) == 2
     assert says in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def uncached(model, ids: np.ndarray, count: int) -> np.ndarray:
+    """Greedy tokens of a model without a cache, every prefix computed anew by onnxruntime."""
+    import onnxruntime
+
+    for _ in range(count):
+        source = models_zoo.build(f"{model},seq={ids.shape[1]},batch={len(ids)}")
+        logits = onnxruntime.InferenceSession(source.SerializeToString()).run(None, {"input_ids": ids})[0]
+        ids = np.concatenate([ids, logits[:, -1].argmax(-1)[:, None]], 1)
+    return ids[:, -count:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("replicas", "split", "label", "unroll"), [(4, 2, "tp", False), (1, 8, "tp", False), (2, 4, "tp", True), (2, 4, "layout of a step", False)])
+def test_a_gpt_generates_what_the_model_without_a_cache_does(replicas, split, label, unroll, tmp_path) -> None:
+    made = on_mesh(GPT, replicas, split, label=label)
+    ids = np.random.default_rng(2).integers(1, 500, (4, 8))
+    tokens = generated(tmp_path, emitted(tmp_path, GPT, made, unroll), ids)
+    assert (tokens == uncached("zoo:gpt-tiny,weights=inline,positions=64", ids, 6)).all() and (tokens == greedy(models_zoo.build(GPT), ids, 6)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [LLAMA, "zoo:llama-tiny,cache=1,weights=inline,decomposed=1", "zoo:mixtral-tiny,cache=1,weights=inline"])
+def test_grouped_heads_spread_attention_and_experts_generate_alike(source, tmp_path) -> None:
+    made, ids = on_mesh(source, 1, 8), prompts(4, 8)
+    assert (generated(tmp_path, emitted(tmp_path, source, made), ids) == greedy(models_zoo.build(source), ids, 6)).all()
+
+
+@pytest.mark.slow
+def test_a_cache_cut_along_positions_generates_alike(tmp_path) -> None:
+    """Pinned: no search of so small a model would choose it."""
+    made = serve(LLAMA, prompt=8, generate=8, concurrency=4, devices=8)
+    models, mesh = reopened(made, LLAMA), {"data": (2,), "model": (4,)}
+    request = make_request(devices=8, hardware=None, topology=None, workload="infer", baselines=False)
+    joint = Joint(models[0], models[1], request)
+    step = joint.solve(models[1], Pins(mesh, TECHNIQUES, nodes={"*/self_attn/Attention": {"split": {"t": ["model"]}}}))
+    assert step is not None and step.best is not None
+    first = joint.solve(models[0], Pins(mesh, TECHNIQUES, nodes=weight_pins(step.base, step.best.plan, models[0].graph(1))))
+    assert first is not None
+    made = replace(made, prompts=compose(models[0], request, first, {}, ()), step=compose(models[1], request, step, {}, ()))
+    assert [["data"], [], ["model"], []] in [t["layout"] for t in made.step.tensors.values() if str(t.get("label", "")).startswith("cache.")]
+    ids = prompts(4, 8)
+    assert (generated(tmp_path, emitted(tmp_path, LLAMA, made), ids) == greedy(models_zoo.build(LLAMA), ids, 8)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [LLAMA, GPT])
+def test_int8_weights_are_what_the_page_says(source, tmp_path) -> None:
+    """The model with Q * s in the place of each product's weight, run by onnxruntime, generates the program's tokens; the search counts a byte a weight."""
+    from onnx import numpy_helper
+
+    model = models_zoo.build(source)
+    read = {n.input[1] for n in model.graph.node if n.op_type == "MatMul"}
+    changed = 0
+    for t in model.graph.initializer:
+        w = numpy_helper.to_array(t)
+        if t.name in read and w.ndim == 2:
+            s = np.abs(w).max(0, keepdims=True) / 127
+            t.CopyFrom(numpy_helper.from_array(np.round(w / s) * s, t.name))
+            changed += 1
+    made, ids = on_mesh(source, 2, 4, quantize="int8"), prompts(4, 8)
+    whole = on_mesh(source, 2, 4)
+    assert changed > 8 and made.figures["weights_bytes"] < 0.8 * whole.figures["weights_bytes"]
+    assert (generated(tmp_path, emitted(tmp_path, source, made), ids) == greedy(model, ids, 6)).all()

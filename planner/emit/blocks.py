@@ -67,26 +67,26 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
         if rows:
             body.lines.append(f"    {out}, row = apart({out}, {len(carried)})")
             body.lines.append(f"    {rows}.append(row)")
-            body.lines.append(f"{rows} = [jnp.stack(r) for r in zip(*{rows}, strict=True)]")
-            _hand_out(w, body, run, rows)
+            body.helpers.add("apart")
+            _hand_out(w, body, run, lambda k, r: f"{rows}[{r}][{k}]")
     else:
         rows = body.fresh("rows") if run.yields else "_"
         head = f"{out}, {rows} = lax.scan(lambda x, w: " + (f"apart({name}({state}, w" if run.yields else f"({name}({state}, w")
         rest = (f"), {len(carried)})" if run.yields else "), None)") + f", {start}, {table.all_repeats}, length={run.repeats})"
         body.lines.append(lambda: f"{head}{more()}{rest}")
         if run.yields:
-            _hand_out(w, body, run, rows)
+            body.helpers.add("apart")
+            w.stacked.update({row: f"{rows}[{k}]" for k, row in enumerate(run.yields)})
+            _hand_out(w, body, run, lambda k, r: f"{rows}[{k}][{r}]")
     for i, carry in enumerate(run.carries):
         body.bind(carry.leaves[-1], carry.layout, out if len(run.carries) == 1 else f"{out}[{i}]")
 
 
-def _hand_out(w: Writer, body: Body, run: Run, rows: str) -> None:
-    """Say where the results are that every repeat hands out: stacked, in `rows`."""
-    body.helpers.add("apart")
+def _hand_out(w: Writer, body: Body, run: Run, place: Callable[[int, int], str]) -> None:
+    """Say where the results are that every repeat hands out: place(which, repeat)."""
     for k, row in enumerate(run.yields):
-        w.stacked[row] = f"{rows}[{k}]"
         for r, name in enumerate(row):
-            body.given[name, handed_out(w.flow.source[name])] = f"{rows}[{k}][{r}]"
+            body.given[name, handed_out(w.flow.source[name])] = place(k, r)
 
 
 def _handed(body: Body, entering: list[str], pipeline: Pipeline) -> list[str]:

@@ -23,6 +23,7 @@ from typing import Any
 from planner.errors import NO_PLAN, PlanError
 from planner.evaluate import Cost, price_plan
 from planner.flow import Flow, Plan
+from planner.graph import Graph
 from planner.layout import group, local_shape
 from planner.meshes import divisors
 from planner.pins import Pins
@@ -118,9 +119,10 @@ class Joint:
         if all(f is not None and f.best is not None for f in alone):
             self.bounds[replicas, split] = self._bound(*alone)  # type: ignore[arg-type]
         tried: list[Mapping[str, Any]] = []
-        for label, found in zip(("layout of a step", "layout of the prompts"), alone, strict=True):
+        others = (self.prompts, self.step)
+        for label, found, other in zip(("layout of a step", "layout of the prompts"), alone, others, strict=True):
             if found is not None and found.best is not None:
-                nodes = weight_splits(found.base, found.best.plan)
+                nodes = weight_pins(found.base, found.best.plan, other.graph(1))
                 if nodes not in tried:
                     tried.append(nodes)
                     if pair := self.pair(label, replace(free, nodes=nodes), replicas, split):
@@ -137,10 +139,10 @@ class Joint:
 
     def held(self, label: str, pins: Pins, replicas: int, split: int) -> Priced | None:
         """The pair under pins, weights as one of the phases has them under those pins; None where the other cannot."""
-        for model in (self.step, self.prompts):
+        for model, other in ((self.step, self.prompts), (self.prompts, self.step)):
             found = self.solve(model, pins)
             if found is not None and found.best is not None:
-                pair = self.pair(label, replace(pins, nodes=weight_splits(found.base, found.best.plan)), replicas, split)
+                pair = self.pair(label, replace(pins, nodes=weight_pins(found.base, found.best.plan, other.graph(1))), replicas, split)
                 if pair:
                     return pair
         return None
@@ -273,16 +275,21 @@ class Joint:
                          help=["fewer sequences at once (--concurrency)", *help], exit_code=NO_PLAN)  # fmt: skip
 
 
-def weight_splits(base: Base, plan: Plan) -> dict[str, dict[str, Any]]:
-    """Pins that hold every weight where a plan has it: of each operator that reads one, the factors of the weight; caches are no weights."""
-    graph, found = base.graph, {}
+def weight_pins(base: Base, plan: Plan, other: Graph) -> dict[str, dict[str, Any]]:
+    """Pins that hold every weight where a plan has it, for both phases: of each operator that reads one, the factors of the weight, or, where the other
+    phase's graph has no such operator, the weight's layout. Caches are no weights."""
+    graph = base.graph
+    found: dict[str, dict[str, Any]] = {}
+    there = {(n.id, n.op) for n in other.nodes}
     for i in base.times:
-        node, rule = graph.nodes[i], base.rules[i]
+        node, rule, split = graph.nodes[i], base.rules[i], plan.splits[graph.nodes[i].id]
         slots = [k for k, n in enumerate(node.inputs) if n in graph.weights and node.op != "CachedAttention"]
         factors = {f for k in slots for dim in rule.operands[k] for f in dim} - rule.whole
-        if factors:
-            split = plan.splits[node.id]
+        if factors and (node.id, node.op) in there:
             found[glob.escape(node.id)] = {"split": {f: list(split.axes(f)) for f in sorted(factors)}}
+        elif factors:
+            layouts = {node.inputs[k]: rule.operand(k, split, plan.order).dims for k in slots}
+            found.update({glob.escape(n): {"layout": [list(axes) for axes in dims]} for n, dims in layouts.items() if n in other.weights})
     return found
 
 
