@@ -8,8 +8,8 @@ least times of the pass over the prompts and of a step with the weights so, and 
 P(w) and S(w) are answers of the planner's own search with the weights' splits pinned (`solve`). The layouts w that are tried are those that each phase
 would choose alone, and the tensor-parallel ones people write by hand; V at the least P and S over all w bounds what any other could reach (`bound_s`).
 
-A mesh is data = replicas, model = devices a replica: the batch is cut over the first and nothing else is; the second cuts heads, columns, rows and the
-cache, along heads or positions. What a plan costs is priced as every plan is (planner.evaluate), with what the loop adds: writing caches.
+A mesh is data = replicas, model = devices a replica (model x model2 where these are more than the cache has heads): the batch is cut over the first and
+nothing else is; the others cut heads, columns, rows and the cache, along heads or positions. What a plan costs is priced as every plan is (planner.evaluate), with what the loop adds: writing caches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from planner.errors import NO_PLAN, PlanError
@@ -109,9 +109,16 @@ class Joint:
             if self.step.service.concurrency % replicas == 0:
                 yield replicas, split
 
+    def axes(self, replicas: int, split: int) -> dict[str, tuple[int, ...]]:
+        """The mesh's axes. Where a replica has more devices than the cache has heads, two axes: one for these, the other for query heads or positions."""
+        assert self.step.form is not None
+        heads = gcd(split, *(h for h, _ in self.step.form.sizes.values()))
+        over = {"model": (heads,), "model2": (split // heads,)} if 1 < heads < split else {"model": (split,)}
+        return {"data": (replicas,), **over}
+
     def candidates(self, replicas: int, split: int) -> Iterator[Priced]:
         """Pairs on one mesh: by hand ("tp=N"), and under the layouts that each phase would choose alone."""
-        mesh: dict[str, tuple[int, ...]] = {"data": (replicas,), "model": (split,)}
+        mesh = self.axes(replicas, split)
         by_hand = Pins(mesh, {**TECHNIQUES, "tensor": "megatron"})
         hand = self.held(f"tp={split}", by_hand, replicas, split)
         free = Pins(mesh, TECHNIQUES)
