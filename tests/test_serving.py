@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -62,20 +63,20 @@ def emitted(folder, source: str, made: Serving, unroll: bool = False) -> str:
     return "serve.py"
 
 
-def on_mesh(source: str, replicas: int, split: int, *, quantize: str = "none", label: str = "tp") -> Serving:
+def on_mesh(source: str, replicas: int, split: int, *, quantize: str = "none", label: str = "tp", prefill_tokens: int = 8192) -> Serving:
     """A plan of one mesh, the one by hand or (label "") another, where there is one."""
-    made = serve(source, prompt=8, generate=6, concurrency=4, devices=8, quantize=quantize)
+    made = serve(source, prompt=8, generate=6, concurrency=4, devices=8, quantize=quantize, prefill_tokens=prefill_tokens)
     request = make_request(devices=8, hardware=None, topology=None, workload="infer", baselines=False)
     prompts_, step = reopened(made, source)
-    joint = Joint(prompts_, step, request)
+    joint = Joint(prompts_, step, request, prefill_tokens=prefill_tokens)
     pair = next(p for p in joint.candidates(replicas, split) if p.label.startswith(label))
-    first, each = (compose(m, request, f, {}, ()) for m, f in ((prompts_, pair.prompts), (step, pair.step)))
+    first, each = (compose(m, request, f, {}, ()) for m, f in ((joint.prompts(replicas), pair.prompts), (step, pair.step)))
     return replace(made, figures=pair.figures(), prompts=first, step=each)
 
 
 def test_a_llama_generates_what_onnxruntime_does(tmp_path) -> None:
-    """Heads cut over four devices, two replicas, one prompt shorter than the others; the file's plan is what is run."""
-    on_mesh(LLAMA, 2, 4).save(tmp_path / "plan.json")
+    """Heads cut over four devices, two replicas, prompts passed two at once, one of them shorter; the file's plan is what is run."""
+    on_mesh(LLAMA, 2, 4, prefill_tokens=8).save(tmp_path / "plan.json")
     made = Serving.load(tmp_path / "plan.json")
     assert {tuple(a) for t in made.step.tensors.values() if str(t.get("label", "")).endswith(".key") for a in t["layout"]} >= {("data",), ("model",)}
     assert main(["emit", str(tmp_path / "plan.json"), "-o", str(tmp_path / "serve.py")]) == 0
@@ -185,3 +186,82 @@ def test_int8_weights_are_what_the_page_says(source, tmp_path) -> None:
     whole = on_mesh(source, 2, 4)
     assert changed > 8 and made.figures["weights_bytes"] < 0.8 * whole.figures["weights_bytes"]
     assert (generated(tmp_path, emitted(tmp_path, source, made), ids) == greedy(model, ids, 6)).all()
+
+
+def test_figures_add_up_and_the_cache_is_what_a_hand_counts() -> None:
+    """Two layers of 4 heads of 16 features, keys and values, 32 tokens of 16 sequences in bf16; cut into replicas x heads."""
+    made = serve("zoo:llama-tiny,cache=1,kv_heads=4", prompt=24, generate=8, concurrency=16, devices=8, prefill_tokens=24)
+    total = 2 * 2 * 16 * 4 * 32 * 16 * 2
+    assert {r["split"] for r in made.rows} == {1, 2, 4, 8} and len([r for r in made.rows if r["label"].startswith("tp=")]) == 4
+    for r in made.rows:
+        passes = 16 // r["wave"]
+        assert r["wave"] == r["replicas"] and r["replicas"] * r["split"] == 8
+        assert r["tokens_per_s_per_device"] == pytest.approx(16 * 8 / (passes * r["ttft_s"] + 7 * r["tpot_s"]) / 8)
+        assert total // 8 <= r["cache_bytes"] <= total // r["replicas"] and r["memory_bytes"] > r["cache_bytes"] + r["weights_bytes"]
+    by_hand = next(r for r in made.rows if r["label"] == "tp=4")
+    assert by_hand["cache_bytes"] == total // 8
+    best = max((r for r in made.rows if r["fits"]), key=lambda r: r["tokens_per_s_per_device"])
+    assert made.figures["tokens_per_s_per_device"] == pytest.approx(best["tokens_per_s_per_device"], rel=2e-3) and [r["chosen"] for r in made.rows].count(True) == 1
+    assert 0 <= made.service["gap"] < 1
+
+
+def test_each_objective_gets_the_best_of_what_was_priced_and_the_front_holds_it() -> None:
+    kept: dict[str, Serving] = {}
+    for objective, figure, sign in (("ttft", "ttft_s", 1), ("tpot", "tpot_s", 1), ("throughput", "tokens_per_s_per_device", -1)):
+        made = kept[objective] = serve("zoo:llama3-8b,layers=2,cache=1", prompt=1024, generate=64, concurrency=32, devices=4, objective=objective)
+        least = min(sign * r[figure] for r in made.rows if r["fits"])
+        assert sign * made.figures[figure] <= least + 2e-3 * abs(least)
+        chosen = next(r for r in made.rows if r["chosen"])
+        better = [r for r in made.rows if r["fits"] and r["ttft_s"] < chosen["ttft_s"] * 0.998 and r["tpot_s"] < chosen["tpot_s"] * 0.998]
+        assert not better or objective == "throughput"
+    assert kept["tpot"].figures["split"] > kept["throughput"].figures["split"] or kept["tpot"].figures == kept["throughput"].figures
+    assert kept["ttft"].rows and [r["label"] for r in kept["ttft"].rows] == [r["label"] for r in kept["tpot"].rows]
+
+
+def test_memory_limits_the_sequences_and_what_does_not_fit_says_how_far_off_it_is() -> None:
+    planned = partial(serve, "zoo:llama3-8b,layers=2,cache=1", prompt=512, generate=32, devices=2, hardware="a100-40gb")
+    made = planned(concurrency=8, memory_limit_bytes=8 << 30)
+    most = made.service["most_sequences"]
+    wave = made.figures["wave"]
+    assert made.figures["fits"] and most % wave == 0 and most > 8
+    with pytest.raises(PlanError, match="no plan fits") as e:
+        planned(concurrency=8, memory_limit_bytes=1 << 30)
+    assert e.value.code == "P021" and e.value.exit_code == 3 and "cache" in e.value.detail[0]
+    more = planned(concurrency=most, memory_limit_bytes=8 << 30)
+    assert more.figures["fits"] and more.figures["memory_bytes"] > made.figures["memory_bytes"]
+
+
+def test_a_model_that_does_not_see_all_keys_is_refused() -> None:
+    """A mask that hides what is further back than eight tokens."""
+    from onnx import helper, numpy_helper
+
+    model = models_zoo.build(LLAMA)
+    at = next(i for i, n in enumerate(model.graph.node) if n.op_type == "And")
+    node = model.graph.node[at]
+    hidden = numpy_helper.from_array(np.array([False] * 7 + [True] * 8), "window")
+    model.graph.initializer.append(hidden)
+    made = helper.make_node("And", [node.output[0], "window"], ["windowed"])
+    for other in model.graph.node:
+        for k, name in enumerate(other.input):
+            if name == node.output[0]:
+                other.input[k] = "windowed"
+    model.graph.node.insert(at + 1, made)
+    with pytest.raises(PlanError, match="does not see every earlier token") as e:
+        serve(model, prompt=8, generate=6, concurrency=4, devices=4)
+    assert e.value.code == "P221"
+
+
+def test_the_file_is_read_again_and_other_commands_say_what_it_is(tmp_path, capsys) -> None:
+    path = tmp_path / "plan.json"
+    made = serve(LLAMA, prompt=8, generate=6, concurrency=4, devices=8)
+    made.save(path)
+    again = Serving.load(path)
+    assert again.to_json() == made.to_json() == path.read_text() and again.shape == made.shape
+    assert main(["show", str(path)]) == 0
+    assert "tokens/s/device" in capsys.readouterr().out
+    assert main(["show", str(path), "--html", str(tmp_path / "x.html")]) == 0 and "<!doctype html>" in (tmp_path / "x.html").read_text()
+    capsys.readouterr()
+    assert main(["explain", str(path)]) == 2 and "P223" in capsys.readouterr().err
+    assert main(["emit", str(path), "--backend", "jit"]) == 2 and "P224" in capsys.readouterr().err
+    path.write_text(path.read_text().replace('"ttft_s"', '"ttft"'))
+    assert main(["show", str(path)]) == 2 and "P057" in capsys.readouterr().err

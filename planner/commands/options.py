@@ -141,6 +141,7 @@ def add_serving(p: argparse.ArgumentParser) -> None:
     g.add_argument("--prompt", type=whole, metavar="N", help="tokens of a prompt")
     g.add_argument("--generate", type=whole, metavar="N", help="tokens generated for each")
     g.add_argument("--concurrency", type=whole, metavar="N", help="sequences at once")
+    g.add_argument("--prefill-tokens", type=whole, metavar="N", help="tokens of prompts that a replica passes at once (default 8k; at least one prompt)")
     g.add_argument("--quantize", default="none", metavar="NAME", help="none (default), or int8: weights of products, a scale for each column")
 
 

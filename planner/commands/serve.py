@@ -27,6 +27,7 @@ def asked(args: argparse.Namespace) -> bool:
         from planner.serving.joint import OBJECTIVES
 
         alone = f"--objective {args.objective}" if args.objective in OBJECTIVES else f"--quantize {args.quantize}" if args.quantize != "none" else ""
+        alone = alone or ("--prefill-tokens" if args.prefill_tokens is not None else "")
         if alone:
             raise PlanError("P222", f"{alone} is said of serving, which needs a prompt, tokens to generate and sequences", help=[EXAMPLE])
         return False
@@ -50,8 +51,8 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
         refuse_other(Path(args.emit), args.force)
     objective = "throughput" if args.objective == "step" else args.objective
     with console.live(not args.quiet) as line:
-        made = serve(args.model, prompt=args.prompt, generate=args.generate, concurrency=args.concurrency, objective=objective, quantize=args.quantize, **machine(args),
-                     dims=workload(args)["dims"], solver=args.solver, seed=args.seed, progress=line.report)  # fmt: skip
+        made = serve(args.model, prompt=args.prompt, generate=args.generate, concurrency=args.concurrency, objective=objective, quantize=args.quantize,
+                     prefill_tokens=args.prefill_tokens, **machine(args), dims=workload(args)["dims"], solver=args.solver, seed=args.seed, progress=line.report)  # fmt: skip
     if target:
         made.save(target)
     if args.json:

@@ -6,10 +6,11 @@ least times of the pass over the prompts and of a step with the weights so, and 
     minimise over meshes (replicas x split) and w:   V(P(w), S(w))
 
 P(w) and S(w) are answers of the planner's own search with the weights' splits pinned (`solve`). The layouts w that are tried are those that each phase
-would choose alone, and the tensor-parallel ones people write by hand; V at the least P and S over all w bounds what any other could reach (`bound_s`).
+would choose alone, and the tensor-parallel ones people write by hand; V at the least P and S over all w bounds what any other could reach.
 
-A mesh is data = replicas, model = devices a replica (model x model2 where these are more than the cache has heads): the batch is cut over the first and
-nothing else is; the others cut heads, columns, rows and the cache, along heads or positions. What a plan costs is priced as every plan is (planner.evaluate), with what the loop adds: writing caches.
+A mesh is data = replicas, model = devices a replica (model x model2 where these are more than the cache has heads): the batch is cut over the first
+and nothing else is; the others cut heads, columns, rows and the cache, along heads or positions. What a plan costs is priced as every plan is
+(planner.evaluate), with what the loop adds: writing caches.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from planner.errors import NO_PLAN, PlanError
 from planner.evaluate import Cost, price_plan
 from planner.flow import Flow, Plan
 from planner.graph import Graph
-from planner.layout import group, local_shape
+from planner.layout import local_shape
 from planner.meshes import divisors
 from planner.pins import Pins
 from planner.price import Pricer
@@ -35,6 +36,7 @@ from planner.serving.result import FIGURES
 from planner.space import Base
 
 OBJECTIVES = ("throughput", "ttft", "tpot")
+PREFILL_TOKENS = 8192
 GUESSES, MOST_SEQUENCES = 8, 1 << 20
 ENDLESS_BYTES = 1 << 60
 NOT_POSSIBLE = ("P021", "P022", "P023", "P024", "P025")
@@ -49,6 +51,7 @@ class Priced:
     label: str
     replicas: int
     split: int
+    wave: int
     prompts: Found
     step: Found
     ttft_s: float
@@ -88,10 +91,14 @@ class Phase:
 
 
 class Joint:
-    """One search. prompts, step: the phases of the model; request: machine, runtime and precision (its pins hold no mesh)."""
+    """One search. prompts, step: the phases of the model; request: machine, runtime and precision (its pins hold no mesh).
 
-    def __init__(self, prompts: PhaseModel, step: PhaseModel, request: Request, progress: Any = None) -> None:
-        self.prompts, self.step, self.progress = prompts, step, progress
+    prefill_tokens: a replica passes as many prompts at once as have so many tokens, at least one, and as divide its sequences.
+    """
+
+    def __init__(self, prompts: PhaseModel, step: PhaseModel, request: Request, progress: Any = None, *, prefill_tokens: int = PREFILL_TOKENS) -> None:
+        self._prompts, self.step, self.progress, self.prefill_tokens = prompts, step, progress, prefill_tokens
+        self._waves: dict[int, PhaseModel] = {}
         self.request = replace(request, baselines=False, solver=request.solver, mode="auto", objective="step")
         self.solved: dict[tuple, Found | None] = {}
         self.bounds: dict[tuple[int, int], dict[str, float]] = {}
@@ -109,6 +116,15 @@ class Joint:
             if self.step.service.concurrency % replicas == 0:
                 yield replicas, split
 
+    def prompts(self, replicas: int) -> PhaseModel:
+        """The pass over as many prompts as so many replicas take at once."""
+        service = self._prompts.service
+        rows = service.concurrency // replicas
+        wave = replicas * max((k for k in divisors(rows) if k * service.prompt <= self.prefill_tokens), default=1)
+        if wave not in self._waves:
+            self._waves[wave] = self._prompts.at(wave=wave)
+        return self._waves[wave]
+
     def axes(self, replicas: int, split: int) -> dict[str, tuple[int, ...]]:
         """The mesh's axes. Where a replica has more devices than the cache has heads, two axes: one for these, the other for query heads or positions."""
         assert self.step.form is not None
@@ -122,11 +138,12 @@ class Joint:
         by_hand = Pins(mesh, {**TECHNIQUES, "tensor": "megatron"})
         hand = self.held(f"tp={split}", by_hand, replicas, split)
         free = Pins(mesh, TECHNIQUES)
-        alone = [self.solve(model, free) for model in (self.step, self.prompts)]
+        prompts = self.prompts(replicas)
+        alone = [self.solve(model, free) for model in (self.step, prompts)]
         if all(f is not None and f.best is not None for f in alone):
-            self.bounds[replicas, split] = self._bound(*alone)  # type: ignore[arg-type]
+            self.bounds[replicas, split] = self._bound(alone[0], alone[1], prompts.rows)  # type: ignore[arg-type]
         tried: list[Mapping[str, Any]] = []
-        others = (self.prompts, self.step)
+        others = (prompts, self.step)
         for label, found, other in zip(("layout of a step", "layout of the prompts"), alone, others, strict=True):
             if found is not None and found.best is not None:
                 nodes = weight_pins(found.base, found.best.plan, other.graph(1))
@@ -137,16 +154,21 @@ class Joint:
         if hand:
             yield hand
 
-    def _bound(self, step: Found, prompts: Found) -> dict[str, float]:
+    def _bound(self, step: Found, prompts: Found, wave: int) -> dict[str, float]:
         """The objectives at what bounds each phase alone on a mesh."""
         assert step.best is not None
         launch_s = Pricer(self.request.topology, step.best.mesh, self.request.runtime, self.request.recipe).kernel_s(0.0, 0.0, self.request.recipe.compute)
-        first, each, service = prompts.bound_s + launch_s, step.bound_s + 2 * launch_s, self.step.service  # caches are written
-        return {"ttft": first, "tpot": each, "throughput": (first + (service.generate - 1) * each) * self.devices / (service.concurrency * service.generate)}
+        first, each = prompts.bound_s + launch_s, step.bound_s + 2 * launch_s  # caches are written
+        return {"ttft": first, "tpot": each, "throughput": 1 / self.speed(first, each, wave)}
+
+    def speed(self, ttft_s: float, tpot_s: float, wave: int) -> float:
+        """Tokens a second and device: every prompt is passed, then all sequences generate."""
+        s = self.step.service
+        return s.concurrency * s.generate / (s.concurrency // wave * ttft_s + (s.generate - 1) * tpot_s) / self.devices
 
     def held(self, label: str, pins: Pins, replicas: int, split: int) -> Priced | None:
         """The pair under pins, weights as one of the phases has them under those pins; None where the other cannot."""
-        for model, other in ((self.step, self.prompts), (self.prompts, self.step)):
+        for model, other in ((self.step, self.prompts(replicas)), (self.prompts(replicas), self.step)):
             found = self.solve(model, pins)
             if found is not None and found.best is not None:
                 pair = self.pair(label, replace(pins, nodes=weight_pins(found.base, found.best.plan, other.graph(1))), replicas, split)
@@ -156,14 +178,14 @@ class Joint:
 
     def pair(self, label: str, pins: Pins, replicas: int, split: int) -> Priced | None:
         """Both phases under pins; None where one has no plan, or they differ in how a weight lies."""
-        found = self.solve(self.step, pins), self.solve(self.prompts, pins)
+        found = self.solve(self.step, pins), self.solve(self.prompts(replicas), pins)
         if any(f is None or f.best is None for f in found):
             return None
         return self.price(label, found[1], found[0], replicas, split)  # type: ignore[arg-type]
 
     def solve(self, model: PhaseModel, pins: Pins) -> Found | None:
         """The planner's search for one phase under pins; None where they leave no plan."""
-        key = (model.phase, repr(pins))
+        key = (model.phase, model.rows, repr(pins))
         if key not in self.solved:
             self.solved[key] = None
             # Where nothing fits, the plan that would be fastest still says how far off it is.
@@ -187,14 +209,13 @@ class Joint:
         first, each = self._phase(prompts.base, prompts.best), self._phase(step.base, step.best)
         if not same_weights(first.flow, each.flow, self.pasts):
             return None
-        service, compute = self.step.service, self.request.recipe.compute
+        service, compute, wave = self.step.service, self.request.recipe.compute, self.prompts(replicas).rows
         cache = self.cache_bytes(each)
-        made = cache * service.prompt / service.length
-        ttft = first.cost.step_time_s + each.pricer.kernel_s(0.0, made + cache, compute)
+        ttft = first.cost.step_time_s + each.pricer.kernel_s(0.0, self._handed(each, wave), compute)
         tpot = each.cost.step_time_s + 2 * each.pricer.kernel_s(0.0, 2 * cache / service.length, compute)
-        speed = service.concurrency * service.generate / (ttft + (service.generate - 1) * tpot) / self.devices
-        peak = self.peak_bytes(first, each)
-        return Priced(label, replicas, split, prompts, step, ttft, tpot, speed, peak, int(cache), int(each.cost.memory.parameters - cache), peak <= self.request.limit_bytes)
+        peak = self.peak_bytes(first, each, wave)
+        weights, fits = int(each.cost.memory.parameters - cache), peak <= self.request.limit_bytes
+        return Priced(label, replicas, split, wave, prompts, step, ttft, tpot, self.speed(ttft, tpot, wave), peak, int(cache), weights, fits)
 
     @property
     def pasts(self) -> tuple[str, ...]:
@@ -212,17 +233,23 @@ class Joint:
         tensors, mesh = step.flow.graph.tensors, dict(step.flow.plan.mesh)
         return sum(prod(local_shape(tensors[p].shape, step.flow.weights[p].layout, mesh)) for p in self.pasts) * step.pricer.itemsize("float32")
 
-    def peak_bytes(self, prompts: Phase, step: Phase) -> int:
-        """The larger peak of the two phases; while prompts are passed, their keys and values are there once more before they are in the caches."""
-        cache, service = self.cache_bytes(step), self.step.service
-        return int(max(prompts.cost.memory.total + cache * (1 + service.prompt / service.length), step.cost.memory.total))
+    def _handed(self, step: Phase, wave: int) -> float:
+        """Bytes on a device of a wave's keys and values, as they are made and with the room for what is generated: read, then written into the caches."""
+        rows = dict(step.flow.graph.dims)["batch"]
+        return self.cache_bytes(step) * wave / rows * (1 + self.step.service.prompt / self.step.service.length)
+
+    def peak_bytes(self, prompts: Phase, step: Phase, wave: int) -> int:
+        """The larger peak of the two phases; while prompts are passed the caches are there, and the wave's keys and values beside them."""
+        return int(max(prompts.cost.memory.total + self.cache_bytes(step) + self._handed(step, wave), step.cost.memory.total))
 
     def most_sequences(self, pair: Priced) -> int:
-        """The greatest concurrency that fits under the plan's splits, a multiple of the replicas.
+        """The greatest concurrency that fits under the plan's splits, a multiple of a wave.
 
         Memory grows with it almost along a line: each guess is on the line through what is known to fit and what is known not to, until they are neighbours.
         """
-        limit, each = self.request.limit_bytes, pair.replicas
+        limit, each = self.request.limit_bytes, pair.wave
+        assert pair.prompts.best is not None and pair.step.best is not None
+        first, best = self._phase(pair.prompts.base, pair.prompts.best), pair.step.best
         sizes = {self.step.service.concurrency: pair.memory_bytes}
         low = high = self.step.service.concurrency  # low fits, high does not once they differ
         for _ in range(GUESSES):
@@ -236,21 +263,14 @@ class Joint:
                 guess = min(guess, MOST_SEQUENCES // each * each)
             if guess <= low or guess in sizes:
                 break
-            sizes[guess] = self._peak_at(pair, guess)
+            base = Base.of(self.step.at(concurrency=guess).graph(1), training=False, fold=self.request.fold)
+            sizes[guess] = self.peak_bytes(first, self._phase(base, best), pair.wave)
             if sizes[guess] <= limit:
                 low = guess
                 high = high if high > low else low
             else:
                 high = guess
         return low
-
-    def _peak_at(self, pair: Priced, concurrency: int) -> int:
-        """The peak with other many sequences."""
-        phases = []
-        for model, found in ((self.prompts, pair.prompts), (self.step, pair.step)):
-            assert found.best is not None
-            phases.append(self._phase(Base.of(model.at(concurrency).graph(1), training=False, fold=self.request.fold), found.best))
-        return self.peak_bytes(*phases)
 
     @staticmethod
     def front(priced: Sequence[Priced]) -> list[Priced]:
@@ -303,8 +323,3 @@ def weight_pins(base: Base, plan: Plan, other: Graph) -> dict[str, dict[str, Any
 def same_weights(a: Flow, b: Flow, caches: tuple[str, ...]) -> bool:
     """Whether two flows keep every weight alike."""
     return all(b.weights[n].layout == w.layout for n, w in a.weights.items() if n not in caches and n in b.weights)
-
-
-def pieces(flow: Flow, cache: str) -> int:
-    """Into how many pieces a cache is cut."""
-    return prod(group(axes, dict(flow.plan.mesh)) for axes in flow.weights[cache].layout.dims)

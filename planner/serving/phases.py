@@ -36,27 +36,32 @@ class PhaseModel(Model):
         form = form_of(model.proto, model.name)
         return cls(model.name, Workload("infer", dims=model.workload.dims), model.devices, model.folder, model.proto, phase=phase, service=service, form=form)
 
-    def at(self, concurrency: int) -> PhaseModel:
-        """The same with other many sequences at once."""
-        return PhaseModel(self.name, self.workload, self.devices, self.folder, self.proto, phase=self.phase, service=replace(self.service, concurrency=concurrency), form=self.form)
+    def at(self, **changes: int) -> PhaseModel:
+        """The same under another service: concurrency or wave."""
+        return PhaseModel(self.name, self.workload, self.devices, self.folder, self.proto, phase=self.phase, service=replace(self.service, **changes), form=self.form)  # type: ignore[arg-type]
+
+    @property
+    def rows(self) -> int:
+        """Sequences of this phase's batch."""
+        return self.service.at_once if self.phase == "prompts" else self.service.concurrency
 
     def read(self, batch: int | None) -> Graph:
         """The graph of the phase; the batch is the service's."""
         form, s = self.form, self.service
-        assert form is not None and batch in (None, s.concurrency)
+        assert form is not None and batch in (None, self.rows)
         if self.phase == "prompts":
-            graph = prompt_graph(self._read(with_constants(self.proto, self._empty(form, s.concurrency)), s.prompt, s.prompt, ()), form)
+            graph = prompt_graph(self._read(with_constants(self.proto, self._empty(form, self.rows)), s.prompt, s.prompt, ()), form)
         else:
             graph = self._read(self.proto, 1, s.length + 1, form.pasts)
             check_sight(graph, form)
             graph = step_graph(graph, form)
         graph = quantized(graph) if s.quantize == "int8" else graph
-        return replace(graph, name=self.name, dims={**graph.dims, "batch": s.concurrency})
+        return replace(graph, name=self.name, dims={**graph.dims, "batch": self.rows})
 
     def _read(self, proto: Any, tokens: int, total: int, pasts: tuple[str, ...]) -> Graph:
         from planner.reader import read_model
 
-        form, batch = self.form, self.service.concurrency
+        form, batch = self.form, self.rows
         assert form is not None
         given = {i.name for i in proto.graph.input}
         shapes: dict[str, tuple[int, ...]] = {form.ids: (batch, tokens), form.positions: (batch, tokens), form.mask: (batch, total)}

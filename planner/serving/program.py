@@ -53,7 +53,7 @@ def emit_serving(prompts: Phased, step: Phased, form: Form, service: Service, *,
         w.functions.append(Function(f"{w.prefix}forward", doc, forward_body(w), ("params", "frozen", "batch"), as_tuple=True))
     tables = [mesh_line(first), f"COMPUTE = {DTYPES[compute]}\n",
               f"GPU_MEMORY = {gpu_memory}  # share of it that JAX takes at the start: what the plan may use; None: as it does\n",
-              f"PROMPT, GENERATE, VOCABULARY = {service.prompt}, {service.generate}, {_vocabulary(second)}\n",
+              f"PROMPT, GENERATE, VOCABULARY, ROWS, WAVE = {service.prompt}, {service.generate}, {_vocabulary(second)}, {service.concurrency}, {service.at_once}\n",
               f"IDS, MASK, POSITIONS = {literal(form.ids)}, {literal(form.mask)}, {literal(form.positions)}\n",
               inputs_table(first), inputs_table(second), table, parameter_table(second, "CACHE", "keys and values so far", caches), _new_cache(second, form, caches),
               _merged_labels(first, second), _quantized(first), external_table(_as_stored(first), model_folder), _outputs(first), _outputs(second)]  # fmt: skip

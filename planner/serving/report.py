@@ -1,6 +1,6 @@
 """The terminal summary of a serving plan, from the file alone.
 
-    tokens/s/device = concurrency x generate / (ttft + (generate - 1) x tpot) / devices
+    tokens/s/device = concurrency x generate / (concurrency / wave x ttft + (generate - 1) x tpot) / devices
 
 so the printed figures can be checked against each other.
 """
@@ -35,7 +35,7 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
     items = [f"{count(strategy.model['parameters'] - cache_elements(strategy))} parameters", machine(strategy),
              f"serve {s['concurrency']:,} sequences at once, {s['prompt']:,} + {s['generate']:,} tokens each"]  # fmt: skip
     lines = pack([short(title(strategy), width), *items], width, 0, " · ")
-    said = [*strategy.assumptions, "prompts of all sequences are passed together, then all generate in step; every step reads the whole cache, filled or not"]
+    said = [*strategy.assumptions, "all prompts are passed, then all sequences generate in step; every step reads the whole cache, filled or not"]
     if s["quantize"] == "int8":
         said.append("int8 weights of products, a scale for each column")
     return [style.bold(lines[0]), *lines[1:], *(style.dim(line) for line in hang("assumed: ", "; ".join(said), width))]
@@ -67,7 +67,8 @@ def _figures(serving: Serving, width: int, style: Style) -> list[str]:
     f, s, devices = serving.figures, serving.service, serving.step.topology["devices"]
     spread = [tuple(x / p.costs["step_time_s"] for x in p.costs["step_time_range_s"]) for p in (serving.prompts, serving.step)]
     lines = []
-    phases = ("ttft", "to the first tokens", serving.prompts), ("tpot", "a token after that", serving.step)
+    passed = f"to the first tokens of {f['wave']} prompt{'s' if f['wave'] > 1 else ''} passed at once"
+    phases = ("ttft", passed, serving.prompts), ("tpot", "a token after that", serving.step)
     for (label, what, strategy), (low, high) in zip(phases, spread, strict=True):
         c, seconds = strategy.costs, f[f"{label}_s"]
         lines += labelled(label, [style.bold(show_time(seconds)) + f" {what}", f"(range {show_time(seconds * low)} to {show_time(seconds * high)})",

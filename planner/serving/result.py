@@ -13,17 +13,24 @@ from planner.strategy import FORMAT_VERSION, Strategy, _plain, write_atomically
 
 MARK = '{\n  "kind": "serving",'
 """How the file of a serving plan begins: so it is told from others without reading it all."""
-FIGURES = ("replicas", "split", "ttft_s", "tpot_s", "tokens_per_s_per_device", "memory_bytes", "cache_bytes", "weights_bytes", "fits")
+FIGURES = ("replicas", "split", "wave", "ttft_s", "tpot_s", "tokens_per_s_per_device", "memory_bytes", "cache_bytes", "weights_bytes", "fits")
 
 
 @dataclass(frozen=True)
 class Service:
-    """What is served: sequences at once, tokens of a prompt and tokens generated for each; quantize: "none" or "int8"."""
+    """What is served: sequences at once, tokens of a prompt and tokens generated for each; quantize: "none" or "int8"; wave: sequences whose
+    prompts are passed at once (0: all)."""
 
     prompt: int
     generate: int
     concurrency: int
     quantize: str = "none"
+    wave: int = 0
+
+    @property
+    def at_once(self) -> int:
+        """Sequences of a pass over prompts."""
+        return self.wave or self.concurrency
 
     @property
     def length(self) -> int:
@@ -49,7 +56,7 @@ class Serving:
     def shape(self) -> Service:
         """Prompt, tokens generated and sequences."""
         s = self.service
-        return Service(int(s["prompt"]), int(s["generate"]), int(s["concurrency"]), str(s["quantize"]))
+        return Service(int(s["prompt"]), int(s["generate"]), int(s["concurrency"]), str(s["quantize"]), int(self.figures["wave"]))
 
     def to_json(self) -> str:
         """The file's text."""

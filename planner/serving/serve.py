@@ -17,18 +17,20 @@ QUANTIZE = ("none", "int8")
 """As the precision keeps them, or the products' as int8 with a scale for each column."""
 
 
-def serve(source: Any, *, prompt: int, generate: int, concurrency: int, objective: str = "throughput", quantize: str = "none", devices: int | None = None,
+def serve(source: Any, *, prompt: int, generate: int, concurrency: int, objective: str = "throughput", quantize: str = "none",
+          prefill_tokens: int | None = None, devices: int | None = None,
           hardware: str | None = None, topology: str | Path | None = None, dims: Mapping[str, int] | None = None, memory_limit_bytes: int | None = None,
           memory_reserve_bytes: int | None = None, precision: str | None = None, runtime: str | None = None, solver: str = "auto", seed: int = 0,
           progress: Any = None) -> Serving:  # fmt: skip
     """Plan how to serve a decoder that was exported with a cache: `concurrency` prompts of `prompt` tokens at once, `generate` tokens for each.
 
-    objective: throughput (tokens a second over prompts and generation), ttft (seconds to the first tokens) or tpot (seconds a token after them). quantize: of
-    QUANTIZE. Machine and the rest as of `planner.plan`. Raises PlanError: P220, P221 where the model has no cache that is understood, P021 where nothing fits.
+    objective: throughput (tokens a second over prompts and generation), ttft (seconds to the first tokens) or tpot (seconds a token after them).
+    quantize: of QUANTIZE. prefill_tokens: tokens of prompts that a replica passes at once (8192; at least one prompt). Machine and the rest as of
+    `planner.plan`. Raises PlanError: P220, P221 where the model has no cache that is understood, P021 where nothing fits.
     """
     from planner.api import DEFAULT_PRECISION, DEFAULT_RUNTIME, assumptions, choose, make_request, open_model
     from planner.compose import COST_MODEL_VERSION, TOOL_VERSION, compose
-    from planner.serving.joint import OBJECTIVES, Joint
+    from planner.serving.joint import OBJECTIVES, PREFILL_TOKENS, Joint
     from planner.serving.phases import PhaseModel
 
     started = time.monotonic()
@@ -40,12 +42,12 @@ def serve(source: Any, *, prompt: int, generate: int, concurrency: int, objectiv
     model = open_model(source, request.topology.devices, workload="infer", dims=dims)
     service = Service(prompt, generate, concurrency, quantize)
     prompts, step = PhaseModel.of(model, "prompts", service), PhaseModel.of(model, "step", service)
-    joint = Joint(prompts, step, request, progress)
+    joint = Joint(prompts, step, request, progress, prefill_tokens=prefill_tokens or PREFILL_TOKENS)
     best, priced, gap = joint.run(objective)
     provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"),
                   "source": str(source if isinstance(source, str | Path) else model.name), "search_s": round(time.monotonic() - started, 3)}  # fmt: skip
     said = tuple(a for a in assumptions(_batch_given(step), request, hardware, topology) if "training would untie" not in a)
-    first, each = (compose(phase, request, found, provenance, said) for phase, found in ((prompts, best.prompts), (step, best.step)))
+    first, each = (compose(phase, request, found, provenance, said) for phase, found in ((joint.prompts(best.replicas), best.prompts), (step, best.step)))
     served = {"prompt": prompt, "generate": generate, "concurrency": concurrency, "objective": objective, "quantize": quantize, "label": best.label,
               "most_sequences": joint.most_sequences(best), "gap": gap, "memory_limit_bytes": request.limit_bytes, "solves": len(joint.solved)}  # fmt: skip
     front = joint.front(priced)
@@ -90,8 +92,8 @@ def _header(serving: Serving) -> str:
     name, devices = serving.step.model["name"], serving.step.topology["devices"]
     return "\n".join([
         f"{name[:60]} on {devices} devices, {f['replicas']} replicas of {f['split']}: a serving program emitted by meshwright.",
-        f"{s['concurrency']} sequences of {s['prompt']} + {s['generate']} tokens; quantized: {s['quantize']}.",
+        f"{s['concurrency']} sequences of {s['prompt']} + {s['generate']} tokens, prompts of {f['wave']} at once; quantized: {s['quantize']}.",
         "", f"    python PROGRAM.py --virtual-devices {devices} --steps 2", "    python PROGRAM.py --prompts ids.npy --output tokens.npy", "",
-        "prefill(weights, ids, real) gives the first tokens and the caches; generate(weights, caches, ...) the rest, caches updated in place.",
+        "prefill(weights, caches, ids, real, wave) gives the first tokens of a wave of prompts, generate(weights, caches, ...) the rest; caches are updated in place.",
         "Comments behind statements name the node and the layout of its result: [b/data, n] is cut over axis data along b; partial: a sum not yet taken.",
     ])  # fmt: skip

@@ -19,15 +19,18 @@ from planner.emit.parts.tables import (
     GENERATE,
     IDS,
     MASK,
+    MESH,
     NEW_CACHE,
     POSITIONS,
     PROMPT,
     PROMPTS_INPUTS,
     PROMPTS_OUTPUT_SPECS,
     QUANTIZED,
+    ROWS,
     STEP_INPUTS,
     STEP_OUTPUT_SPECS,
     VOCABULARY,
+    WAVE,
     prompts_forward,
     step_forward,
 )
@@ -51,17 +54,56 @@ def resized(x, shape):
     return jnp.pad(x, [(0, m - n) for n, m in zip(x.shape, shape, strict=True)])
 
 
+def batch_pieces():
+    """Into how many pieces the caches' sequences are cut: neighbouring rows of a cache are neighbours in a piece."""
+    (shape, *_, spec) = CACHE[NEW_CACHE[0]]
+    cells = spec[len(shape) - 4] if len(spec) > len(shape) - 4 else None
+    return int(np.prod([MESH[a] for a in (cells if isinstance(cells, tuple) else (cells,) if cells else ())], dtype=int))
+
+
+def rows_of(wave):
+    """The sequences of a wave: as many in each piece of the caches, one after the other."""
+    pieces = batch_pieces()
+    return (np.arange(ROWS).reshape(pieces, ROWS // WAVE, WAVE // pieces))[:, wave].reshape(-1)
+
+
+def make_caches(mesh):
+    """Empty caches on the mesh."""
+    shapes = {key: (padded_shape(row[0], row[-1]), NamedSharding(mesh, row[-1])) for key, row in CACHE.items()}
+    return jax.jit(lambda: {key: jnp.zeros(shape, COMPUTE) for key, (shape, _) in shapes.items()}, out_shardings={key: on for key, (_, on) in shapes.items()})()
+
+
 def make_prefill(mesh):
-    """prefill(weights, ids [sequences, PROMPT], real likewise) -> (first token of each, caches), compiled once. real: 1, and 0 where a shorter prompt is
-    padded, which is on its left."""
+    """prefill(weights, caches, ids [WAVE, PROMPT], real likewise, wave) -> (first token of each, caches), compiled once; caches are written in place, for the
+    sequences rows_of(wave). real: 1, and 0 where a shorter prompt is padded, which is on its left."""
     specs = specs_of(CACHE)
 
-    def prefill(weights, ids, real):
+    def fill(key, cache, new, wave):
+        shape, dim = padded_shape(CACHE[key][0], specs[key]), cache.ndim - 4
+        new = resized(new, (*shape[:dim], WAVE, *shape[dim + 1 :])).astype(COMPUTE)
+        start = lambda n, wave: tuple(wave * n if d == dim else 0 for d in range(cache.ndim))  # noqa: E731
+        piece = lambda cache, new, wave: lax.dynamic_update_slice(cache, new, start(new.shape[dim], wave))  # noqa: E731
+        return jax.shard_map(piece, mesh=mesh, in_specs=(specs[key], specs[key], type(specs[key])()), out_specs=specs[key])(cache, new, wave)
+
+    def prefill(weights, caches, ids, real, wave):
         where = jnp.maximum(jnp.cumsum(real, 1) - 1, 0)
         token, *new = on_pieces(mesh, prompts_forward, PROMPTS_INPUTS, PROMPTS_OUTPUT_SPECS, weights)(weights, taken({IDS: ids, MASK: real, POSITIONS: where}, PROMPTS_INPUTS))
-        return token, {key: resized(x, padded_shape(CACHE[key][0], specs[key])).astype(COMPUTE) for key, x in zip(NEW_CACHE, new, strict=True)}
+        return token, {**caches, **{key: fill(key, caches[key], x, wave) for key, x in zip(NEW_CACHE, new, strict=True)}}
 
-    return jax.jit(prefill, out_shardings=(None, {key: NamedSharding(mesh, spec) for key, spec in specs.items()}))
+    return jax.jit(prefill, donate_argnums=1)
+
+
+def pass_prompts(prefill, weights, caches, ids, real):
+    """All prompts, a wave at a time: (first tokens [ROWS, 1], caches)."""
+    token = np.zeros((ROWS, 1), np.int32)
+    made = []
+    for wave in range(ROWS // WAVE):
+        rows = rows_of(wave)
+        first, caches = prefill(weights, caches, ids[rows], real[rows], wave)
+        made.append((rows, first))
+    for rows, first in made:
+        token[rows] = np.asarray(first)
+    return token, caches
 
 
 def make_generate(mesh):
@@ -131,14 +173,13 @@ def load_weights(args, mesh):
 def load_prompts(args):
     """(ids, real) [sequences, PROMPT]: of --prompts, an .npy of token ids [any number up to the planned, up to PROMPT], 0 on the left where a prompt
     is shorter and --pad says that 0 is no token; seeded otherwise."""
-    rows = PROMPTS_INPUTS[IDS][0][0]
     if not args.prompts:
-        ids = np.random.default_rng(args.seed).integers(0, VOCABULARY, (rows, PROMPT)).astype(np.int32)
+        ids = np.random.default_rng(args.seed).integers(0, VOCABULARY, (ROWS, PROMPT)).astype(np.int32)
         return ids, np.ones_like(ids)
     given = np.load(args.prompts)
-    if given.ndim != 2 or given.dtype.kind not in "iu" or given.shape[0] > rows or given.shape[1] > PROMPT or given.min() < 0 or given.max() >= VOCABULARY:
-        raise SystemExit(f"{args.prompts}: whole numbers below {VOCABULARY}, at most [{rows}, {PROMPT}], are wanted; found {given.dtype} {list(given.shape)}")
-    ids, real = np.zeros((2, rows, PROMPT), np.int32)
+    if given.ndim != 2 or given.dtype.kind not in "iu" or given.shape[0] > ROWS or given.shape[1] > PROMPT or given.min() < 0 or given.max() >= VOCABULARY:
+        raise SystemExit(f"{args.prompts}: whole numbers below {VOCABULARY}, at most [{ROWS}, {PROMPT}], are wanted; found {given.dtype} {list(given.shape)}")
+    ids, real = np.zeros((2, ROWS, PROMPT), np.int32)
     ids[: len(given), PROMPT - given.shape[1] :] = given
     real[:, -1] = 1  # sequences that nobody asked for
     real[: len(given), PROMPT - given.shape[1] :] = 1
@@ -158,15 +199,16 @@ def main():
     mesh = make_mesh()
     weights = load_weights(args, mesh)
     ids, real = load_prompts(args)
-    prefill, generate = make_prefill(mesh), make_generate(mesh)
+    prefill, generate, caches = make_prefill(mesh), make_generate(mesh), make_caches(mesh)
     for i in range(args.steps):
         start = time.perf_counter()
-        token, caches = jax.block_until_ready(prefill(weights, ids, real))
+        token, caches = jax.block_until_ready(pass_prompts(prefill, weights, caches, ids, real))
         first = time.perf_counter()
         tokens, made, caches = jax.block_until_ready(generate(weights, caches, token, real, GENERATE, args.end))
         made, rest = int(made), time.perf_counter() - first
         each = f"{1e3 * rest / (made - 1):.2f} ms a token after it" if made > 1 else "no more"
-        say(f"batch {i}  {made} tokens of {len(ids)} sequences: first after {1e3 * (first - start):.1f} ms, {each}" + ("  (compiling included)" if not i else ""))
+        waves = f"prompts in {1e3 * (first - start):.1f} ms ({ROWS // WAVE} x {WAVE} at once)"
+        say(f"batch {i}  {made} tokens of {ROWS} sequences: {waves}, {each}" + ("  (compiling included)" if not i else ""))
     if args.output and jax.process_index() == 0:
         np.save(args.output, np.asarray(tokens)[:, :made])
 

@@ -21,6 +21,7 @@
 
 and by programs that generate, whose two phases are `prompts` and `step`:
     PROMPT, GENERATE  tokens of a prompt, and generated
+    ROWS, WAVE        sequences in all, and whose prompts are passed at once
     VOCABULARY        tokens that there are
     IDS, MASK, POSITIONS   inputs: token ids, which tokens are real, where they stand
     PROMPTS_INPUTS, STEP_INPUTS, PROMPTS_OUTPUT_SPECS, STEP_OUTPUT_SPECS   as INPUTS and OUTPUT_SPECS
@@ -47,7 +48,7 @@ LEARNING_RATE = 0.0
 MICROBATCHES = 1
 GRADIENTS: dict[str, tuple[Any, ...]] = {}
 OUTPUT_SPECS: tuple[Any, ...] = ()
-PROMPT = GENERATE = VOCABULARY = 1
+PROMPT = GENERATE = VOCABULARY = ROWS = WAVE = 1
 IDS = MASK = POSITIONS = ""
 PROMPTS_INPUTS: dict[str, tuple[Any, ...]] = {}
 STEP_INPUTS: dict[str, tuple[Any, ...]] = {}
