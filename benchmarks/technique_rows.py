@@ -63,11 +63,16 @@ SPECIAL = (
     Row("pipeline, interleaved, four chunks", DEEP, "pp=2,tp=2,dp=2,micro=4,zero=2,recompute=block,virtual=4"),
     Row("pipeline, uneven stages", "zoo:gpt-tiny,layers=5", "pp=4,dp=2,micro=4"),
     Row("pipeline, encoder and decoder, interleaved", "zoo:t5-tiny,layers=4", "pp=2,tp=2,dp=2,micro=4,virtual=2"),
+    Row("optimizer state in the host's memory", GPT, "dp=8,zero=1,micro=1,offload=optimizer"),
+    Row("optimizer state in the host's memory, with all else", LLAMA, "pp=2,dp=2,tp=2,micro=4,zero=2,recompute=block,offload=optimizer"),
+    Row("optimizer state in the host's memory", RESNET, "dp=8,zero=1,micro=1,offload=optimizer"),
     Row("sharding propagation", LLAMA, "dp=2,tp=4", nodes={"*q_proj": {"split": {"b0": ["data"], "n": ["model"]}}, "*up_proj": {"split": {"n": ["model"]}}},
         options={"mode": "propagate"}),
     Row("double-recursive hybrid", T5, "dp=2,model=2,model2=2,micro=2,zero=1,recompute=block", options={"solver": "recursive"}),
 )  # fmt: skip
-ALONE = (*(Row(what, source, pins, less) for what, pins, less, sources in EVERYWHERE for source in sources), *SPECIAL)
+_EACH = [Row(what, source, pins, less) for what, pins, less, sources in EVERYWHERE for source in sources]
+ALONE = (*(r for r in _EACH if r.source != UNET), *SPECIAL, *(r for r in _EACH if r.source == UNET))
+"""Every technique on every model it is for; the UNet's, which compile for minutes, last."""
 
 
 def drawn(count: int, seed: int) -> Iterator[Row]:

@@ -34,7 +34,7 @@ from planner.verify.worker import environment
 HARDWARE = str(Path(__file__).with_name("eager.toml"))
 RECORDS = Path(__file__).parent / "results" / "techniques.jsonl"
 BOUND = 1e-4
-TIMEOUT_S = 900.0
+TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ class Use:
     """the tensor (label) or node it serves"""
     bucketed: bool = False
     """the compiler may send it together with others like it: nothing waits for it but the optimizer, or the next step"""
+    merged: bool = False
+    """compilers send an equal one in its place: it takes no bytes (its seconds are still counted, as solvers price every weight for itself)"""
     place: str = ""
     """of collectives that kernels wait for: before | blocks | after the repeated blocks that a pipeline deals out"""
 
@@ -77,6 +79,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     trees = {n: t for n, t in outer.trees.items() if not ((n in made_inside and n not in last) or n in own_weights or n in graph.constants)}
     loose = [i for i in range(len(graph.nodes)) if i not in inside]
     once = merged(outer, loose, trees, [n for run in runs for n in (*(c.enters for c in run.carries), *run.shared)])
+    alike = once.gradients if micro == 1 and pipeline is None else frozenset[str]()  # sums over microbatches are values of their own
     for name, tree in trees.items():
         # Forward collectives of values that no input reaches are the same in every microbatch: compilers take them out of the loop.
         for path in tree.paths():
@@ -135,7 +138,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         for name, plan in flow.weights.items():
             if name in flow.grad and name not in elsewhere:
                 over = (STAGE,) if pipeline and name not in held else ()  # every stage holds what is outside the blocks, and adds to its gradient
-                yield from _reduction(flow, name, plan, reductions(name) if pipeline else micro, size, gathered.get(name, []), over)
+                yield from _reduction(flow, name, plan, reductions(name) if pipeline else micro, size, gathered.get(name, []), over, name in alike)
 
 
 def _with_ends(flow: Flow, name: str, path: tuple[Step, ...], pipeline: Pipeline, last: Iterable[str]) -> set[bool]:
@@ -226,8 +229,8 @@ def _inner(flow: Flow, i: int, times: int, size: ItemSize, where: str, again: st
                 yield Use(inner.kind, axes, payload, times * backward, "backward", node.id, place=where)
 
 
-def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[bool], over: Axes = ()) -> Iterator[Use]:
-    """The reduction of one weight's gradient and, with sharded state, the gathering of the parameter."""
+def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[bool], over: Axes, alike: bool) -> Iterator[Use]:
+    """The reduction of one weight's gradient (alike: equal to another's) and, with sharded state, the gathering of the parameter."""
     tensor, mesh = flow.graph.tensors[name], dict(flow.plan.mesh)
     what = flow.graph.labels.get(name, name)
     level = plan.zero if plan.dim >= 0 else 0
@@ -239,16 +242,18 @@ def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSi
         yield Use("all-gather", plan.axes, full, micro * sum(gathered), "recompute", what)
         yield Use("reduce-scatter", plan.axes, full, micro * len(gathered), "gradient", what)
     elif level:
-        yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what, True)
+        yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what, True, alike)
         yield Use("all-gather", plan.axes, full, 1, "optimizer", what, True)
     if rest:
-        yield Use("all-reduce", rest, piece, 1, "gradient", what, True)
+        yield Use("all-reduce", rest, piece, 1, "gradient", what, True, alike)
 
 
 def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[str, dict[str, dict[str, int | Fraction]]]:
     """kind -> axes (names in mesh order joined by +) -> {payload, wire} bytes per device and optimizer step; wire is the exact ring figure."""
     out: dict[str, dict[str, dict[str, int | Fraction]]] = {}
     for use in uses:
+        if use.merged:
+            continue
         label = "+".join(a for a in order if a in use.axes)
         cell = out.setdefault(use.kind, {}).setdefault(label, {"payload": 0, "wire": Fraction(0)})
         n = group(use.axes, mesh)

@@ -19,7 +19,7 @@ from planner.account import Use, traffic
 from planner.emit.merge import Merged
 from planner.emit.program import emit
 from planner.emit.replay import Reads, Replay
-from planner.flow import Plan
+from planner.flow import Plan, derive
 from planner.graph import Graph, Node, Tensor
 from planner.rule import Split
 from planner.verify.compiled import Truth, predict, truth
@@ -121,3 +121,31 @@ def test_a_difference_names_kind_axes_and_both_figures() -> None:
     one = Truth({("all-reduce", "data"): 4}, {("all-reduce", "model"): 8}, 10, 11, 5, 5, 0)
     assert one.differences() == ("all-reduce over data: predicted 4 bytes, compiled 0", "all-reduce over model: predicted 0 bytes, compiled 8",
                                  "dot FLOPs: predicted 10, compiled 11")  # fmt: skip
+
+
+def resnet(microbatches: int) -> tuple[Graph, Plan]:
+    """A ResNet whose shortcut has a bias beside the one of what it is added to; data parallel."""
+    import planner
+    from planner.reprice import open_recorded
+
+    found = planner.plan("zoo:resnet-tiny", devices=8, batch=32, hardware="cpu", precision="fp32", pins=f"dp=8,zero=0,micro={microbatches}", baselines=False)
+    graph = open_recorded(found, "zoo:resnet-tiny").graph(microbatches)
+    return graph, found.plan_for(graph)
+
+
+def test_biases_of_one_sum_have_one_gradient() -> None:
+    flow, label = derive(*resnet(1), training=True), "layer2.0.downsample.bn.bias"
+    uses = [u for u in account.collectives(flow) if u.phase == "gradient"]
+    assert [u.what for u in uses if u.merged] == [label]
+    (one,) = (u for u in uses if u.what == label)
+    every = traffic([replace(u, merged=False) for u in uses], flow.plan.order, dict(flow.plan.mesh))
+    sent = traffic(uses, flow.plan.order, dict(flow.plan.mesh))
+    assert every["all-reduce"]["data"]["payload"] - sent["all-reduce"]["data"]["payload"] == one.payload_bytes == 64
+    assert not any(u.merged for u in account.collectives(derive(*resnet(2), training=True)))  # sums over microbatches are values of their own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_compilers_send_one_gradient_for_both(microbatches: int) -> None:
+    found = truth(*resnet(microbatches))
+    assert not found.differences() and found.compiled

@@ -2,7 +2,7 @@
 
 Values are numbered as a compiler's common-subexpression pass sees them: a step's result by (step, number of what it starts from), a node's
 by (operator, attributes, split, numbers of its operands). Cotangents are numbered the other way round: both operands of an addition get
-the cotangent of the sum; a value read in several places gets a sum of its own.
+the cotangent of the sum; a value read in several places gets a sum of its own. Biases of what is summed up (a convolution and its shortcut) have one gradient.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from planner.flow import Flow
 from planner.graph import Node
 from planner.layout import Step, Tree
 
+BIASES = frozenset({("Add", 0), ("Add", 1), ("BatchNormalization", 2)})
+"""(operator, operand) whose gradient is the result's, summed over the dims that the operand has not."""
 Place = tuple[str, tuple[Step, ...]]
 """(tensor, beginning of its way): one version of a value."""
 
@@ -24,6 +26,8 @@ class Merged:
 
     forward: frozenset[Place]
     backward: frozenset[Place]
+    gradients: frozenset[str] = frozenset()
+    """Weights whose gradient is another's, which is reduced in the same way."""
 
 
 def merged(flow: Flow, nodes: Iterable[int], trees: Mapping[str, Tree], leaving: Iterable[str] = ()) -> Merged:
@@ -34,7 +38,8 @@ def merged(flow: Flow, nodes: Iterable[int], trees: Mapping[str, Tree], leaving:
     def number(key: object) -> int:
         return numbers.setdefault(key, len(numbers))
 
-    return Merged(_forward(flow, nodes, trees, number), _backward(flow, nodes, trees, frozenset(leaving), number) if flow.grad else frozenset())
+    backward, gradients = _backward(flow, nodes, trees, frozenset(leaving), number) if flow.grad else (frozenset(), frozenset())
+    return Merged(_forward(flow, nodes, trees, number), backward, gradients)
 
 
 def _key(step: Step) -> tuple:
@@ -77,7 +82,7 @@ def _forward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], numb
     return frozenset(found)
 
 
-def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], leaving: frozenset[str], number) -> frozenset[Place]:  # type: ignore[no-untyped-def]
+def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], leaving: frozenset[str], number) -> tuple[frozenset[Place], frozenset[str]]:  # type: ignore[no-untyped-def]
     graph = flow.graph
     inside = frozenset(nodes)
     cotangent: dict[str, int] = {}  # of a value as its node makes it
@@ -94,6 +99,8 @@ def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], lea
             return cotangent[out]
         if node.op in ("Reshape", "Transpose"):
             return number(("back", node.op, tuple(sorted(node.attrs.items())), graph.tensors[name].shape, flow.split(i), cotangent[out]))
+        if name in graph.weights and len(live) == 1 and (node.op, slot) in BIASES:
+            return number(("bias", node.op, slot, graph.tensors[name].shape, graph.tensors[out].shape, flow.split(i), cotangent[out]))
         return number(("into", i, slot))
 
     def settle(name: str) -> None:
@@ -128,7 +135,13 @@ def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], lea
     for name in trees:
         if name not in made and name in flow.grad:
             settle(name)
-    return frozenset(found)
+    alike, met = set[str](), set[object]()
+    for name in (n for n in trees if n in flow.weights and n in flow.grad):
+        key = cotangent[name], flow.weights[name]
+        if key in met:
+            alike.add(name)
+        met.add(key)
+    return frozenset(found), frozenset(alike)
 
 
 def _sum(parts: list[int], number) -> int:  # type: ignore[no-untyped-def]
