@@ -37,8 +37,8 @@ class Row:
 
 EVERYWHERE = (
     ("data parallel", "dp=8,zero=0,micro=1", "", MODELS),
-    ("operator-level, simple", "dp=2,tp=4,zero=0,micro=1", "data parallel", (*BLOCKS, RESNET)),
-    ("operator-level, simple", "dp=2,tp=4,zero=0,micro=1", "", (UNET,)),
+    ("operator-level, simple", "dp=2,tp=4,zero=0,micro=1", "data parallel", BLOCKS),
+    ("operator-level, simple", "dp=2,tp=4,zero=0,micro=1", "", (RESNET, UNET)),
     ("operator-level, higher order", "dp=2,model=2,model2=2,zero=0,micro=1", "", MODELS),
     ("optimizer parallel, level 1", "dp=8,zero=1,micro=1", "data parallel", MODELS),
     ("optimizer parallel, level 2", "dp=8,zero=2,micro=2", "", BLOCKS),

@@ -20,7 +20,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +35,7 @@ HARDWARE = str(Path(__file__).with_name("eager.toml"))
 RECORDS = Path(__file__).parent / "results" / "techniques.jsonl"
 BOUND = 1e-4
 TIMEOUT_S = 3600.0
+DRAWN = 30
 
 
 @dataclass(frozen=True)
@@ -109,39 +110,46 @@ def verdict(row: Row, outcomes: Mapping[tuple[object, ...], Outcome], rows: Iter
     return (f"memory {share:.2f}x of {row.less}" if share is not None and share >= 1 else ""), share
 
 
-def page(outcomes: Mapping[tuple[object, ...], Outcome], rows: list[Row]) -> str:
-    """The table of the documentation."""
-    lines = ["| technique | model | pins | mesh | largest error of 3 steps | judged figures | memory |", "|---|---|---|---|---|---|---|"]
-    for row in rows:
-        if row.key not in outcomes:
-            continue
-        found = outcomes[row.key]
-        wrong, share = verdict(row, outcomes, rows)
-        memory = f"{share:.2f}x of {row.less}" if share is not None else ""
-        exact = f"{found.judged} exact" if not found.differs else f"{len(found.differs)} of {found.judged} differ"
-        pins = ", ".join([f"`{row.pins}`", *(f"`{glob}`" for glob in row.nodes), *(f"{k} {v}" for k, v in row.options.items())])
-        figures = f"{found.error:.1e} | {exact} | {memory}" if not found.refused else f"refused: {wrong} | | "
-        lines.append(f"| {row.what} | {row.source.removeprefix('zoo:')} | {pins} | {found.mesh} | {figures} |")
-    held = sum(not verdict(r, outcomes, rows)[0] for r in rows if r.key in outcomes)
-    lines += ["", f"{held} of {len(lines) - 2} rows hold."]
-    return "\n".join(lines) + "\n"
-
-
 HEAD = """# Techniques, as measured
 
-Written by `python -m benchmarks.techniques --page docs/techniques.md` from the records of the same benchmark's last run (benchmarks/results/techniques.jsonl). Every row is a
-training step of a small model, emitted for 8 virtual CPU devices in float32, AdamW. *Error*: the largest of loss, any gradient and any parameter, in each of three
-optimizer steps, against the unsharded program (bound 1e-4). *Judged figures*: collective bytes by kind and axes, FLOPs of products, bytes of arguments and results,
-predicted beside compiled; exact means equal to the byte. *Memory*: arguments, results and temporaries of the compiled step beside another row's on the same model.
+Written by `python -m benchmarks.techniques --page docs/techniques.md` from what the benchmark recorded (benchmarks/results/techniques.jsonl). Every row is the training
+step of a small model, emitted for 8 virtual CPU devices in float32 with AdamW, alone (first table) or in a combination drawn at random (second).
+
+- *error*: the largest of loss, any gradient and any parameter, in each of three optimizer steps, against the unsharded program; 1e-4 is allowed
+- *figures*: collective bytes by kind and axes, FLOPs of products, bytes of arguments and results, predicted beside compiled; exact means equal to the byte
+- *memory*: arguments, results and temporaries of the compiled step beside another row's on the same model (virtual devices have no memory apart for the host)
 
 """
+COLUMNS = ("technique", "model", "pins", "error", "figures", "memory")
+
+
+def document(outcomes: Mapping[tuple[object, ...], Outcome]) -> str:
+    """The page of the documentation: rows that were run."""
+    combined = tuple(drawn(DRAWN, 0))
+    tables = "\n".join(table(outcomes, rows) for rows in (ALONE, combined))
+    ran = [r for r in (*ALONE, *combined) if r.key in outcomes]
+    held = sum(not verdict(r, outcomes, ALONE)[0] for r in ran)
+    left = f" {len(ALONE) + len(combined) - len(ran)} rows of the benchmark were not run." if len(ran) < len(ALONE) + len(combined) else ""
+    return f"{HEAD}{tables}\n{held} of {len(ran)} rows hold.{left}\n"
+
+
+def table(outcomes: Mapping[tuple[object, ...], Outcome], rows: Sequence[Row]) -> str:
+    """The rows that were run, in Markdown."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    for row in (r for r in rows if r.key in outcomes):
+        found = outcomes[row.key]
+        wrong, share = verdict(row, outcomes, ALONE)
+        pins = ", ".join([f"`{row.pins}`", *(f"`{glob}`" for glob in row.nodes), *(f"{k} {v}" for k, v in row.options.items())])
+        figures = f"{found.error:.1e} | {f'{found.judged} exact' if not found.differs else wrong} | {'' if share is None else f'{share:.2f}x of {row.less}'}"
+        lines.append(f"| {row.what} | {row.source.removeprefix('zoo:')} | {pins} | {figures if not found.refused else f'- | {wrong} | '} |")
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the rows that no record holds, print a line each, then what failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="rows whose name or model has this word")
-    parser.add_argument("--drawn", type=int, default=30)
+    parser.add_argument("--drawn", type=int, default=DRAWN)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--page", type=Path)
@@ -149,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [*ALONE, *drawn(args.drawn, args.seed)]
     outcomes = stored(args.records)
     if args.page:
-        args.page.write_text(HEAD + page(outcomes, rows))
+        args.page.write_text(document(outcomes))
         return 0
     wanted = [row for row in rows if args.only in row.what or args.only in row.source]
     failed = []
