@@ -24,8 +24,7 @@ from planner.strategy import Strategy
 SCHEMA = "1.31"
 JOBSET_JOB = {"name", "replicas", "template"}
 JOBSET_SPEC = {"failurePolicy": {"maxRestarts"}, "network": {"enableDNSHostnames", "subdomain"}}
-LIMIT_S = 90.0
-"""For one plan: its manifests do not depend on how good it is."""
+JOBSET_ROLES = {"successPolicy": {"operator", "targetReplicatedJobs"}}
 
 
 def check_manifest(document: dict[str, Any]) -> None:
@@ -36,8 +35,9 @@ def check_manifest(document: dict[str, Any]) -> None:
         kubernetes_validate.validate(document, SCHEMA, strict=True)
         return
     spec = document["spec"]
-    assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2" and set(spec) == {*JOBSET_SPEC, "replicatedJobs"}
-    assert all(set(spec[k]) == names for k, names in JOBSET_SPEC.items())
+    fields = JOBSET_SPEC | (JOBSET_ROLES if "successPolicy" in spec else {})
+    assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2" and set(spec) == {*fields, "replicatedJobs"}
+    assert all(set(spec[k]) == names for k, names in fields.items())
     for one in spec["replicatedJobs"]:
         assert set(one) == JOBSET_JOB
         kubernetes_validate.validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": one["template"]["spec"]}, SCHEMA, strict=True)
@@ -61,7 +61,7 @@ def planned(name: str, devices: int, hardware: str, folder: Path) -> Strategy:
         return Strategy.load(file)
     family, preset, _ = find(f"zoo:{name}")
     batch = -(-family.presets[preset].batch // devices) * devices
-    strategy = planner.plan(f"zoo:{name}", devices=devices, hardware=hardware, batch=batch, baselines=False, remedies=False, time_limit_s=LIMIT_S)
+    strategy = planner.plan(f"zoo:{name}", devices=devices, hardware=hardware, batch=batch, baselines=False, remedies=False)
     strategy.save(file)
     return strategy
 

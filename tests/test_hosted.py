@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import threading
+import time
+import types
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,12 +19,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import planner
+from benchmarks.manifests import check_manifest
 from planner.cli import main
+from planner.emit.writer import Program
 from planner.errors import PlanError
 from planner.hosted import HOST_ROWS_BYTES_PER_S, candidates, hosted, worth
+from planner.launch.job import Job
+from planner.launch.join import free_port
+from planner.launch.kubernetes import manifests
 from planner.model import Model, Workload
 from planner.report.summary import summary
 from planner.topology import device
+from planner.verify.numerics import load_program
 
 SPEC = "zoo:dlrm-tiny,rows=5000-7-33-9000"
 
@@ -94,3 +107,127 @@ def test_what_cannot_be_hosted_is_refused(capsys: pytest.CaptureFixture[str], tm
 def test_where_nothing_fits_hosting_is_named() -> None:
     with pytest.raises(PlanError, match=r"P021[\s\S]*--tables host fits \(re-priced: "):
         planner.plan("zoo:dlrm-tiny,rows=90000000-7-33-9000", devices=1, hardware="cpu", batch=64)
+
+
+# --- programs
+
+
+def emitted(tmp_path: Path, name: str, backend: str = "shard_map", **options: Any) -> types.ModuleType:
+    """A program of two tables of 500 and 900 rows beside small ones, on 8 virtual devices, in float32."""
+    from planner.commands.emit import write_program
+
+    spec = "zoo:dlrm-tiny,rows=500-7-33-900"
+    s = planner.plan(spec, devices=8, hardware="cpu", batch=16, precision="fp32", lr=0.5, baselines=False, **options)
+    write_program(s, spec, tmp_path / f"{name}.py", backend, False, False)
+    return load_program(Program((tmp_path / f"{name}.py").read_text(), {}, {}))
+
+
+def stepped(m: types.ModuleType, tables: Any, steps: int) -> list[float]:
+    """Losses of training with tables elsewhere, as `main` does it."""
+    import jax.numpy as jnp
+
+    mesh = m.make_mesh()
+    pieces = {name: np.zeros(m.PARAMS[key][0], np.float32) for key in m.HOSTED for name in m.labels_of(key, m.PARAMS[key])}
+    _, params, state = m.begin(types.SimpleNamespace(seed=3), pieces, mesh)
+    step, losses = m.make_step(mesh), []
+    for i in range(steps):
+        rows, places = m.places_of(m.ids_of(None, i, 3))
+        batch = m.next_batch(None, i, 3, mesh) | m.place(places, {key: m.INPUTS[key][-1] for key in places}, mesh)
+        params, state = m.pull(tables, rows, params, state, mesh)
+        params, state, loss = step(params, state, {}, batch, jnp.float32(i + 1))
+        m.push(tables, rows, params, state)
+        losses.append(float(loss))
+    return losses
+
+
+PROGRAMS = [("shard_map", "dp=8,micro=2", "sgd"), ("jit", "dp=4,tp=2,micro=1,zero=0", "sgd"), ("shard_map", "dp=8,zero=1", "adamw")]
+
+
+@pytest.mark.parametrize(("backend", "pins", "optimizer"), [PROGRAMS[0], *(pytest.param(*p, marks=pytest.mark.slow) for p in PROGRAMS[1:])])
+def test_programs_with_hosted_tables_equal_those_without(tmp_path: Path, backend: str, pins: str, optimizer: str) -> None:
+    """With SGD all rows for several steps; with AdamW, which is lazy here, the rows of the first step."""
+    import jax.numpy as jnp
+
+    m = emitted(tmp_path, "hosted", backend, pins=pins, optimizer=optimizer, tables="host")
+    dense = emitted(tmp_path, "dense", backend, pins=pins, optimizer=optimizer)
+    steps = 4 if optimizer == "sgd" else 1
+    tables = m.open_tables(types.SimpleNamespace(tables=None, seed=3), {})
+    read = [m.places_of(m.ids_of(None, i, 3))[0] for i in range(steps)]
+    before = {key: arrays[0].copy() for key, arrays in tables[0].items()}
+    losses = stepped(m, tables, steps)
+    mesh, expected = dense.make_mesh(), []
+    _, params, state = dense.begin(types.SimpleNamespace(seed=3), {}, mesh)
+    step = dense.make_step(mesh)
+    for i in range(steps):
+        params, state, loss = step(params, state, {}, dense.next_batch(None, i, 3, mesh), jnp.float32(i + 1))
+        expected.append(float(loss))
+    assert losses == pytest.approx(expected, rel=1e-5) and [size for size, _ in m.HOSTED.values()] == [500, 33, 900]
+    for key, (size, _) in m.HOSTED.items():
+        rows = np.arange(size) if optimizer == "sgd" else read[0][key]
+        whole = np.asarray(params[key])[:size, : before[key].shape[1]]
+        moved = np.abs(tables[0][key][0] - before[key]).max()
+        assert moved > 1e-7 and np.abs(tables[0][key][0][rows] - whole[rows]).max() < 0.01 * moved
+        unread = np.setdiff1d(np.arange(size), np.concatenate([r[key] for r in read]))
+        assert (len(unread) or size < 50) and np.array_equal(tables[0][key][0][unread], before[key][unread])
+
+
+def test_parts_on_servers_give_the_same(tmp_path: Path) -> None:
+    """Three servers in threads; what they hold together is the table, and training through them is training here."""
+    m = emitted(tmp_path, "hosted", pins="dp=8", optimizer="adamw", tables="server")
+    here = m.open_tables(types.SimpleNamespace(tables=None, seed=3), {})
+    parts = [m.make_part(3, {}, i, 3) for i in range(3)]
+    for key in m.HOSTED:
+        together = np.empty_like(here[0][key][0])
+        for i, part in enumerate(parts):
+            together[i::3] = part[key][0]
+        assert np.array_equal(together, here[0][key][0]) and len(parts[0][key]) == 3
+    ports = [free_port() for _ in parts]
+    for i, port in enumerate(ports):
+        threading.Thread(target=m.serve, args=(types.SimpleNamespace(serve=f"{i}/3", seed=3, port=port), {}), daemon=True).start()
+    at = ",".join(f"127.0.0.1:{port}" for port in ports)
+    tables = retried(lambda: m.open_tables(types.SimpleNamespace(tables=at, tables_timeout=30.0, seed=3), {}))
+    assert stepped(m, tables, 3) == stepped(m, here, 3)
+    for key, arrays in here[0].items():
+        every = m.read_rows(tables, key, np.arange(len(arrays[0])))
+        assert np.array_equal(every, np.stack(arrays))
+    with socket.create_connection(("127.0.0.1", ports[0])) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert stranger.recv(10) == b""
+    for wire in tables:
+        wire.close()
+
+
+def retried(connect: Any) -> Any:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return connect()
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def test_manifests_have_three_roles(tmp_path: Path) -> None:
+    import yaml
+
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    assert kubernetes_validate
+    s = planner.plan(SPEC, devices=16, hardware="h100-sxm", batch=64, tables="server", baselines=False)
+    (tmp_path / "p.py").write_text("")
+    job = Job("dlrm", tmp_path / "p.py", "h100-sxm", 16, 2, False, ("--steps", "5"))
+    files = manifests(job, s, "image", "", False)
+    (_, whole) = yaml.safe_load_all(files["jobset.yaml"])
+    check_manifest(whole)
+    roles = {r["name"]: r["template"]["spec"] for r in whole["spec"]["replicatedJobs"]}
+    assert list(files) == ["jobset.yaml"] and {k: v["completions"] for k, v in roles.items()} == {"servers": 2, "scheduler": 1, "workers": 1}
+    assert whole["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["scheduler", "workers"]}
+    containers = {k: v["template"]["spec"]["containers"][0] for k, v in roles.items()}
+    assert containers["servers"]["command"] == ["python3", "/program/p.py", "--serve", "$(RANK)/2", "--port", "8477"] and "resources" not in containers["servers"]
+    tables = "dlrm-servers-0-0.dlrm:8477,dlrm-servers-0-1.dlrm:8477"
+    words = ["--coordinator", "dlrm-scheduler-0-0.dlrm:8476", "--processes", "2", "--process", "$(RANK)", "--tables", tables, "--steps", "5"]
+    assert containers["scheduler"]["command"] == ["python3", "/program/p.py", *words]
+    # what bash makes of it, once Kubernetes has put in RANK and turned $$ into $
+    command = [w.replace("$(RANK)", "0").replace("$$", "$") for w in containers["workers"]["command"]]
+    said = subprocess.run([*command[:4], "echo", *command[6:]], env={**os.environ, "RANK": "0"}, capture_output=True, text=True, check=True).stdout.split()
+    assert said[-2:] == ["--process", "1"] and tables in said

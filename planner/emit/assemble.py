@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.emit.external import external_table
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
-from planner.emit.tables import gradients_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
+from planner.emit.tables import gradients_table, hosted_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
 from planner.emit.text import array_table, inlined
 from planner.emit.writer import Workload, Writer
 
@@ -27,7 +27,7 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
         convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
         files += ["stages"] if w.pipeline else ["loop_convolutions" if convolves else "loop_scan"]
         state = [f"state_{'host' if 'optimizer' in w.flow.plan.offload else 'device'}"] if sharded else []
-        files += [w.training.optimizer, how, f"step_{steps}", *state, "feed", "checkpoint", "main_train"]
+        files += [w.training.optimizer, how, f"step_{steps}", *state, "feed", "checkpoint", "start", *(["hosted", "main_hosted"] if w.flow.graph.hosted else ["main_train"])]
     else:
         files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
     roots = {"main", "make_gradients"} if train else {"main"}
@@ -58,6 +58,7 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
     parts.append(inputs_table(w))
     parts.append(parameter_table(w, "PARAMS", "trained parameter", params))
     parts.append(parameter_table(w, "FROZEN", "weight that does not change", frozen))
+    parts.append(hosted_table(w))
     parts.append(labels_table(w))
     parts.append(external_table(w, model_folder))
     if train:

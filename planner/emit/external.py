@@ -49,7 +49,8 @@ def _row(graph: Graph, name: str) -> tuple[str, str, tuple[int, ...], str]:
     ref, t = graph.weights[name], graph.tensors[name]
     assert isinstance(ref, WeightRef)
     if not ref.transform:
-        return ref.location, t.dtype, t.shape, "()"
+        rows = (graph.hosted[name].rows,) if name in graph.hosted else t.shape[:1]
+        return ref.location, t.dtype, (*rows, *t.shape[1:]), "()"
     steps = [f'("{kind}", {tuple(arg)})' for kind, arg in ref.transform]
     steps += [f'("reshape", {t.shape})'] if ref.transform[-1][0] != "reshape" else []
     return ref.location, t.dtype, (int(ref.length // DTYPE_BYTES[t.dtype]),), f"({', '.join(steps)},)"

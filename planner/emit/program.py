@@ -46,8 +46,8 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     check_kernels(graph)
     if plan.offload and backend != "shard_map":
         raise PlanError("P076", "what waits in the host's memory is written for shard_map only", help=["--backend shard_map"])
-    if graph.hosted:
-        raise PlanError("P066", "no program can be written for tables on hosts or servers", help=["the plan stands as a price; --tables device for a program"])
+    if graph.hosted and plan.offload:
+        raise PlanError("P076", "tables on hosts and optimizer state there do not go together in a program", help=["pin offload=none, or --tables device"])
     flow = derive(graph, plan, training=workload == "train")
     runs, reasons = emitted_runs(flow)
     counted = counted_rows(graph) if workload == "train" and plan.microbatches > 1 else ""

@@ -18,11 +18,12 @@ from planner.graph import Node
 KERNELS = ("kernels", "nets", "recurrent", "quant", "rare", "control", "sample", "signal", "experts", "ring", "halo", "exchange")
 IMPORTS = {
     "argparse": ("", "argparse"), "functools": ("", "functools"), "json": ("", "json"), "math": ("", "math"), "os": ("", "os"), "runpy": ("", "runpy"),
+    "socket": ("", "socket"), "threading": ("", "threading"),
     "time": ("", "time"), "zlib": ("", "zlib"), "bisect_right": ("bisect", "bisect_right"), "accumulate": ("itertools", "accumulate"), "Path": ("pathlib", "Path"),
     "jax": ("", "jax"), "jnp": ("", "jax.numpy as jnp"), "np": ("", "numpy as np"), "lax": ("jax", "lax"), "checkpoint_name": ("jax.ad_checkpoint", "checkpoint_name"),
     "AxisType": ("jax.sharding", "AxisType"), "NamedSharding": ("jax.sharding", "NamedSharding"), "P": ("jax.sharding", "PartitionSpec as P"),
 }  # fmt: skip
-STANDARD = frozenset({"argparse", "functools", "json", "math", "os", "runpy", "time", "zlib", "bisect_right", "accumulate", "Path"})
+STANDARD = frozenset({"argparse", "functools", "json", "math", "os", "runpy", "socket", "threading", "time", "zlib", "bisect_right", "accumulate", "Path"})
 
 
 def literal(text: str) -> str:

@@ -85,6 +85,13 @@ def block_table(w: Writer, run: Run, name: str) -> BlockTable:
     )  # fmt: skip
 
 
+def hosted_table(w: Writer) -> str:
+    """HOSTED, of programs that have any."""
+    found = [(p.key, w.flow.graph.hosted[p.tensors[0]]) for p in w.parameters.values() if p.tensors[0] in w.flow.graph.hosted]
+    rows = [f"    {literal(key)}: ({table.rows}, ({', '.join(literal(i) for i in table.ids)},))," for key, table in found]
+    return "\n".join(["# piece of a table elsewhere -> (rows of the table, inputs with their numbers)", "HOSTED = {", *rows, "}", ""]) if rows else ""
+
+
 def _even(w: Writer, shape: tuple[int, ...]) -> tuple:
     """For jit programs: the shape and mesh that decide which axes divide evenly."""
     return (shape, dict(w.flow.plan.mesh)) if w.backend == "jit" else ()
@@ -120,7 +127,8 @@ def index_limit(graph: Graph, name: str) -> int:
         for i, slot in graph.consumers.get(tensor, ()):
             node = graph.nodes[i]
             if node.op in ("Gather", "GatherElements", "CrossEntropyLoss") and slot == 1:
-                limits.append(graph.tensors[node.inputs[0]].shape[int(node.attrs["axis"])])  # type: ignore[arg-type]
+                table = graph.hosted.get(node.inputs[0])
+                limits.append(table.rows if table else graph.tensors[node.inputs[0]].shape[int(node.attrs["axis"])])  # type: ignore[arg-type]
             elif node.op == "Dropout" and slot == 1:
                 limits.append(2**31 - 1)  # a seed may be anything
             elif node.op == "OneHot":

@@ -1,5 +1,8 @@
 """Kubernetes manifests: an indexed Job with its service, and a JobSet, for nodes of GPUs or hosts of a TPU slice.
 
+With tables on parameter servers (planner.hosted) the JobSet has three roles: as many servers as nodes, the scheduler (process 0, where jax's coordinator is), and the other
+workers; it has succeeded when scheduler and workers have.
+
 A pod a node. Its rank is its completion index; pods of an indexed Job are called NAME-0, NAME-1 ... in the domain of the headless service, so the coordinator's address
 is known beforehand. A pod that fails ends the Job; a JobSet starts all pods anew, which go on from the last whole checkpoint.
 Field names: the Kubernetes API reference (batch/v1 Job, v1 Service, v1 ConfigMap) and jobset.x-k8s.io/v1alpha2.
@@ -7,6 +10,7 @@ Field names: the Kubernetes API reference (batch/v1 Job, v1 Service, v1 ConfigMa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 LARGEST_PROGRAM_BYTES = 900_000
 """A ConfigMap holds 1 MiB with everything around it."""
 RESTARTS = 3
+TABLES_PORT = PORT + 1
+"""Where servers of tables listen."""
 ACCELERATORS = {"tpu-v4": "tpu-v4-podslice", "tpu-v5e": "tpu-v5-lite-podslice", "tpu-v5p": "tpu-v5p-slice", "tpu-v6e": "tpu-v6e-slice", "tpu-v7x": "tpu7x"}
 """Device -> value of the node label cloud.google.com/gke-tpu-accelerator."""
 
@@ -41,12 +47,40 @@ def manifests(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool) 
     inside = _pod(job, strategy, image, volume, tpu, "", f"{name}-workers-0-0.{name}")
     topology = {"metadata": {"annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}}} if tpu else {}
     template = {**topology, "spec": _job_spec(job.processes // slices, inside)}
-    jobs = [{"name": "workers", "replicas": slices, "template": template}]
-    whole: dict[str, Any] = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name},
-                             "spec": {"failurePolicy": {"maxRestarts": RESTARTS}, "network": {"enableDNSHostnames": True, "subdomain": name}, "replicatedJobs": jobs}}  # fmt: skip
-    # pods of several slices are told apart by a JobSet alone
-    files = {**({"job.yaml": [program, service, single]} if slices == 1 else {}), "jobset.yaml": [program, whole]}
+    served = (strategy.workload.get("training") or {}).get("tables") == "server"
+    jobs = _roles(job, strategy, image, volume, tpu, name) if served else [{"name": "workers", "replicas": slices, "template": template}]
+    policy = {"successPolicy": {"operator": "All", "targetReplicatedJobs": [j["name"] for j in jobs if j["name"] != "servers"]}} if served else {}
+    spec = {"failurePolicy": {"maxRestarts": RESTARTS}, **policy, "network": {"enableDNSHostnames": True, "subdomain": name}, "replicatedJobs": jobs}
+    whole: dict[str, Any] = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name}, "spec": spec}
+    # pods of several slices, or roles, are told apart by a JobSet alone
+    files = {**({"job.yaml": [program, service, single]} if slices == 1 and not served else {}), "jobset.yaml": [program, whole]}
     return {file: _yaml(parts) for file, parts in files.items()}
+
+
+def _roles(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool, name: str) -> list[dict[str, Any]]:
+    """Replicated jobs of a plan with tables on servers: servers, scheduler, and workers where there are several nodes.
+
+    Raises PlanError P206 for TPUs: their processes are numbered by the slice.
+    """
+    if tpu:
+        raise PlanError("P206", "tables on servers are not written for TPU slices", help=["--to kubernetes for GPU nodes, or plan with --tables device"])
+    servers = job.processes
+    tables = ",".join(f"{name}-servers-0-{i}.{name}:{TABLES_PORT}" for i in range(servers))
+    reading = replace(job, arguments=("--tables", tables, *job.arguments))
+    base = _pod(reading, strategy, image, volume, tpu, "", f"{name}-scheduler-0-0.{name}")
+    own = ["--virtual-devices", str(job.slots)] if job.virtual else []
+    serving = ["python3", f"/program/{job.program.name}", *own, "--serve", f"$(RANK)/{servers}", "--port", str(TABLES_PORT)]
+
+    def role(role_name: str, pods: int, command: list[str], accelerated: bool) -> dict[str, Any]:
+        container = {**base["spec"]["containers"][0], "name": role_name, "command": command, "ports": [{"containerPort": PORT if accelerated else TABLES_PORT}]}
+        if not accelerated:
+            container.pop("resources", None)
+        return {"name": role_name, "replicas": 1, "template": {"spec": _job_spec(pods, {"spec": {**base["spec"], "containers": [container]}})}}
+
+    command = base["spec"]["containers"][0]["command"]
+    later = ["bash", "-c", 'exec "$$@" --process "$$((RANK + 1))"', "worker", *command]  # the last --process counts
+    found = [role("servers", servers, serving, False), role("scheduler", 1, command, True)]
+    return [*found, role("workers", job.processes - 1, later, True)] if job.processes > 1 else found
 
 
 def _yaml(parts: list[dict[str, Any]]) -> str:

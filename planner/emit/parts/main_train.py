@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 
-from planner.emit.parts.adamw import start_state
 from planner.emit.parts.checkpoint import export, open_checkpoints, restore, save
 from planner.emit.parts.feed import next_batch, open_data
-from planner.emit.parts.frame import command_line, computed, initial_value, initial_values, make_mesh, place, say, specs_of, stored_weights
-from planner.emit.parts.state_device import make_step, state_at
-from planner.emit.parts.tables import FROZEN, GRADIENTS, PARAMS
+from planner.emit.parts.frame import command_line, computed, initial_values, make_mesh, place, say, specs_of, stored_weights
+from planner.emit.parts.start import begin
+from planner.emit.parts.state_device import make_step
+from planner.emit.parts.tables import FROZEN, PARAMS
 
 TRAINING_OPTIONS = (
     ("--data", {"metavar": "WHERE", "help": "folder with .safetensors or INPUT.npy shards, or FILE.py:function that returns a dataset; default: seeded random"}),
@@ -23,23 +21,6 @@ TRAINING_OPTIONS = (
     ("--keep", {"type": int, "default": 3, "metavar": "N", "help": "checkpoints to keep (default 3)"}),
     ("--export", {"type": Path, "metavar": "FILE.safetensors", "help": "write the parameters by name when done"}),
 )
-
-
-@functools.cache
-def first_state(sharding):
-    """state(master): of a parameter before the first step, compiled once for those of a shape and cut."""
-    return jax.jit(lambda master: start_state({"": master})[""], out_shardings=sharding)
-
-
-def begin(args, weights, mesh):
-    """(0, params, state) from stored or seeded weights, one parameter at a time in the host's memory."""
-    params: dict = {}
-    state: dict = {}
-    for key, row in PARAMS.items():
-        value = {key: initial_value(key, row, args.seed, weights)}
-        params |= place(computed(value), specs_of(PARAMS), mesh)
-        state[key] = first_state(state_at(mesh, GRADIENTS[key][-1]))(place(value, specs_of(GRADIENTS), mesh)[key])
-    return 0, params, state
 
 
 def main():

@@ -6,6 +6,7 @@
     BATCH             samples of a step (0: inputs have no common first dim)
     INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
     PARAMS, FROZEN    name -> (shape, dtype, repeats stacked along the first dim or 0, mean of a fresh start, PartitionSpec)
+    HOSTED            parameters that are pieces of tables elsewhere -> (rows of the table, inputs with their numbers)
     LABELS            stacked parameter -> names in the weights file, where the repeats do not count from 0
     EXTERNAL          name in the weights file (* counts repeats) -> (file, dtype, offset of each repeat, shape, steps) of the model's own data files
     MODEL_FOLDER      where the model's own data files lie, from the program's folder
@@ -41,6 +42,7 @@ BATCH = 0
 INPUTS: dict[str, tuple[Any, ...]] = {}
 PARAMS: dict[str, tuple[Any, ...]] = {}
 FROZEN: dict[str, tuple[Any, ...]] = {}
+HOSTED: dict[str, tuple[int, tuple[str, ...]]] = {}
 LABELS: dict[str, tuple[str, ...]] = {}
 EXTERNAL: dict[str, tuple[Any, ...]] = {}
 MODEL_FOLDER = ""

@@ -1,0 +1,29 @@
+"""Parameters and their optimizer state before the first step."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+
+from planner.emit.parts.adamw import start_state
+from planner.emit.parts.frame import computed, initial_value, place, specs_of
+from planner.emit.parts.state_device import state_at
+from planner.emit.parts.tables import GRADIENTS, PARAMS
+
+
+@functools.cache
+def first_state(sharding):
+    """state(master): of a parameter before the first step, compiled once for those of a shape and cut."""
+    return jax.jit(lambda master: start_state({"": master})[""], out_shardings=sharding)
+
+
+def begin(args, weights, mesh):
+    """(0, params, state) from stored or seeded weights, one parameter at a time in the host's memory."""
+    params: dict = {}
+    state: dict = {}
+    for key, row in PARAMS.items():
+        value = {key: initial_value(key, row, args.seed, weights)}
+        params |= place(computed(value), specs_of(PARAMS), mesh)
+        state[key] = first_state(state_at(mesh, GRADIENTS[key][-1]))(place(value, specs_of(GRADIENTS), mesh)[key])
+    return 0, params, state
