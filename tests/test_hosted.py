@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 import types
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -192,7 +193,8 @@ def test_parts_on_servers_give_the_same(tmp_path: Path) -> None:
         assert np.array_equal(every, np.stack(arrays))
     with socket.create_connection(("127.0.0.1", ports[0])) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert stranger.recv(10) == b""
+        with suppress(ConnectionResetError):
+            assert stranger.recv(10) == b""
     for wire in tables:
         wire.close()
 
