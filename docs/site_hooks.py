@@ -15,11 +15,12 @@ LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from outside docs/, and the raw outputs that the results link to."""
+    """Add the pages from outside docs/, the raw outputs that the results link to, and the examples."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*.txt")):
-        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
+    for room, kind in (("benchmarks/results", "*.txt"), ("examples", "*.py")):
+        for path in sorted((ROOT / room).glob(kind)):
+            files.append(File.generated(config, f"{room.removeprefix('benchmarks/')}/{path.name}", abs_src_path=str(path)))
     return files
 
 
