@@ -74,8 +74,8 @@ def times(rounds: int, folder: Path) -> dict[str, list[float]]:
     request.write_text(json.dumps({**json.loads(request.read_text()), "rounds": rounds}))
     root = str(Path(__file__).resolve().parents[1])
     subprocess.run([sys.executable, "-m", "benchmarks.rank_cpu_run", str(request), str(answer)], check=True, timeout=TIMEOUT_S, env={**os.environ, "PYTHONPATH": root})
-    found: dict[str, list[float]] = json.loads(answer.read_text())
-    return found
+    found: dict[str, list[list[float]]] = json.loads(answer.read_text())
+    return {name: [wall for wall, _ in pairs] for name, pairs in found.items()}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Runs emitted programs side by side: `python -m benchmarks.rank_cpu_run REQUEST ANSWER`. The request names program files, a number of rounds and the type to
-compute in ("": each program's own); the answer has the seconds of one training step of each, a value a round. Every round goes through all programs, one step each.
+compute in ("": each program's own); the answer has the wall and CPU seconds of one training step of each, a pair a round. Every round goes through all programs, one step each.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+AT_ONCE = 6
+"""Programs that are compiled at the same time: each is mostly one thread's work."""
 SKIPPED = 2
-"""Steps after the one that compiles which fill caches and do not count."""
+"""Steps that fill caches and do not count."""
 
 
-def stepper(path: str, compute: str) -> Callable[[], float]:
-    """A function that makes one training step of a program, or one forward pass of an inference program, and returns its seconds. compute: the type it computes in
-    instead of its own."""
+def stepper(path: str, compute: str) -> tuple[Any, Callable[[Any], Callable[[], float]]]:
+    """A program's training step, or forward pass of an inference program, ready to be compiled; and what makes of the compiled one a function that runs it once
+    and returns its seconds. compute: the type it computes in instead of its own."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding
@@ -35,17 +38,19 @@ def stepper(path: str, compute: str) -> Callable[[], float]:
     frozen = module.place(module.computed(module.initial_values(module.FROZEN, 1, {})), module.specs_of(module.FROZEN), mesh)
     batch = module.place(module.computed(module.synthetic_batch(0)), module.specs_of(module.INPUTS), mesh)
     if hasattr(module, "make_inference"):
-        run = module.make_inference(mesh)
-        return lambda: timed(lambda: run(params, frozen, batch))
+        return module.make_inference(mesh).lower(params, frozen, batch), lambda run: lambda: timed(lambda: run(params, frozen, batch))
     shardings = {key: NamedSharding(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
     state = jax.jit(module.start_state, out_shardings=shardings)(module.place(values, module.specs_of(module.GRADIENTS), mesh))
-    step, held = module.make_step(mesh), [params, state]
+    held, rest = [params, state], (frozen, batch, jnp.float32(1))
 
-    def one() -> Any:
-        held[0], held[1], loss = step(held[0], held[1], frozen, batch, jnp.float32(1))
-        return held[0], loss
+    def stepping(step: Callable[..., Any]) -> Callable[[], float]:
+        def one() -> Any:
+            held[0], held[1], loss = step(*held, *rest)
+            return held[0], loss
 
-    return lambda: timed(one)
+        return lambda: timed(one)
+
+    return module.make_step(mesh).lower(*held, *rest), stepping
 
 
 def timed(run: Callable[[], Any]) -> float:
@@ -57,15 +62,25 @@ def timed(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def both(one: Callable[[], float]) -> tuple[float, float]:
+    """(wall seconds of a step, seconds of all cores that this process takes for it)."""
+    start = time.process_time()
+    wall = one()
+    return wall, time.process_time() - start
+
+
 def main(request: str, answer: str) -> None:
     """Run what the request names."""
     asked = json.loads(Path(request).read_text())
     steps: dict[str, Callable[[], float]] = {}
-    for name, path in asked["files"].items():
-        steps[name] = stepper(path, asked["compute"])
-        first = [steps[name]() for _ in range(1 + SKIPPED)]
-        print(f"  {name}: compiled and made a step in {first[0]:.1f} s, then {first[-1]:.3f} s", file=sys.stderr, flush=True)
-    rounds = [{name: one() for name, one in steps.items()} for _ in range(asked["rounds"])]
+    programs = {name: stepper(path, asked["compute"]) for name, path in asked["files"].items()}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        compiled = list(pool.map(lambda program: program[0].compile(), programs.values()))
+    for (name, (_, stepping)), run in zip(programs.items(), compiled, strict=True):
+        steps[name] = stepping(run)
+        first = [steps[name]() for _ in range(SKIPPED)]
+        print(f"  {name}: a step in {first[-1]:.3f} s", file=sys.stderr, flush=True)
+    rounds = [{name: both(one) for name, one in steps.items()} for _ in range(asked["rounds"])]
     Path(answer).write_text(json.dumps({name: [r[name] for r in rounds] for name in steps}))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import numpy as np
 import pytest
 
+from planner.emit.program import emit
 from planner.flow import Plan
 from planner.reader import read_model
 from planner.rule import Split
@@ -26,3 +29,31 @@ def test_tokens_cut_then_channels_cut(backend: str) -> None:
     values = {graph.labels[name]: rand(*graph.tensors[name].shape) for name in graph.weights}
     result, _ = compare(graph, plan, workload="train", backend=backend, values=values)
     assert result.compared == 1 and result.gradients < 1e-4
+
+
+@pytest.mark.parametrize("backend", ["shard_map", "jit"])
+def test_microbatches_of_convolutions_are_those_of_one_batch(backend: Literal["shard_map", "jit"]) -> None:
+    text = "(float[4,2,8,8] x) => (float[a,b,c,d] y) { y = Conv <pads = [1,1,1,1]> (x, w) }"
+    graph = add_loss(read_model(model(text, 18, w=rand(4, 2, 3, 3)), batch=4), "mse")
+    splits = {n.id: Split.of({"n": ["data"]}) if n.op == "Conv" else Split() for n in graph.nodes}
+    plan = Plan((("data", 4), ("model", 2)), splits, microbatches=3)
+    assert "platform_dependent" in emit(graph, plan, workload="train", backend=backend).text
+    values = {graph.labels[name]: rand(*graph.tensors[name].shape) for name in graph.weights}
+    result, _ = compare(graph, plan, workload="train", backend=backend, values=values)
+    assert result.compared == 1 and result.gradients < 1e-4
+
+
+def test_convolutions_are_outside_loops_on_a_cpu_and_inside_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    from planner.emit.parts import loop_convolutions
+
+    monkeypatch.setattr(loop_convolutions, "MICROBATCHES", 3)
+
+    def sums(w: Any, batch: Any) -> Any:
+        return loop_convolutions.over_microbatches(lambda total, x: (total + jax.lax.conv(x, w, (1, 1), "SAME").sum(), None), 0.0, batch)
+
+    w, batch = rand(4, 2, 3, 3), rand(3, 2, 2, 8, 8)
+    traced = jax.jit(sums).trace(w, batch)
+    loops = {platform: "stablehlo.while" in traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda", "tpu")}
+    assert loops == {"cpu": False, "cuda": True, "tpu": True}
+    assert float(jax.jit(sums)(w, batch)) == pytest.approx(sum(float(jax.lax.conv(x, w, (1, 1), "SAME").sum()) for x in batch), rel=1e-4)
