@@ -134,6 +134,37 @@ def test_devices_that_hold_the_same_send_a_piece_each(prepared: list[Prepared]) 
     assert handed_s(whole.work.handed, pricer) == pytest.approx(slow + fast + 2 * pricer.collective_s("all-gather", ("model",), sent), rel=0.01)
 
 
+TITAN = {"source": "torchtitan benchmarks", "model": "Llama 3.1 8B", "layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "seq": 2048,
+         "devices": 8, "hardware": "H100 96GB HBM2e 2.4TB/s, 500W (NVLink 8/node)", "tp": 1, "pp": 1, "dp": 8, "zero": 3, "microbatch": 1, "global_batch": 8,
+         "recompute": "none", "precision": "bf16", "metric": "step_time_s", "value": 1.0}  # fmt: skip
+
+
+def test_cards_are_those_that_a_row_describes() -> None:
+    card, plain = (machine(words, "", 8).device for words in (TITAN["hardware"], "H100"))
+    assert (card.memory_bytes_per_s, card.memory_bytes) == (2.4e12, 96 * 10**9)
+    assert card.peak("bfloat16") == pytest.approx(plain.peak("bfloat16") * (500 / 700) ** (1 / 3))
+    assert machine("H100 900W", "", 8).device.peak("bfloat16") == plain.peak("bfloat16")
+
+
+def test_only_products_with_weights_are_eight_bit() -> None:
+    wide, narrow = (prepare(case_of({**TITAN, "precision": p})) for p in ("bf16", "fp8"))
+    types = {need.role: need.dtype for _, _, need in narrow.work.kernels if need.flops}
+    assert types["attention"] == "bfloat16"
+    assert {types["product"], types["into residual"]} == {"float8_e4m3fn"}
+    assert [(p, n, need.ins, need.outs) for p, n, need in narrow.work.kernels] == [(p, n, need.ins, need.outs) for p, n, need in wide.work.kernels]
+    assert narrow.step_s() < wide.step_s()
+
+
+def test_selective_recompute_takes_time() -> None:
+    whole, kept, other = (prepare(case_of({**TITAN, **more})) for more in ({}, {"recompute": "selective"}, {"recompute": "selective", "source": "another"}))
+    assert whole.step_s() < other.step_s() < kept.step_s() < 1.3 * whole.step_s()
+
+
+def test_notes_say_that_a_recipe_runs_fsdp() -> None:
+    recipe = {"source": "NVIDIA Megatron-Bridge performance summary"}
+    assert [level({**recipe, "notes": n}) for n in ("FSDP=64; arch", "FSDP=0", "")] == [3, 1, 1]
+
+
 def test_scores_of_known_outcomes() -> None:
     def run(measured: float | None, priced: float, size: float) -> Outcome:
         return Outcome("g", measured, priced, size, 10.0)
