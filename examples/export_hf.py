@@ -7,6 +7,8 @@ Needs torch, transformers and onnxscript (not needed by the planner). Nothing is
 ever made: parameters are memory that nobody touches, because every initialiser is switched off, so 70 G parameters take well under a gigabyte. The file
 refers to `weights.bin` beside it, which does not exist: what a user has who was sent only model.onnx. Planning never opens it.
 
+--cache writes a decoder in the form that serving needs: earlier keys and values are inputs, batch and lengths are free (docs/serving.md).
+
 docs/exporting.md says what to watch for.
 """
 
@@ -76,6 +78,38 @@ def example_inputs(model: Any, batch: int, seq: int) -> dict[str, Any]:
     return {"input_ids": ids()} | ({"decoder_input_ids": ids()} if model.config.is_encoder_decoder else {})
 
 
+def cache_inputs(model: Any, batch: int, seq: int) -> dict[str, Any]:
+    """Inputs of a decoder with its cache, by name: ids, mask and positions, then keys and values of as many earlier tokens as there are new ones and one more."""
+    import torch
+
+    c, past = model.config, seq + 1
+    heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
+    width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    found = {"input_ids": torch.zeros(batch, seq, dtype=torch.int64), "attention_mask": torch.ones(batch, past + seq, dtype=torch.int64),
+             "position_ids": torch.arange(past, past + seq).repeat(batch, 1)}  # fmt: skip
+    return found | {f"past_key_values.{i}.{part}": torch.zeros(batch, heads, past, width) for i in range(c.num_hidden_layers) for part in ("key", "value")}
+
+
+def cached(model: Any, names: list[str]) -> Any:
+    """The model as a function of `cache_inputs`: logits, then keys and values of all tokens."""
+    import torch
+    from transformers import DynamicCache
+
+    class Cached(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *inputs: Any) -> Any:
+            given, past = dict(zip(names[:3], inputs[:3], strict=True)), DynamicCache()
+            for i in range(0, len(inputs) - 3, 2):
+                past.update(inputs[3 + i], inputs[4 + i], i // 2)
+            made = self.model(**given, past_key_values=past, use_cache=True)
+            return made.logits, *(part for layer in made.past_key_values.layers for part in (layer.keys, layer.values))
+
+    return Cached().eval()
+
+
 def wrapped(model: Any, names: list[str]) -> Any:
     """The model as a function of positional inputs that returns its first output, without caches."""
     import torch
@@ -103,8 +137,12 @@ def export(model: Any, inputs: dict[str, Any], opset: int) -> Any:
     from onnxscript.optimizer import fold_constants
 
     names = list(inputs)
+    past = [n for n in names if n.startswith("past_key_values")]
+    free = torch.export.Dim.DYNAMIC
+    shapes = (tuple({0: free, 2 if n in past else 1: free} for n in names),) if past else None
     with torch.no_grad():
-        program = torch.onnx.export(wrapped(model, names), tuple(inputs.values()), input_names=names, output_names=["logits"], dynamo=True, opset_version=opset,
+        program = torch.onnx.export((cached if past else wrapped)(model, names), tuple(inputs.values()), input_names=names, dynamic_shapes=shapes,
+                                    output_names=["logits", *(n.replace("past_key_values", "present") for n in past)], dynamo=True, opset_version=opset,
                                     optimize=False, verbose=False)  # fmt: skip
     made, parameters = program.model, parameter_names(model)
     keep = lambda node: False if any(v is not None and v.name in parameters for v in node.inputs) else None  # noqa: E731
@@ -158,6 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("-o", dest="output", type=Path, required=True, metavar="FILE.onnx")
     p.add_argument("--batch", type=int, default=8, help="batch of the exported graph (default 8); `plan --batch` changes it later")
     p.add_argument("--seq", type=int, default=1024, help="tokens of a sequence (default 1024)")
+    p.add_argument("--cache", action="store_true", help="a decoder with its keys and values as inputs, for serving; --batch and --seq then only shape the example")
     p.add_argument("--layers", type=int, help="num_hidden_layers instead of the config's")
     p.add_argument("--opset", type=int, default=20, help="default 20")
     p.add_argument("--force", action="store_true", help="overwrite the file")
@@ -173,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.layers:
         config.num_hidden_layers = args.layers
     model = make_model(config)
-    made = export(model, example_inputs(model, args.batch, args.seq), args.opset)
+    made = export(model, (cache_inputs if args.cache else example_inputs)(model, args.batch, args.seq), args.opset)
     missing_bytes = drop_weights(made, model)
     write(made, args.output)
     count = sum(t.numel() for t in model.parameters())

@@ -52,3 +52,17 @@ def test_an_export_without_weights_is_the_configured_model(architecture: str, co
     if config["model_type"] != "mixtral":  # whose exporter stacks two matrices
         assert shapes(found) == shapes(wanted)
     assert sum(math.prod(found.tensors[n].shape) for n in found.trainable) >= 0.9 * found.parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "config"), [c for c in CONFIGS if c[0] == "LlamaForCausalLM"])
+def test_a_decoder_is_exported_with_its_cache_and_planned_for_serving(architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
+    from planner.serving.serve import serve
+
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], **config}))
+    out = tmp_path / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert script().main([str(tmp_path), "-o", str(out), "--cache", "--batch", "2", "--seq", "3"]) == 0
+    made = serve(out, prompt=8, generate=6, concurrency=4, devices=4)
+    assert made.figures["fits"] and sum(str(t.get("label", "")).startswith("cache.") for t in made.step.tensors.values()) == 4

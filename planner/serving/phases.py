@@ -56,7 +56,8 @@ class PhaseModel(Model):
             check_sight(graph, form)
             graph = step_graph(graph, form)
         graph = quantized(graph) if s.quantize == "int8" else graph
-        return replace(graph, name=self.name, dims={**graph.dims, "batch": self.rows})
+        notes = tuple(n for n in graph.notes if not n.startswith("batch "))  # it was given
+        return replace(graph, name=self.name, dims={**graph.dims, "batch": self.rows}, notes=notes)
 
     def _read(self, proto: Any, tokens: int, total: int, pasts: tuple[str, ...]) -> Graph:
         from planner.reader import read_model
