@@ -18,7 +18,7 @@ import numpy as np
 
 from planner.emit.replay import reads
 from planner.flow import Plan
-from planner.moments import Operators, gradient_room, walk
+from planner.moments import Operators, Readers, gradient_room, readers, walk
 from planner.moments import least_working as least_working_above
 from planner.pipeline import Pipeline
 from planner.problem import FORBIDDEN, Problem
@@ -276,25 +276,24 @@ class _Flat:
 
 @dataclass(frozen=True)
 class _Weights:
-    """Variables with weights that have gradients: which, and the first and last operator that reads each variable's."""
+    """Variables with weights that have gradients: which, and the operators that read each variable's."""
 
     rows: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
+    read: Readers
 
 
 def _weights(space: Space) -> _Weights | None:
     if not space.base.written_out:
         return None
-    graph, found = space.base.graph, list[tuple[int, int, int]]()
+    graph, rows, found = space.base.graph, list[int](), list[list[int]]()
     for k, v in enumerate(space.variables):
         if v.kind == "op" and any(n in space.base.own and n in space.base.grad for n in graph.nodes[v.node].inputs):
-            found.append((k, v.node, v.node))
+            rows.append(k)
+            found.append([v.node])
         elif v.kind == "weight" and v.name in space.base.grad:
-            readers = [i for i, _ in graph.consumers[v.name]]
-            found.append((k, min(readers), max(readers)))
-    rows, first, last = (np.array([row[k] for row in found], np.int64) for k in range(3))
-    return _Weights(rows, first, last)
+            rows.append(k)
+            found.append([i for i, _ in graph.consumers[v.name]])
+    return _Weights(np.array(rows, np.int64), readers(graph, found))
 
 
 def _flat(space: Space) -> _Flat:
@@ -339,7 +338,7 @@ def _walked(space: Space, techniques: Techniques, choice: np.ndarray, pieces: fl
     rows = np.array([space.variables[k].moment_bytes[choice[k]] for k in ops]) / pieces
     work = np.array([space.variables[k].work_bytes[choice[k]] for k in ops]) / pieces
     room = np.array([space.variables[k].room_bytes[techniques.zero][choice[k]] for k in weights.rows]).reshape(-1, 2)
-    room_of = gradient_room(weights.first, weights.last, room[:, 0], room[:, 1], space.pricer.recipe, techniques.zero, techniques.microbatches)
+    room_of = gradient_room(weights.read, room[:, 0], room[:, 1], space.pricer.recipe, techniques.zero, techniques.microbatches)
     given = float(rows[:, 0].sum())
     found = walk(space.base.passing, Operators(rows[:, 1], rows[:, 2], work, rows[:, 3]), room_of, given)
     return found.peak - given - float(rows[:, 1].sum())

@@ -36,7 +36,7 @@ from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
 from planner.hosted import pull_push_s
 from planner.kernels import kept_beside, kernel_times, savers, working_bytes
 from planner.layout import Layout, group, local_shape
-from planner.moments import Operators, Walk, Weights, gradient_room, left_bytes, puts_off, walk
+from planner.moments import Operators, Walk, Weights, gradient_room, left_bytes, puts_off, readers, walk
 from planner.pipeline import Pipeline, pipeline_of
 from planner.price import Pricer
 
@@ -205,7 +205,7 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
     parameters = gradients = state = late = copied = 0.0
     gathered: dict[int, float] = {}
     parked: list[float] = []
-    reduced: list[tuple[float, ...]] = []
+    reduced: list[tuple[list[int], float, float]] = []
     parts: dict[tuple, tuple[float, float, float]] = {}
     pipeline = pipeline_of(graph, flow.plan)
     elsewhere = account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
@@ -227,12 +227,12 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
             several = flow.plan.microbatches > 1
             held = (cut if level >= 2 else full) if several and (level < 3 or base.written_out) else 0
             gradients += (held + (0 if base.written_out else cut if level == 3 else full)) * recipe.gradient_bytes
-            readers = [i for i, _ in graph.consumers[name]]
+            users = [i for i, _ in graph.consumers[name]]
             if "optimizer" in flow.plan.offload:  # repeats of a block one by one, those of a chunk of a pipeline stage at once
-                parked.append(cut * recipe.state_bytes * (pipeline.per_tick if pipeline and pipeline.virtual > 1 and readers[0] in pipeline.nodes else 1))
+                parked.append(cut * recipe.state_bytes * (pipeline.per_tick if pipeline and pipeline.virtual > 1 and users[0] in pipeline.nodes else 1))
             else:
                 state += cut * recipe.state_bytes
-            reduced.append((min(readers), max(readers), full * recipe.gradient_bytes, cut * left_bytes(recipe, level)))
+            reduced.append((users, full * recipe.gradient_bytes, cut * left_bytes(recipe, level)))
             for i, _ in graph.consumers[name]:
                 if w.zero == 3 and w.dim >= 0:
                     gathered[i] = gathered.get(i, 0.0) + full * recipe.parameter_bytes
@@ -242,8 +242,8 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
     activations += kept_collectives(flow, runs, pricer)
     slack = 1 + pricer.runtime.memory_slack
     if base.written_out:
-        first, last, whole, piece = (np.array([row[k] for row in reduced], np.int64 if k < 2 else np.float64) for k in range(4))
-        weights = gradient_room(first, last, whole, piece, recipe, flow.plan.zero, flow.plan.microbatches)
+        whole, piece = (np.array([row[k] for row in reduced], np.float64) for k in (1, 2))
+        weights = gradient_room(readers(graph, [row[0] for row in reduced]), whole, piece, recipe, flow.plan.zero, flow.plan.microbatches)
         found = Moments(parameters, gradients, state, activations * slack, late, 0.0, 0.0, 0.0, _walk(base, flow, pricer, gathered, weights))
     else:
         work, end = temporaries(base, flow, pricer, gathered)

@@ -153,6 +153,9 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
         size += kept_elements(node) * _share(rule, split, pricer.sizes) * itemsize
     elif node.op == "RoutedExperts":
         size += _experts_bytes(base, i, split, trained, pricer)
+    elif node.op == "MaxPool" and trained:  # positions of the largest elements, an int32 for each dim
+        made = graph.tensors[node.outputs[0]]
+        size += 4 * len(made.shape) * outs / pricer.itemsize(made.dtype)
     elif node.op == "UserLoss":
         size += USER_BYTES * prod(graph.tensors[node.inputs[0]].shape) * _share(rule, split, pricer.sizes)
     elif node.op == "CrossEntropyLoss":  # a block of rows in float32; the gradient takes the logits' place
@@ -204,14 +207,12 @@ def kept_beside(base: Base, i: int, slot: int, split: Split, pricer: Pricer) -> 
     """Bytes that a kernel keeps for its backward pass beside operands and results of the graph, counted with its operand `slot`.
 
     Attention on a ring keeps its result, and a float32 a row of scores. The gradient of a largest element in a window is written through its position:
-    compilers make the positions (an int32 for each dim) as soon as the operand is there, and room for the result with them.
+    compilers make room for it, filled with zeros, as soon as the backward pass begins.
     """
     node = base.graph.nodes[i]
     if node.op == "MaxPool" and slot == 0:
         order, sizes = tuple(pricer.sizes), pricer.sizes
-        made, read = (local_shape(base.graph.tensors[n].shape, layout, sizes) for n, layout in
-                      ((node.outputs[0], base.rules[i].result(0, split, order)), (node.inputs[0], base.rules[i].operand(0, split, order))))  # fmt: skip
-        return 4 * len(made) * prod(made) + _bytes(base, pricer, node.inputs[0], read)
+        return _bytes(base, pricer, node.inputs[0], local_shape(base.graph.tensors[node.inputs[0]].shape, base.rules[i].operand(0, split, order), sizes))
     if slot or base.graph.nodes[i].op != "Attention" or not split.axes("ring"):
         return 0.0
     (out,), local = base.rules[i].results, base.rules[i].local(split, pricer.sizes)

@@ -12,7 +12,7 @@ and the peak is the largest sum. Parameters and optimizer state are there all th
 
 Below level 3 and with one microbatch a weight's whole gradient needs no room of its own where the optimizer updates a master copy: by then the weight has been
 read for the last time, and its gradient takes the place that the new weight will be written to. It does where the weight is its own master, or microbatches are
-added up (their sums are there all the time).
+added up (their sums are there all the time). Gradients of stacks of experts do too: a loop over the experts carries them, and compilers reduce them at the very end.
 
 A program with a loop over its blocks is another matter: there the stacked gradients of all blocks and their stacked activations are whole as long as the loop
 runs (planner.evaluate).
@@ -20,6 +20,7 @@ runs (planner.evaluate).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ import numpy as np
 if TYPE_CHECKING:
     from costmodels.precision import Recipe
     from planner.base import Base
+    from planner.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,15 @@ def between(n: int, first: np.ndarray, last: np.ndarray, sizes: np.ndarray) -> n
 
 
 @dataclass(frozen=True)
+class Readers:
+    """Of each weight with a gradient: the first and the last operator that reads it, and whether a loop carries its gradient."""
+
+    first: np.ndarray
+    last: np.ndarray
+    carried: np.ndarray
+
+
+@dataclass(frozen=True)
 class Weights:
     """Of each weight with a gradient: first and last operator that reads it, and bytes of its whole gradient and of the piece that an optimizer level leaves
     of it. Whether they take room of their own: see `gradient_room`."""
@@ -96,10 +107,18 @@ class Weights:
     piece: np.ndarray
 
 
-def gradient_room(first: np.ndarray, last: np.ndarray, whole: np.ndarray, piece: np.ndarray, recipe: Recipe, zero: int, microbatches: int) -> Weights:
+def gradient_room(read: Readers, whole: np.ndarray, piece: np.ndarray, recipe: Recipe, zero: int, microbatches: int) -> Weights:
     """What of gradients takes room beside parameters, state and the sums of microbatches (module docstring)."""
-    beside = (first < last) | (zero == 3) | (microbatches > 1) | (recipe.master_bytes == 0)
-    return Weights(first, last, np.where(beside, whole, 0.0), piece if microbatches == 1 else np.zeros_like(piece))
+    waits = read.carried & (zero < 3) & (microbatches == 1)
+    beside = (read.first < read.last) | (zero == 3) | (microbatches > 1) | (recipe.master_bytes == 0) | waits
+    pieces = np.where(waits, 0.0, piece) if microbatches == 1 else np.zeros_like(piece)
+    return Weights(np.where(waits, 0, read.first), read.last, np.where(beside, whole, 0.0), pieces)
+
+
+def readers(graph: Graph, found: Sequence[Sequence[int]]) -> Readers:
+    """Of the operators that read each weight."""
+    carried = [any(graph.nodes[i].op == "RoutedExperts" for i in own) for own in found]
+    return Readers(np.array([min(own) for own in found], np.int64), np.array([max(own) for own in found], np.int64), np.array(carried, bool))
 
 
 def left_bytes(recipe: Recipe, level: int) -> float:

@@ -21,8 +21,8 @@ from planner.ops.base import axes_text
 if TYPE_CHECKING:
     from planner.emit.body import Body
 
-BY_PIECE = frozenset({"RoutedExperts"})
-"""Loops over rows sorted by data."""
+BY_PIECE = frozenset({"RoutedExperts", "MaxPool"})
+"""Loops over rows sorted by data; and max pooling, whose positions wait for an element of their gradient, which the partitioner would sum over all devices."""
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 LOOKUPS = frozenset({"Gather", "GatherND"})
 """Tables are not masked: the lookup never meets their padding, and masking would cost a copy of the table and one of its gradient."""

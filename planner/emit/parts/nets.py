@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from planner.emit.parts.exchange import lean
+from planner.emit.parts.exchange import lean, recompute
 
 
 def conv(x, w, strides, pads, dilations, groups):
@@ -67,10 +67,11 @@ def batch_norm_live(x, scale, bias, mean, variance, epsilon, momentum, count, ax
 
 
 def max_pool(x, kernel, strides, pads, dilations, out):
-    """Max pooling over the spatial dims of x [N, C, ...] to the spatial shape `out`."""
+    """Max pooling over the spatial dims of x [N, C, ...] to the spatial shape `out`. Where the largest elements are is looked up when their gradient is there:
+    compilers would do so as soon as x is, and keep an int32 for each dim of every result from then on."""
     window = _window(x, kernel, strides, pads, dilations, out)
     low = np.array(-np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min, x.dtype)
-    return lax.reduce_window(x, low, lax.max, *window)
+    return recompute(lambda x: lax.reduce_window(x, low, lax.max, *window))(x)
 
 
 def average_pool(x, kernel, strides, pads, dilations, out, count_include_pad):
