@@ -66,6 +66,8 @@ SPECIAL = (
     Row("optimizer state in the host's memory", GPT, "dp=8,zero=1,micro=1,offload=optimizer"),
     Row("optimizer state in the host's memory, with all else", LLAMA, "pp=2,dp=2,tp=2,micro=4,zero=2,recompute=block,offload=optimizer"),
     Row("optimizer state in the host's memory", RESNET, "dp=8,zero=1,micro=1,offload=optimizer"),
+    Row("what enters blocks in the host's memory", GPT, "dp=4,tp=2,micro=2,zero=1,recompute=block-keep,offload=optimizer+activations"),
+    Row("what enters blocks in the host's memory", LLAMA, "dp=8,micro=1,zero=3,recompute=block,offload=activations"),
     Row("sharding propagation", LLAMA, "dp=2,tp=4", nodes={"*q_proj": {"split": {"b0": ["data"], "n": ["model"]}}, "*up_proj": {"split": {"n": ["model"]}}},
         options={"mode": "propagate"}),
     Row("double-recursive hybrid", T5, "dp=2,model=2,model2=2,micro=2,zero=1,recompute=block", options={"solver": "recursive"}),

@@ -114,6 +114,8 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
         overlapped += hidden
         label = (use.kind, "+".join(use.axes))
         by_axes[label] = by_axes.get(label, 0.0) + seconds - hidden
+    if "activations" in plan.offload:  # out and in again in every microbatch
+        exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
     optimizer = _optimizer_s(flow, pipeline, pricer) if base.training else 0.0
     tables = pull_push_s(flow, pricer)
     flops = account.dot_flops(flow, again=False)
@@ -238,7 +240,10 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
                     gathered[i] = gathered.get(i, 0.0) + full * recipe.parameter_bytes
                 if name in base.own and i in base.repeated and flow.plan.zero < 3:
                     late += full * recipe.gradient_bytes
-    activations, tail = kept_activations(base, flow, pricer)
+    sending = "activations" in flow.plan.offload
+    activations, tail = kept_activations(base, flow, pricer, frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves)) if sending else frozenset())
+    if sending:
+        activations += PARKED_ARRAYS * sent_activations(flow, pricer, runs)[1]
     activations += kept_collectives(flow, runs, pricer)
     slack = 1 + pricer.runtime.memory_slack
     if base.written_out:
@@ -268,11 +273,11 @@ def kept_tensors(base: Base, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, 
         yield i, name, sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer)
 
 
-def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, float]:
+def kept_activations(base: Base, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()) -> tuple[float, float]:
     """Bytes the backward pass reads, and those of the tail apart: every kept tensor once, in the layout its first keeper needs it.
 
     Under recompute a repeated block keeps what enters each repeat, and one repeat's own activations at a time. A pipeline stage keeps its part of the
-    blocks, and what comes before them, of all microbatches that wait for their backward pass.
+    blocks, and what comes before them, of all microbatches that wait for their backward pass. sent: what enters repeats and waits in the host's memory.
     """
     graph, plan = base.graph, flow.plan
     pipeline = pipeline_of(graph, plan)
@@ -290,12 +295,19 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer) -> tuple[float, flo
             made = graph.producer.get(name, -1)
             entering = made < first or (i - first) // period != (made - first) // period
             if entering:
-                total += size * times
+                total += size * times * (name not in sent)
             elif (i - first) // period == 0:
                 transient[first] = transient.get(first, 0.0) + size
         else:
             total += size * times
     return total + max(transient.values(), default=0.0), tail
+
+
+def sent_activations(flow: Flow, pricer: Pricer, runs: tuple[Run, ...]) -> tuple[float, float]:
+    """Bytes of what enters recomputed blocks: of all repeats, and the most that enters one."""
+    mesh, tensors = dict(flow.plan.mesh), flow.graph.tensors
+    each = [sum(prod(local_shape(tensors[c.enters].shape, c.layout, mesh)) * pricer.itemsize(tensors[c.enters].dtype) for c in run.carries) for run in runs]
+    return sum(run.repeats * size for run, size in zip(runs, each, strict=True)), max(each, default=0.0)
 
 
 @dataclass(frozen=True)

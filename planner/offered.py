@@ -24,8 +24,8 @@ MOST_MICROBATCHES = 1024
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (2, 4)
 """Chunks of blocks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
-MORE_OFFLOAD = (("optimizer",),)
-"""What waits in the host's memory where nothing fits without: state is read once a step."""
+MORE_OFFLOAD = (("optimizer",), ("optimizer", "activations"))
+"""What waits in the host's memory where nothing fits without: state first, which is read once a step."""
 Family = Callable[[Base, Mesh], Allowed]
 """The splits that a base's operators may have on a mesh."""
 
@@ -97,7 +97,8 @@ class Offered:
         """Meshes with pipeline stages, unless the user says what the mesh is."""
         base, pins, topology = self.base(1), self.request.pins, self.request.topology
         run = base.dealt[0] if base is not None and self.training and base.dealt else None
-        if run is None or pins.axes or self.request.mode == "data-parallel" or self.out_of_time():
+        sent = "activations" in pins.techniques.get("offload", ())
+        if run is None or pins.axes or sent or self.request.mode == "data-parallel" or self.out_of_time():
             return ()
         return tuple(m for n in divisors(topology.devices) if 1 < n <= run[2] for m in staged_meshes(topology, n))
 
@@ -135,6 +136,8 @@ class Offered:
         if not self.training or not base.runs:
             return ("none",)
         pinned = self.request.pins.techniques.get("recompute")
+        if pinned is None and "activations" in self.request.pins.techniques.get("offload", ()):
+            return tuple(r for r in RECOMPUTE if r != "none")
         return RECOMPUTE if pinned is None else (str(pinned),)
 
     def schedules(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:

@@ -63,6 +63,12 @@ class Pins:
             raise PlanError("P024", f"pins schedule = {schedule!r} and virtual = {chunks} contradict each other: {INTERLEAVED} stages hold several chunks of blocks, others one",
                             help=["remove one of them"])  # fmt: skip
 
+        if "activations" in self.techniques.get("offload", ()):
+            other = next((f"recompute = {r!r}" for r in [self.techniques.get("recompute")] if r == "none"), "") or ("stages" if set(self.mesh.get("stage", ())) - {1} else "")
+            if other:
+                raise PlanError("P024", f"pins offload = 'activations' and {other} contradict each other: what enters recomputed blocks is sent, without pipeline stages",
+                                help=["remove one of them"])  # fmt: skip
+
     @property
     def empty(self) -> bool:
         """Whether nothing is pinned."""

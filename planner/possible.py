@@ -24,8 +24,9 @@ PADDING = 0.5
 """Share of a dim that a recorded split may pad: what pins may ask for."""
 RECOMPUTE = ("none", "block-keep", "block")
 """What a plan may compute again: nothing, blocks with the results of collectives kept, or blocks whole. The dearer in memory first."""
-OFFLOAD = ("optimizer",)
-"""What may wait in the host's memory: the optimizer's state (moments and master copies), from one step to the next."""
+OFFLOAD = ("optimizer", "activations")
+"""What may wait in the host's memory: the optimizer's state (moments and master copies), from one step to the next; what is handed from block to recomputed block, from
+the forward to the backward pass."""
 
 
 def check_mesh(strategy: Strategy, devices: int) -> None:
@@ -45,6 +46,8 @@ def check_mesh(strategy: Strategy, devices: int) -> None:
         wrong = f"zero_stage {t['zero_stage']} is none of 0, 1, 2, 3"
     elif set(offload_of(t)) - set(OFFLOAD) or len(set(offload_of(t))) < len(offload_of(t)):
         wrong = f"offload {list(offload_of(t))!r} is not made of {', '.join(OFFLOAD)}"
+    elif "activations" in offload_of(t) and (t["recompute"] == "none" or schedule):
+        wrong = f"offload of activations with recompute {t['recompute']} and schedule {schedule or 'none'!r}: what enters recomputed blocks is sent, without pipeline stages"
     elif t["microbatches"] < 1:
         wrong = f"{t['microbatches']} microbatches"
     elif (STAGE in names) != bool(schedule) or (schedule and schedule not in SCHEDULES):

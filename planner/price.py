@@ -105,8 +105,12 @@ class Pricer:
         """Seconds to add a microbatch's gradients, so many bytes of a device, to the sums. Profiles of frameworks: nothing, their products add to the sums they write."""
         return compute.sum_time_s(self.topology.device, size_bytes) if self.runtime.kernels is None else 0.0
 
+    def host_s(self, size_bytes: float) -> float:
+        """Seconds of the way between a device and its host's memory."""
+        return size_bytes / self.topology.device.host_bytes_per_s
+
     def optimizer_s(self, elements: float, offload: tuple[str, ...]) -> float:
         """Seconds of the optimizer's pass over local parameters. State that waits in the host's memory is read from there and written back: two ways of the host's link, one
         after the other, however much of that a device does at once."""
-        away = 2 * elements * self.recipe.state_bytes / self.topology.device.host_bytes_per_s if "optimizer" in offload else 0.0
+        away = self.host_s(2 * elements * self.recipe.state_bytes) if "optimizer" in offload else 0.0
         return compute.optimizer_time_s(self.topology.device, elements, self.runtime.optimizer_bytes) + away

@@ -135,7 +135,7 @@ class TensorTable(TypedDict):
 class TechniqueTable(TypedDict):
     """What was chosen beside the splits; `virtual`: chunks of blocks that a pipeline stage holds, where several.
 
-    offload: what waits in the host's memory; "optimizer": moments and master copies."""
+    offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks."""
 
     microbatches: int
     schedule: str
@@ -269,7 +269,7 @@ class PinTechniques(TypedDict):
     schedule: NotRequired[Literal["1f1b", "gpipe", "interleaved"]]
     virtual: NotRequired[int]
     zero_group: NotRequired[int]
-    offload: NotRequired[Literal["none", "optimizer"] | list[Literal["optimizer"]]]
+    offload: NotRequired[Literal["none", "optimizer", "activations", "optimizer+activations"] | list[Literal["optimizer", "activations"]]]
     tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]
 
 

@@ -275,7 +275,8 @@ class Search:
         choice = tuple(int(x) for x in solved.choice)
         objective = evaluate(problem, choice).cost / PICO
         plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, mesh.zero_axes, techniques.recompute, techniques.microbatches,
-                    space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "", virtual=techniques.virtual, offload=self.request.offload)  # fmt: skip
+                    space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "", virtual=techniques.virtual,
+                    offload=tuple(w for w in self.request.offload if w != "activations" or (techniques.recompute != "none" and mesh.stages == 1)))  # fmt: skip
         try:
             cost, _, _ = price_plan(space.base, plan, space.pricer)
         except PlanError as e:

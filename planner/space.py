@@ -154,12 +154,13 @@ class _Builder:
         forward, backward = f + inner_f, b + np.where(b, inner_b, 0.0)
         if results:  # what is read of partial results is their sum over devices, which is kept: nothing asks for the terms again
             spared = np.where([all(self.atlas.layouts[n].partial for n in row) for row in zip(*results, strict=True)], forward, spared)
+        stays = "activations" not in self.pricer.offload
         kept, again, inner, tail, given = nothing, nothing, nothing, nothing, nothing
         for slot, size in (*enumerate(ins), *((-1 - o, n) for o, n in enumerate(outs))):
             total, entering, first, after = base.kept.get((i, slot), NONE)
             if total or after:
                 size = (size + np.array([kept_beside(base, i, slot, split, self.pricer) for split in splits]) if slot == 0 else size) * slack
-                kept, again, inner, tail = kept + total * size, again + (entering + first) * size, inner + first * size, tail + after * size
+                kept, again, inner, tail = kept + total * size, again + (first + entering * stays) * size, inner + first * size, tail + after * size
                 given = given + total * size if slot >= 0 and node.inputs[slot] in graph.inputs else given
         work = slack * np.array([working_bytes(base, i, split, r - w, m, w, self.pricer)
                                  for split, r, m, w in zip(splits, read.tolist(), made.tolist(), weights.tolist(), strict=True)])  # fmt: skip

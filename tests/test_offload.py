@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from planner.pins import from_table, parse_pins
 from planner.strategy import Strategy
 from planner.topology import for_devices
 
-GPT = "zoo:gpt-tiny,seq=16"
+GPT = "zoo:gpt-tiny,seq=16,layers=4"
 OPTIONS: dict[str, Any] = {"devices": 8, "batch": 16, "hardware": "cpu", "precision": "fp32", "baselines": False}
 
 
@@ -28,6 +29,7 @@ def pair() -> tuple[Strategy, Strategy]:
 def test_pins_name_what_is_sent_away() -> None:
     assert parse_pins("offload=optimizer").techniques["offload"] == ("optimizer",) == from_table({"techniques": {"offload": ["optimizer"]}}).techniques["offload"]
     assert parse_pins("offload=none").techniques["offload"] == () == from_table({"techniques": {"offload": []}}).techniques["offload"]
+    assert parse_pins("offload=activations+optimizer").techniques["offload"] == ("optimizer", "activations")
     for wrong in ("weights", "optimizer+optimizer", "optimizer+none", ""):
         with pytest.raises(PlanError, match="offload") as e:
             parse_pins(f"offload={wrong}")
@@ -61,6 +63,32 @@ def test_the_search_sends_state_away_where_nothing_fits_without(pair: tuple[Stra
     assert "optimizer state in the host's memory" in e.value.detail[0]
 
 
+def test_activations_leave_the_devices_and_pay_for_their_way() -> None:
+    pins = "dp=4,tp=2,micro=2,recompute=block"
+    here, away = (planner.plan(GPT, **OPTIONS, pins=f"{pins},offload={what}") for what in ("none", "activations"))
+    assert {k: v["split"] for k, v in here.nodes.items()} == {k: v["split"] for k, v in away.nodes.items()}
+    graph = away.graph
+    assert graph is not None
+    first, period, repeats = away.plan.runs[0]
+    handed = next(n for n in graph.nodes[first].inputs if n in graph.producer and graph.tensors[n].shape == graph.tensors[graph.nodes[first + period - 1].outputs[0]].shape)
+    pieces = [dict(away.mesh_shape)[a] for dim in away.layout(handed).dims for a in dim]
+    entering = 4 * graph.tensors[handed].elements // prod(pieces)
+    saved = here.costs["memory_breakdown_bytes"]["activations"] - away.costs["memory_breakdown_bytes"]["activations"]
+    assert saved == pytest.approx((repeats - 2) * entering, rel=0.1)  # two are on their way
+    ways = 2 * 2 * repeats * entering / for_devices("cpu", 8).device.host_bytes_per_s  # of two microbatches, out and in
+    assert away.costs["exposed_communication_time_s"] - here.costs["exposed_communication_time_s"] == pytest.approx(ways, rel=1e-3)
+    with pytest.raises(PlanError) as e:
+        planner.emit(away, GPT, unroll=True)
+    assert e.value.code == "P076" and "send_away()" in planner.emit(away, GPT)
+
+
+@pytest.mark.parametrize("pins", ["pp=2,dp=4,micro=4", "recompute=none"])
+def test_only_what_enters_recomputed_blocks_is_sent(pins: str) -> None:
+    with pytest.raises(PlanError, match="contradict") as e:
+        parse_pins(f"{pins},offload=activations")
+    assert e.value.code == "P024"
+
+
 @pytest.mark.parametrize(("options", "says"), [({"workload": "infer"}, "no optimizer state"), ({"runtime": "megatron"}, "priced as that framework")])
 def test_pins_that_contradict_the_request_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(PlanError, match=says) as e:
@@ -90,14 +118,15 @@ def test_programs_keep_state_where_the_plan_says(pair: tuple[Strategy, Strategy]
     assert e.value.code == "P076"
 
 
-@pytest.mark.parametrize("pins", ["dp=4,tp=2,micro=2,zero=2", pytest.param("pp=2,dp=2,tp=2,micro=4,zero=1,recompute=block", marks=pytest.mark.slow),
-                                  pytest.param("dp=8,micro=1,zero=3", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize("pins", ["dp=4,tp=2,micro=2,zero=2,recompute=block-keep,offload=optimizer+activations",
+                                  pytest.param("pp=2,dp=2,tp=2,micro=4,zero=1,recompute=block,offload=optimizer", marks=pytest.mark.slow),
+                                  pytest.param("dp=8,micro=1,zero=3,offload=optimizer", marks=pytest.mark.slow)])  # fmt: skip
 def test_three_steps_are_those_of_the_unsharded_program(pins: str) -> None:
     from benchmarks.technique_run import errors
     from planner.reprice import open_recorded
     from planner.verify.numerics import seeded_values
 
-    found = planner.plan(GPT, **OPTIONS, pins=f"{pins},offload=optimizer")
+    found = planner.plan(GPT, **OPTIONS, pins=pins)
     graph = open_recorded(found, GPT).graph(int(found.techniques["microbatches"]))
     worst = errors(graph, found.plan_for(graph), seeded_values(graph, {}))
     assert max(worst.values()) < 1e-5, worst

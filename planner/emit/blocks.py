@@ -34,6 +34,8 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
     carried = tuple(inner.fresh("x") for _ in run.carries)
     for carry, variable in zip(run.carries, carried, strict=True):
         inner.bind(carry.enters, carry.layout, variable)
+    away = "activations" in flow.plan.offload and mode in ("all", "keep")
+    inner.lines += [f'{variable} = checkpoint_name({variable}, "entering")' for variable in carried if away]
     for i in inside:
         inner.node(i)
     inner.results = [inner.value(c.leaves[0], c.layout) for c in run.carries]
@@ -49,6 +51,7 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
     name = block.name
     if mode and not (w.backend == "jit" and mode == "part"):
         policy = {"all": "", "keep": f", policy={KEEP}", "part": ", policy=no_gathers"}[mode]
+        policy = f', policy=send_away({literal("collective") if mode == "keep" else ""})' if away else policy
         wrap = f"recompute({name}{policy})" if w.unroll else f"jax.checkpoint({name}{policy})"
         name = f"{w.prefix}kept{number}"
         body.lines.append(f"{name} = {wrap}")

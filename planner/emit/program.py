@@ -48,6 +48,8 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
         raise PlanError("P076", "what waits in the host's memory is written for shard_map only", help=["--backend shard_map"])
     if graph.hosted and plan.offload:
         raise PlanError("P076", "tables on hosts and optimizer state there do not go together in a program", help=["pin offload=none, or --tables device"])
+    if "activations" in plan.offload and unroll:  # the GPU compiler holds more on the device then than it would without
+        raise PlanError("P076", "blocks whose activations wait in the host's memory are written as a loop only", help=["leave --unroll out"])
     flow = derive(graph, plan, training=workload == "train")
     runs, reasons = emitted_runs(flow)
     counted = counted_rows(graph) if workload == "train" and plan.microbatches > 1 else ""

@@ -27,7 +27,7 @@ DISTINCT = 0.995
 TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"}
 BAR = 40
 RECOMPUTE = {"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}
-OFFLOADED = {"optimizer": "optimizer state"}
+OFFLOADED = {"optimizer": "optimizer state", "activations": "what enters blocks"}
 AXES = {"model": "tensor", STAGE: "pipeline"}
 """What people who know Megatron call an axis."""
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")

@@ -122,7 +122,7 @@ class Compiled(CompiledSizes):
 
 def written_out(graph: Graph, plan: Plan) -> tuple[bool, int]:
     """Whether repeated blocks are unrolled, and how many operators the program then has."""
-    if len(graph.nodes) <= UNROLLED_NODES or not plan.runs:
+    if (len(graph.nodes) <= UNROLLED_NODES and "activations" not in plan.offload) or not plan.runs:
         return True, len(graph.nodes)
     return False, len(graph.nodes) - sum(period * (repeats - 1) for _, period, repeats in plan.runs)
 

@@ -80,6 +80,13 @@ def lean(function):
     return run
 
 
+def send_away(*kept):
+    """Checkpoint policy: what enters a block waits in the host's memory; of the rest values of these names are kept."""
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=list(kept), names_which_can_be_offloaded=["entering"], offload_src="device", offload_dst="pinned_host"
+    )
+
+
 def no_gathers(primitive, *_, **__):
     """Checkpoint policy: keep everything except what a gather made and views of anything, so that gathered weights are gathered again.
     Collectives between activations are named, and names are kept."""
