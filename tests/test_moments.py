@@ -1,0 +1,38 @@
+"""What of gradients takes room in programs without loops (planner.moments)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import models_zoo
+from costmodels.precision import load_recipe
+from planner.moments import Readers, gradient_room, readers
+from planner.reader import read_model
+
+MIXED = load_recipe("bf16-mixed", "adamw", True)
+WHOLE, PIECE = np.array([8.0, 8.0]), np.array([2.0, 2.0])
+
+
+def of(carried: bool) -> Readers:
+    """Two weights: one read by operator 3, one by 1 and 4."""
+    return Readers(np.array([3, 1]), np.array([3, 4]), np.array([carried, False]))
+
+
+def test_a_carried_gradient_stays_whole_from_its_operator_on() -> None:
+    plain, carried = (gradient_room(of(c), WHOLE, PIECE, MIXED, 1, 1) for c in (False, True))
+    assert plain.whole.tolist() == [0, 8] and plain.piece.tolist() == [2, 2] and plain.first.tolist() == [3, 1]
+    assert carried.whole.tolist() == [8, 8] and carried.piece.tolist() == [0, 2] and carried.first.tolist() == [0, 1]
+    assert carried.last.tolist() == plain.last.tolist() == [3, 4]
+
+
+def test_sums_of_microbatches_and_level_three_are_as_without_a_loop() -> None:
+    for zero, micro in ((1, 2), (3, 1)):
+        plain, carried = (gradient_room(of(c), WHOLE, PIECE, MIXED, zero, micro) for c in (False, True))
+        assert all(np.array_equal(getattr(plain, k), getattr(carried, k)) for k in ("first", "last", "whole", "piece"))
+
+
+def test_stacks_of_experts_are_carried() -> None:
+    graph = read_model(models_zoo.build("zoo:mixtral-tiny,layers=1"), batch=8)
+    found = readers(graph, [[i] for i in range(len(graph.nodes))])
+    assert [graph.nodes[i].op for i in np.flatnonzero(found.carried)] == ["RoutedExperts"]
+    assert found.first.tolist() == found.last.tolist() == list(range(len(graph.nodes)))
