@@ -9,13 +9,16 @@ import math
 import re
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cli import main
+from planner.commands.views import priced
 from planner.report.html import View, page
 from planner.report.html import figures as f
 from planner.report.html.bars import Part, small_together, timeline, total
@@ -282,6 +285,29 @@ def test_several_files_at_once(saved: Path, capsys: pytest.CaptureFixture[str]) 
     events = json.loads(Path("t.json").read_text())["traceEvents"]
     assert all(e["dur"] > 0 and e["ts"] >= 0 and e["name"] and isinstance(e["pid"], int) for e in events if e["ph"] == "X")
     assert sum(e["dur"] for e in events if e["ph"] == "X") == pytest.approx(1e6 * plan("tp=2,micro=2").costs["step_time_s"], rel=1e-3)
+    _perfetto_reads(events)
+
+
+def _perfetto_reads(events: list[dict[str, Any]]) -> None:
+    """What its importer of Chrome's JSON asks for: known phases, whole process and thread numbers that metadata names, and slices of a thread
+    that follow each other or nest, counted in nanoseconds."""
+    assert {e["ph"] for e in events} <= {"X", "M"} and all(type(e["pid"]) is int and type(e["tid"]) is int for e in events)
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for e in events:
+        if e["ph"] == "X":
+            tracks.setdefault((e["pid"], e["tid"]), []).append((round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"]))))
+    assert tracks and tracks.keys() <= named
+    for spans in tracks.values():
+        assert all(end <= start for (_, end), (start, _) in pairwise(sorted(spans)))
+
+
+@pytest.mark.parametrize("pins", ["pp=4,dp=2,micro=8,schedule=1f1b", "pp=2,virtual=2,dp=4,micro=4", "dp=8,micro=2,zero=2"])
+def test_perfetto_reads_the_trace(pins: str) -> None:
+    from planner.report.trace import trace
+
+    spec = "zoo:gpt-tiny,layers=4"
+    _perfetto_reads(json.loads(trace(priced(plan(pins, spec), spec)))["traceEvents"])
 
 
 @pytest.mark.parametrize("runtime", ["fsdp", "megatron"])

@@ -41,10 +41,10 @@ class _Track:
         self.events += [{"name": "thread_name", "ph": "M", "pid": process, "tid": t, "args": {"name": n}} for t, n in ((KERNELS, "kernels"), (LINKS, "collectives"))]
 
     def add(self, track: int, name: str, seconds: float, what: dict[str, Any]) -> None:
-        if seconds > 0:
-            span = {"ts": round(self.now * MICRO, 3), "dur": round(seconds * MICRO, 3)}
-            self.events.append({"name": name, "ph": "X", "pid": self.process, "tid": track, **span, "args": what})
-            self.now += seconds
+        start, end = (round(x * MICRO, 3) for x in (self.now, self.now + seconds))
+        self.now += seconds
+        if end > start:  # ends and starts are rounded alike: a slice that ran into the next by a nanosecond would be nested in it
+            self.events.append({"name": name, "ph": "X", "pid": self.process, "tid": track, "ts": start, "dur": round(end - start, 3), "args": what})
 
 
 def trace(p: Priced) -> str:

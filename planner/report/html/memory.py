@@ -229,7 +229,7 @@ def span_words(d: Detail) -> str:
 
 def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
     """Bands over time. The drawing stretches; its texts are set beside it in HTML."""
-    ticks_at = _ticks(scale)
+    ticks_at = round_values(scale)
     whole, scale = s.times_s[-1] or 1.0, ROOM * scale
     x = [WIDTH * t / whole for t in s.times_s]
     y = lambda b: HEIGHT * (1 - b / scale)  # noqa: E731
@@ -261,7 +261,7 @@ def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
               el("p", "Point at the curve, or focus it and use the arrow keys.", class_="readout", aria_live="polite"), class_="curve")  # fmt: skip
 
 
-def _ticks(scale: float) -> list[float]:
+def round_values(scale: float) -> list[float]:
     """Three or four round values up to the scale."""
     unit = 1024.0 ** max(0, min(4, next((k for k in (4, 3, 2, 1, 0) if scale >= 1024.0**k), 0)))
     most = scale / unit

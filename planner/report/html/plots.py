@@ -10,7 +10,7 @@ from planner.atomic import replacing
 from planner.errors import PlanError
 from planner.report.html.bars import KINDS, Part, timeline
 from planner.report.html.lens import STAGES, TICK
-from planner.report.html.memory import series, span_words
+from planner.report.html.memory import FAR, round_values, series, span_words
 from planner.report.html.tags import clean
 from planner.report.html.view import KIND_NAMES, PART_NAMES
 from planner.report.summary import machine, title
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 COLOURS = {"forward": "#5d91c4", "backward": "#2f5f93", "again": "#a9c3dc", "comm": "#d9703a", "optimizer": "#5c9470", "bubble": "#c9c4bb"}
 BANDS = {"parameters": "#2f5f93", "optimizer": "#5c9470", "gradients": "#7ba7d1", "temporary": "#b9b3a8", "replay": "#ead6a5", "activations": "#d3a63c"}
-GIB = 1024.0**3
 
 
 def png(s: Strategy, d: Detail, path: Path) -> None:
@@ -89,17 +88,21 @@ def _time_axis(ax: Any, end: float) -> None:
 def _memory(ax: Any, s: Strategy, d: Detail) -> None:
     """Bands over the last microbatch and the end of the step, or in inference one level."""
     c = series(d)
-    times = c.times_s
+    times, turn, peak = c.times_s, c.times_s[c.peak], c.total_bytes[c.peak]
     names = {**PART_NAMES, "replay": "one repeat run again"}
-    ax.stackplot(times, *([x / GIB for x in band] for _, band in c.bands), colors=[BANDS[k] for k, _ in c.bands], labels=[names[k] for k, _ in c.bands], linewidth=0)
-    limit = s.costs["memory_limit_bytes"] / GIB
-    turn, peak = times[c.peak], c.total_bytes[c.peak]
-    ax.axhline(limit, color="#1b2026", linestyle="--", linewidth=1)
-    ax.annotate(f"{show_bytes(limit * GIB)} usable", (times[-1], limit), ha="right", va="bottom", fontsize=8)
+    ax.stackplot(times, *(band for _, band in c.bands), colors=[BANDS[k] for k, _ in c.bands], labels=[names[k] for k, _ in c.bands], linewidth=0)
+    limit = s.costs["memory_limit_bytes"]
+    off = peak < FAR * limit  # drawn larger then, as on the page
+    top = 1.25 * peak if off else max(limit, peak)
+    if not off:
+        ax.axhline(limit, color="#1b2026", linestyle="--", linewidth=1)
+    ax.annotate(f"{show_bytes(limit)} usable" + (", far above" if off else ""), (times[-1], top if off else limit), ha="right", va="bottom", fontsize=8)
     text = f"peak {show_bytes(peak)}" + (f", {c.peak_words}" if d.training else "")
-    ax.annotate(text, (turn, peak / GIB), xytext=(6 if turn < times[-1] / 2 else -6, 5), textcoords="offset points", ha="left" if turn < times[-1] / 2 else "right", fontsize=8)
-    ax.plot([turn], [peak / GIB], "o", color="#1b2026", markersize=4)
-    ax.set(xlim=(0, times[-1] or 1.0), ylim=(0, 1.12 * max(limit, peak / GIB)), ylabel="GiB a device")
+    ax.annotate(text, (turn, peak), xytext=(6 if turn < times[-1] / 2 else -6, 5), textcoords="offset points", ha="left" if turn < times[-1] / 2 else "right", fontsize=8)
+    ax.plot([turn], [peak], "o", color="#1b2026", markersize=4)
+    marks = round_values(top)
+    ax.set(xlim=(0, times[-1] or 1.0), ylim=(0, 1.12 * top), ylabel="a device")
+    ax.set_yticks(marks, [show_bytes(x) for x in marks])
     ax.set_title(f"memory over {span_words(d)}", loc="left", fontsize=9)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(c.bands), frameon=False, fontsize=8)
     _time_axis(ax, times[-1])
