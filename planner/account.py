@@ -250,16 +250,17 @@ def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSi
 
 def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[str, dict[str, dict[str, int | Fraction]]]:
     """kind -> axes (names in mesh order joined by +) -> {payload, wire} bytes per device and optimizer step; wire is the exact ring figure."""
-    out: dict[str, dict[str, dict[str, int | Fraction]]] = {}
+    total: dict[tuple[str, Axes], int] = {}
     for use in uses:
-        if use.merged:
-            continue
-        label = "+".join(a for a in order if a in use.axes)
-        cell = out.setdefault(use.kind, {}).setdefault(label, {"payload": 0, "wire": Fraction(0)})
-        n = group(use.axes, mesh)
-        cell["payload"] += use.total_bytes
-        sent = Fraction(use.total_bytes) if use.kind == "collective-permute" else Fraction(use.total_bytes * (n - 1), n)
-        cell["wire"] += sent * (2 if use.kind == "all-reduce" else 1)
+        if not use.merged:
+            total[use.kind, use.axes] = total.get((use.kind, use.axes), 0) + use.total_bytes
+    out: dict[str, dict[str, dict[str, int | Fraction]]] = {}
+    for (kind, axes), payload in total.items():
+        cell = out.setdefault(kind, {}).setdefault("+".join(a for a in order if a in axes), {"payload": 0, "wire": Fraction(0)})
+        n = group(axes, mesh)
+        sent = Fraction(payload) if kind == "collective-permute" else Fraction(payload * (n - 1), n)
+        cell["payload"] += payload
+        cell["wire"] += sent * (2 if kind == "all-reduce" else 1)
     return out
 
 
@@ -285,10 +286,14 @@ def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) 
             alike[key] = products(flow, i)
         return alike[key]
 
+    each: dict[tuple[int, bool], Fraction] = {}
     for i in range(len(graph.nodes)):
+        if not (dots := made(i)):
+            continue
         twice = pipeline is not None and again and pipeline.schedule == "gpipe" and pipeline.late(i)  # head and loss are computed again
-        for dot in made(i):
-            total[i] = total.get(i, Fraction(0)) + dot.flops * (1 + twice + (dot.backward + again * dot.again if flow.training else 0)) + dot.beyond
+        if (id(dots), twice) not in each:
+            each[id(dots), twice] = sum((dot.flops * (1 + twice + (dot.backward + again * dot.again if flow.training else 0)) + dot.beyond for dot in dots), Fraction(0))
+        total[i] = each[id(dots), twice]
     outer = flow
     for run in runs:
         outer = outer_flow(outer, run)

@@ -18,7 +18,7 @@ from planner.assemble import PICO, Techniques, bytes_of, least_working, link_sca
 from planner.price import Pricer
 from planner.solvers.elimination import Scratch, Tree, compile_tree
 from planner.solvers.minibucket import MiniBuckets
-from planner.solvers.model import Model
+from planner.solvers.model import Model, restrict
 from planner.space import Base, Space
 from planner.topology import Mesh
 
@@ -88,7 +88,7 @@ class Relaxed:
         if (bound := self._proven(value)) < below_s:
             near = each * (1 - ROUNDING) - STEP < below_s * PICO
             self.kept, self.offset = self.kept[near], np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1]))))
-            self._trees.clear()
+            self._trees = {key: self._tree(known.model) for key, known in self._trees.items()}
         return bound
 
     def waiting(self, microbatches: int, virtual: int = 1) -> float:
@@ -166,21 +166,27 @@ class Relaxed:
         twice = replayed(self.space, techniques)
         key = any(twice), ends
         if key not in self._trees:
-            rows = np.split(self.kept - np.repeat(self._all[:-1], np.diff(self.offset)), self.offset[1:-1])
+            tables: dict[tuple, np.ndarray] = {}
             pairs: dict[tuple[int, int], np.ndarray] = {}
             scale = link_scale(self.space, replace(techniques, microbatches=0), ends=ends)
             for link, again, part in zip(self.space.links, twice, scale, strict=True):
-                at = np.ix_(rows[link.a], rows[link.b])
-                seconds = link.forward_s[at] * (2 if again else 1) + link.backward_s[at]
-                table = part * PICO * self.space.parts * link.count * seconds if part else np.zeros_like(seconds)
-                pair, table = ((link.a, link.b), table) if link.a < link.b else ((link.b, link.a), table.T)
+                at = (id(link.forward_s), id(link.backward_s), link.count, again, part)
+                if at not in tables:
+                    seconds = link.forward_s * (2 if again else 1) + link.backward_s
+                    tables[at] = part * PICO * self.space.parts * link.count * seconds if part else np.zeros_like(seconds)
+                pair, table = ((link.a, link.b), tables[at]) if link.a < link.b else ((link.b, link.a), tables[at].T)
                 pairs[pair] = pairs[pair] + table if pair in pairs else table
-            model = Model(self.offset, np.zeros(self.offset[-1]), pairs, None)
-            tree = compile_tree(model)
-            if tree is not None:
-                tree.scratch = self.scratch
-            self._trees[key] = tree or MiniBuckets.of(model)
+            self._trees[key] = self._tree(Model(self._all, np.zeros(self._all[-1]), pairs, None))
         return self._trees[key]
+
+    def _tree(self, model: Model) -> Tree | MiniBuckets:
+        """The elimination of a model of the whole space over the options that are looked at."""
+        if len(self.kept) < self._all[-1]:
+            model = restrict(model, np.split(self.kept - np.repeat(self._all[:-1], np.diff(self.offset)), self.offset[1:-1]))
+        tree = compile_tree(model)
+        if tree is not None:
+            tree.scratch = self.scratch
+        return tree or MiniBuckets.of(model)
 
 
 def _units(seconds: np.ndarray, slow: float) -> np.ndarray:

@@ -46,8 +46,9 @@ def drop_dead(draft: Draft) -> None:
     live = set(draft.outputs)
     kept: list[Op] = []
     for op in reversed(draft.ops):
-        if any(o in live for o in op.outputs):
-            live.update(i for i in op.inputs if i)
+        if not live.isdisjoint(op.outputs):
+            live.update(op.inputs)
+            live.discard("")  # stands for operands and results that are left out
             kept.append(op)
     draft.ops = kept[::-1]
     if len(draft.maker) != sum(len(op.outputs) for op in kept):
