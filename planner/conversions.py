@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,7 +41,6 @@ class Atlas:
         """Readings of rules, kept by planner.space: what is read -> split -> layout number."""
         self._number: dict[Layout, int] = {}
         self._plain: dict[int, int] = {}
-        self._moves: dict[tuple[int, int], tuple[Move, ...] | None] = {}
         self._derived: dict[tuple, list[tuple] | None] = {}
         """Moves of pairs that are alike: kind, numbers of axes and of cutting axes, and the rest."""
         self._pairs: dict[Axes, Pairs] = {}
@@ -67,29 +66,25 @@ class Atlas:
             self._plain[number] = self.number(Layout(layout.dims, layout.partial))
         return self._plain[number]
 
-    def moves(self, a: int, b: int, order: Axes) -> tuple[Move, ...] | None:
+    def moves(self, a: int, b: int, order: Axes) -> list[Move] | None:
         """Collectives from layout a to layout b on evenly cut tensors, None where there is no way. order: the mesh's axes."""
-        key = a, b
-        if key not in self._moves:
-            source, target = self.layouts[a], self.layouts[b]
-            mesh = tuple(zip(order, PRIMES, strict=False))
-            extent = prod(n for _, n in mesh)
-            whole = extent ** len(source.dims)
+        source, target = self.layouts[a], self.layouts[b]
+        mesh = tuple(zip(order, PRIMES, strict=False))
+        extent = prod(n for _, n in mesh)
+        whole = extent ** len(source.dims)
 
-            def derive() -> list[tuple] | None:
-                steps = convert((extent,) * len(source.dims), source, target, mesh)
-                return None if steps is None else [
-                    (kind, s.axes, tuple(axis for axis, n in mesh if (whole // elements) % n == 0), back)
-                    for s in steps
-                    for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
-                    if kind
-                ]  # fmt: skip
+        def derive() -> list[tuple] | None:
+            steps = convert((extent,) * len(source.dims), source, target, mesh)
+            return None if steps is None else [
+                (kind, s.axes, tuple(axis for axis, n in mesh if (whole // elements) % n == 0), back)
+                for s in steps
+                for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
+                if kind
+            ]  # fmt: skip
 
-            found = self.derived(*_form(source, target, order), derive)
-            self._moves[key] = None if found is None else tuple(found)  # type: ignore[arg-type]
-        return self._moves[key]
+        return self.derived(*_form(source, target, order), derive)
 
-    def derived(self, key: tuple, axes: Axes, derive: Callable[[], list[tuple] | None]) -> list[tuple] | None:
+    def derived(self, key: tuple, axes: Axes, derive: Callable[[], list[tuple] | None]) -> list[Any] | None:
         """What `derive` finds, in the names of `axes`; it is asked once for all pairs of a form (the key)."""
         if key not in self._derived:
             found, number = derive(), {axis: k for k, axis in enumerate(axes)}
@@ -113,6 +108,7 @@ class Pairs:
     def __init__(self, atlas: Atlas, order: Axes) -> None:
         self.atlas, self.order = atlas, order
         self._index: dict[tuple[int, int], int] = {}
+        self._forms: dict[tuple, int] = {}
         self._grids: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
         self._terms: dict[tuple[str, Axes, Axes], int] = {}
         self.impossible: list[bool] = []  # [pairs]
@@ -136,7 +132,7 @@ class Pairs:
         return list(self._terms)
 
     def grid(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> np.ndarray:
-        """Numbers of pairs [rows, columns]; new pairs are added."""
+        """Numbers of pairs [rows, columns], of which those with the same moves have one; new pairs are added."""
         key = rows, columns
         grid = self._grids.get(key)
         if grid is None:
@@ -146,19 +142,24 @@ class Pairs:
                 for b in columns:
                     k = index.get((a, b))
                     if k is None:
-                        k = index[a, b] = len(index)
-                        self._add(k, a, b)
+                        k = index[a, b] = self._pair(a, b)
                     places.append(k)
             grid = self._grids[key] = np.array(places).reshape(len(rows), len(columns))
         return grid
 
-    def _add(self, k: int, a: int, b: int) -> None:
-        moves = self.atlas.moves(a, b, self.order)
-        self.impossible.append(moves is None)
-        for kind, axes, cut, backward in moves or ():
-            self.pair.append(k)
-            self.back.append(backward)
-            self.term.append(self.number(kind, axes, cut))
+    def _pair(self, a: int, b: int) -> int:
+        source, target = self.atlas.layouts[a], self.atlas.layouts[b]
+        form = tuple([pair for pair in zip(source.dims, target.dims, strict=True) if pair[0] or pair[1]]), source.partial, source.fan, target.partial, target.fan
+        k = self._forms.get(form)
+        if k is None:
+            k = self._forms[form] = len(self._forms)
+            moves = self.atlas.moves(a, b, self.order)
+            self.impossible.append(moves is None)
+            for kind, axes, cut, backward in moves or ():
+                self.pair.append(k)
+                self.back.append(backward)
+                self.term.append(self.number(kind, axes, cut))
+        return k
 
     def number(self, kind: str, axes: Axes, cut: Axes) -> int:
         """Which of `terms` this is."""
@@ -170,7 +171,7 @@ class Ways:
 
     def __init__(self, pairs: Pairs) -> None:
         self.pairs = pairs
-        self._index: dict[tuple[int, int], int] = {}
+        self._index: dict[tuple[int, int, int], int] = {}
         self.first: list[int] = [0]  # [ways + 1] first of its moves
         self.term: list[int] = []  # [moves] which of the pairs' terms
         self.back: list[bool] = []  # [moves] of the backward pass
@@ -185,9 +186,9 @@ class Ways:
             self._flat = len(self.first), *flat
         return self._flat[1:]
 
-    def find(self, pair: int, facts: int, shape: tuple[int, ...], a: int, b: int, mesh: tuple[tuple[str, int], ...]) -> int:
-        """Number of the way of a pair under these facts, which hold of `shape` on `mesh`."""
-        key = pair, facts
+    def find(self, a: int, b: int, facts: int, shape: tuple[int, ...], mesh: tuple[tuple[str, int], ...]) -> int:
+        """Number of the way of a pair of layouts under these facts, which hold of `shape` on `mesh`."""
+        key = a, b, facts
         n = self._index.get(key)
         if n is None:
             n = self._index[key] = len(self._index)
@@ -272,8 +273,7 @@ class Conversions:
         ways = self.pairs.ways
         source, target = (np.array(each, np.float64)[k] for each, k in zip(extents, at, strict=True))  # [cells, dims]
         facts = ((source == target) + 2 * (source == shape) + 4 * (target == shape)) @ 8 ** np.arange(len(shape))
-        way = np.array([ways.find(pair, code, shape, rows[r], columns[c], self.mesh)
-                        for pair, code, r, c in zip(pairs.tolist(), facts.tolist(), at[0].tolist(), at[1].tolist(), strict=True)])  # fmt: skip
+        way = np.array([ways.find(rows[r], columns[c], code, shape, self.mesh) for code, r, c in zip(facts.tolist(), at[0].tolist(), at[1].tolist(), strict=True)])
         first, terms, backs, targets = ways.arrays
         times = (first[1:] - first[:-1])[way]
         cell = np.repeat(np.arange(len(way)), times)

@@ -105,6 +105,7 @@ class Explorer:
         self.unfinished: list[Leaf] = []  # priced, but the work limit cut a solve
         self.open: list[Leaf] = []
         self._first: dict[int, Space | None] = {}
+        self._spaces: dict[tuple[int, int], Space | None] = {}  # mesh, microbatches
         self._worth = math.inf
         self._cut = 0.0
         """Bounds hold from here on only: 0 until every leaf is known, and while one is worked on its bound."""
@@ -255,8 +256,13 @@ class Explorer:
         return self.search.space(mesh, parts if parts and self.search.base(parts) else 1, self.allowed, self.pinned) if parts else None
 
     def _space(self, leaf: Leaf) -> Space | None:
-        first = self._first[leaf.mesh]
-        return first if first is not None and leaf.micro == first.parts else self.search.space(self.meshes[leaf.mesh], leaf.micro, self.allowed, self.pinned)
+        """The space of a leaf's microbatches, of what may be in a better plan. Nodes are numbered alike only in graphs that were derived from one another."""
+        first, key = self._first[leaf.mesh], (leaf.mesh, leaf.micro)
+        if key not in self._spaces:
+            base, among = self.search.base(leaf.micro), self._relaxed[leaf.mesh].splits if self.search.request.pins.empty else None
+            alike = first is not None and base is not None and base.shared is first.base.shared
+            self._spaces[key] = self.search.space(self.meshes[leaf.mesh], leaf.micro, self.allowed, self.pinned, among if alike else None)
+        return self._spaces[key]
 
     def _raise(self, leaf: Leaf) -> float | None:
         """A bound of the leaf at its stage, None where it proves impossible."""

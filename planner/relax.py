@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.assemble import PICO, Techniques, bytes_of, least_working, link_scale, replayed, seconds_of, slowdown, ticking, usage_of
 from planner.price import Pricer
+from planner.rule import Split
 from planner.solvers.elimination import Scratch, Tree, compile_tree
 from planner.solvers.minibucket import MiniBuckets
 from planner.solvers.model import Model, restrict
@@ -90,6 +91,15 @@ class Relaxed:
             self.kept, self.offset = self.kept[near], np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1]))))
             self._trees = {key: self._tree(known.model) for key, known in self._trees.items()}
         return bound
+
+    @property
+    def splits(self) -> dict[int, tuple[Split, ...]] | None:
+        """Per class of nodes those that are looked at, None where all are."""
+        if len(self.kept) == self._all[-1]:
+            return None
+        rows = np.split(self.kept, self.offset[1:-1])
+        return {v.node: tuple(v.splits[k - first] for k in row.tolist())
+                for v, row, first in zip(self.space.variables, rows, self._all.tolist(), strict=False) if v.kind == "op"}  # fmt: skip
 
     def waiting(self, microbatches: int, virtual: int = 1) -> float:
         """What the bubble of a pipeline adds at least (seconds) to any bound for endless microbatches: its ticks, each at least as long as the shortest."""

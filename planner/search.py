@@ -21,7 +21,7 @@ from planner.conversions import Atlas
 from planner.errors import PlanError
 from planner.evaluate import price_plan
 from planner.explore import Explorer
-from planner.families import batch_only, megatron_only, no_split, restrict
+from planner.families import Allowed, batch_only, megatron_only, no_split, restrict
 from planner.flow import Plan
 from planner.meshes import meshes, pinned_mesh
 from planner.model import Model
@@ -31,7 +31,7 @@ from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.relax import Arithmetic
 from planner.request import Candidate, Found, Progress, Request
-from planner.rule import Limits
+from planner.rule import Limits, legal
 from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
 from planner.topology import Mesh
@@ -122,12 +122,12 @@ class Search:
         return min([*sizes, *(c for c in (finer.smallest(),) if c is not None)], key=lambda c: c.cost.memory.total, default=None)
 
     def _among_all(self, best: Candidate) -> tuple[Space, tuple[int, ...], Problem]:
-        """A plan's space, choice and problem; a baseline's beside every split of its mesh, so that what else was there can be said."""
+        """A plan's space, choice and problem; where any plan would have done, beside every split of its mesh, so that what else was there can be said."""
         _, space, choice, problem = self._details[id(best)]
-        whole = self.space(best.mesh, best.plan.microbatches, None, pinned=False) if self.offered.free and best.label != "plan" else None
-        if whole is None:
+        whole = self.space(best.mesh, best.plan.microbatches, None, pinned=False) if self.offered.free else None
+        if whole is None or whole is space:
             return space, choice, problem
-        at = tuple(w.splits.index(v.splits[k]) if v.kind == "op" else k for v, w, k in zip(space.variables, whole.variables, choice, strict=True))
+        at = tuple(w.splits.index(v.splits[k]) if v.kind == "op" else w.layouts.index(v.layouts[k]) for v, w, k in zip(space.variables, whole.variables, choice, strict=True))
         return whole, at, assemble(whole, best.techniques, self.request.limit_bytes)
 
     def _named(self, best: Candidate, space: Space) -> tuple[Candidate, Space]:
@@ -191,8 +191,9 @@ class Search:
             self._pricers[mesh] = Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe, self._atlas, offload=self.request.offload)
         return self._pricers[mesh]
 
-    def space(self, mesh: Mesh, micro: int, allowed: Family | None, pinned: bool = True) -> Space | None:
-        """The space of a mesh, restricted to a family of plans; with the user's pins unless it is a baseline's."""
+    def space(self, mesh: Mesh, micro: int, allowed: Family | None, pinned: bool = True, among: Allowed | None = None) -> Space | None:
+        """The space of a mesh, restricted to a family of plans; with the user's pins unless it is a baseline's. among: nothing but these splits, where pins
+        leave all."""
         base, pins, inner = self.base(micro), self.request.pins, Mesh(mesh.inner)
         if base is None:
             return None
@@ -200,26 +201,33 @@ class Search:
             self._refused = refused
             return None
         pinned = pinned and not pins.empty
-        key = (mesh, micro, pinned)
+        key, limits = (mesh, micro, pinned), Limits(spatial=self.model.batch < self.request.topology.devices, forbidden=pins.forbidden_factors if pinned else frozenset())
+        if key in self._spaces or among is None:
+            found = self._whole(key, base, limits)
+            found = found if found is None or among is None else restrict(found, among)
+        else:
+            left = {i: tuple(s for s in splits if legal(base.rules[i], s, dict(inner.shape), limits)) for i, splits in among.items()}
+            found = build_space(base, self._pricer(mesh), limits=limits, allowed=left, zero_axes=mesh.zero_axes, parts=micro) if all(left.values()) else None
+        return found if found is None or allowed is None else restrict(found, allowed(base, inner))
+
+    def _whole(self, key: tuple[Mesh, int, bool], base: Base, limits: Limits) -> Space | None:
+        """The space of a mesh and number of microbatches, with the user's pins or without."""
+        mesh, micro, pinned = key
+        inner = Mesh(mesh.inner)
         if key not in self._spaces:
-            pricer = self._pricer(mesh)
-            limits = Limits(spatial=self.model.batch < self.request.topology.devices, forbidden=pins.forbidden_factors if pinned else frozenset())
             try:
                 fixed = None
                 if pinned:
                     fixed = self.offered.held(base, inner, limits)
                 elif len(inner.axes) > 2:
                     fixed = self.offered.alphabet(base, inner, [c.plan for c, *_ in self._details.values()])
-                self._spaces[key] = build_space(base, pricer, limits=limits, allowed=fixed, zero_axes=mesh.zero_axes, parts=micro)
+                self._spaces[key] = build_space(base, self._pricer(mesh), limits=limits, allowed=fixed, zero_axes=mesh.zero_axes, parts=micro)
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.
                 if e.code != "P025":
                     raise
                 self._refused, self._spaces[key] = e, None
-        whole = self._spaces[key]
-        if allowed is None or whole is None:
-            return whole
-        return restrict(whole, allowed(base, inner))
+        return self._spaces[key]
 
     def floor(self, mesh: Mesh, microbatches: int) -> float:
         """Seconds below which no plan on the mesh is, with at most so many microbatches: known without its space."""
