@@ -36,9 +36,13 @@ LAYOUTS = st.builds(layout, st.sampled_from(SPOTS), st.sampled_from(SPOTS), st.b
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.tuples(st.integers(1, 40), st.integers(1, 40)), LAYOUTS, LAYOUTS, st.sampled_from([2.0, 4.0]), st.booleans())
-def test_a_padded_way_costs_what_its_own_steps_cost(shape: tuple[int, int], a: Layout, b: Layout, itemsize: float, grad: bool) -> None:
+@given(st.tuples(st.integers(1, 40), st.integers(1, 40)), LAYOUTS, LAYOUTS, st.sampled_from([2.0, 4.0]), st.booleans(), st.sampled_from([None, 0, 1, 2]))
+def test_a_way_costs_what_its_own_steps_cost(shape: tuple[int, ...], a: Layout, b: Layout, itemsize: float, grad: bool, whole: int | None) -> None:
+    """Padded or not, and with another dim in between that neither layout cuts: ways that are alike are derived once."""
     table = PRICER.conversions
+    if whole is not None:
+        shape = (*shape[:whole], 3, *shape[whole:])
+        a, b = (Layout((*x.dims[:whole], (), *x.dims[whole:]), x.partial, x.fan) for x in (a, b))
     rows, columns = [PRICER.atlas.number(a)], [PRICER.atlas.number(b)]
     forward, backward = table.table(shape, itemsize, rows, columns, grad)
     steps = convert(shape, a, b, tuple(SIZES.items()))

@@ -60,6 +60,29 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
     assert checked >= 6
 
 
+def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> None:
+    request = make_request(devices=16, hardware=None, topology=None)
+    search = Search(Model.open("zoo:llama3-8b,layers=2", Workload("train", batch=64), 16), request)
+    for mesh in (search.offered.meshes()[2], next(m for m in search.offered.meshes() if m.stages == 2 and len(m.axes) == 3)):
+        space = search.space(mesh, 2, None)
+        assert space is not None
+        whole, narrow = Relaxed(space), Relaxed(space)
+        target = 1.1 * whole.least((0, 1, 2))
+        assert narrow.least((0, 1, 2), target) == pytest.approx(whole.least((0, 1, 2)), rel=1e-9)
+        assert whole.splits is None and narrow.splits is not None and len(narrow.kept) < 0.9 * len(whole.kept)
+        below = 0
+        for at in (Techniques(z, r, m) for z in (0, 1, 2) for r in ("none", "block", "block-keep") for m in (2, 8, 16)):
+            found, same = whole.free(at, at.microbatches), narrow.free(at, at.microbatches)
+            assert whole.waiting(at.microbatches) == pytest.approx(narrow.waiting(at.microbatches), rel=1e-9) or mesh.stages > 1
+            if found is not None and found[1] < target:
+                assert same is not None and same[1] == pytest.approx(found[1], rel=1e-9)
+                assert narrow.usage(at, same[0]) == pytest.approx(whole.usage(at, found[0]), rel=0.05)
+                below += 1
+            else:
+                assert same is None or same[1] >= target * (1 - 1e-9)
+        assert below >= 3
+
+
 def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     request = make_request(devices=8, hardware=None, topology=None)
     search = Search(Model.open("zoo:bert-tiny", Workload("train", batch=24), 8), request)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.problem import Budget, Problem, evaluate
+from planner.problem import FORBIDDEN, Budget, Problem, evaluate
 from planner.solvers import solve
 
 from .problems import brute_force, random_problem
@@ -101,6 +101,28 @@ def test_too_wide_for_elimination_still_gives_a_bound() -> None:
         if choice is not None:
             verdict = evaluate(problem, choice)
             assert best is not None and verdict.feasible and verdict.cost >= best
+
+
+def test_the_least_cost_with_each_strategy_is_that_of_brute_force() -> None:
+    from planner.solvers.elimination import compile_tree
+    from planner.solvers.model import build
+
+    checked = 0
+    for seed in range(80):
+        problem = replace(random_problem(seed), usage_limit=None)
+        model = build(problem)
+        tree = compile_tree(model)
+        assert tree is not None
+        value, least = tree.marginals(model.cost)
+        best = brute_force(problem)
+        assert value == (np.inf if best is None else best)
+        for i, costs in enumerate(problem.cost):
+            for k in range(len(costs)):
+                held = tuple(np.where(np.arange(len(c)) == k, c, FORBIDDEN) if j == i else c for j, c in enumerate(problem.cost))
+                exact = brute_force(replace(problem, cost=held))
+                assert least[model.offset[i] + k] == (np.inf if exact is None else exact), (seed, i, k)
+                checked += exact is not None and exact != best
+    assert checked > 500
 
 
 def test_large_integers_stay_exact() -> None:

@@ -148,7 +148,9 @@ class Tree:
     def marginals(self, unary: np.ndarray) -> tuple[float, np.ndarray]:
         """Minimum, and of the choices with each strategy the least cost [positions]: messages go back from parents to children. Float costs only."""
         value, _, tables = self.run(unary)
-        offset, least = self.model.offset.tolist(), np.empty(len(unary))
+        offset, least = self.model.offset.tolist(), np.full(len(unary), np.inf)
+        if not np.isfinite(value):
+            return value, least
         for v in reversed(self.order):
             table, scope = tables[v], self.scope[v]
             if scope:
