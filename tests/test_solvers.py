@@ -122,7 +122,7 @@ def test_the_least_cost_with_each_strategy_is_that_of_brute_force() -> None:
                 exact = brute_force(replace(problem, cost=held))
                 assert least[model.offset[i] + k] == (np.inf if exact is None else exact), (seed, i, k)
                 checked += exact is not None and exact != best
-    assert checked > 500
+    assert checked > 300
 
 
 def test_large_integers_stay_exact() -> None:
