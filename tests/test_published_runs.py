@@ -22,8 +22,9 @@ from planner.runs.keep import COUNTS, fitted_constants, held_out_bytes, priced_b
 from planner.runs.rows import Left, case_of, custom, kernels_of, level, machine, runtime_of, sequence_parallel
 
 ROWS = Path(__file__).with_name("golden") / "published_runs.jsonl"
-MOST = {"Hagemann": 0.05, "vTrain": 0.135, "mosaicml": 0.04}
-"""Mean error of each source's rows. Two of vTrain's eight, which took twice as long as their neighbours, make 0.10 of its."""
+MOST = {"Hagemann": 0.05, "vTrain measured (multi": 0.135, "vTrain measured (single": 0.11, "mosaicml": 0.04, "torchtitan": 0.135,
+        "NVIDIA Megatron-Bridge": 0.07}  # fmt: skip
+"""Mean error of each source's rows. Two of vTrain's eight of several nodes, which took twice as long as their neighbours, make 0.10 of its. The last two set no constant."""
 
 
 @pytest.fixture(scope="module")
