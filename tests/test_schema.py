@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,15 @@ def test_baselines_are_accepted_and_faults_are_not() -> None:
     for fault in ({"mesh": [{"name": "data"}]}, {"format_version": "2.0"}, {"cost": {**table["cost"], "fit": "maybe"}}, {"nodes": {"a": {}}}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(table | fault, schema.schema())
+
+
+@pytest.mark.parametrize(("how", "rows"), [({}, 20), pytest.param({"fold": False, "solver": "recursive"}, 2000, marks=pytest.mark.slow)])
+def test_files_of_deep_models_are_small_and_change_by_the_line(how: dict[str, Any], rows: int) -> None:
+    """A model of a hundred layers, with blocks folded or every layer's decisions apart: under 2 MB, and a decision is a line."""
+    s = planner.plan("zoo:gpt-tiny,layers=100", devices=8, batch=16, pins="dp=2,tp=4,zero=1,recompute=none,micro=1", baselines=False, **how)
+    text = s.to_json()
+    assert len(text.encode()) < 2_000_000 and len(s.nodes) > rows
+    name = next(n for n, row in s.nodes.items() if row["op"] == "MatMul")
+    changed = replace(s, nodes={**s.nodes, name: {**s.nodes[name], "split": {"n": ["data"]}}}).to_json()
+    pairs = [(a, b) for a, b in zip(text.splitlines(), changed.splitlines(), strict=True) if a != b]
+    assert len(pairs) == 1 and all(line.lstrip().startswith(f'"{name}"') for line in pairs[0])
