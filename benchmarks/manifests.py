@@ -1,6 +1,6 @@
 """Manifests and scripts of every zoo model at several machine sizes, held to the official schemas and to shellcheck.
 
-    python -m benchmarks.manifests --folder DIR [--devices 8,64,1024] [--models gpt2-small,...] [--hardware h100-sxm]
+    python -m benchmarks.manifests --folder DIR [--devices 8,64,1024] [--models gpt2-small,...] [--hardware h100-sxm] [--mode auto]
 
 Each model is planned (the plan is kept in --folder and read again by the next run) and its program written, and with it a Job and a JobSet (kubernetes; gke-tpu for TPUs), an
 sbatch script and an Open MPI script. Jobs, services and config maps must pass Kubernetes' JSON schemas strictly (kubernetes-validate); a JobSet has none there: its own fields
@@ -51,17 +51,17 @@ def shellcheck(script: Path) -> str:
     return subprocess.run([tool, "-S", "style", script.name], cwd=script.parent, capture_output=True, text=True, check=False).stdout
 
 
-def planned(name: str, devices: int, hardware: str, folder: Path) -> Strategy:
+def planned(name: str, devices: int, hardware: str, mode: str, folder: Path) -> Strategy:
     """The kept plan, or a new one. Raises PlanError."""
     import planner
     from models_zoo import find
 
-    file = folder / f"{name}-{devices}-{hardware}.plan.json"
+    file = folder / f"{name}-{devices}-{hardware}-{mode}.plan.json"
     if file.exists():
         return Strategy.load(file)
     family, preset, _ = find(f"zoo:{name}")
     batch = -(-family.presets[preset].batch // devices) * devices
-    strategy = planner.plan(f"zoo:{name}", devices=devices, hardware=hardware, batch=batch, baselines=False, remedies=False)
+    strategy = planner.plan(f"zoo:{name}", devices=devices, hardware=hardware, batch=batch, mode=mode, baselines=False, remedies=False)
     strategy.save(file)
     return strategy
 
@@ -102,6 +102,7 @@ def main() -> int:
     p.add_argument("--devices", default="8,64,1024")
     p.add_argument("--models", default="")
     p.add_argument("--hardware", default="h100-sxm")
+    p.add_argument("--mode", default="auto", help="of planning: auto, or data-parallel, which takes a part of the time")
     args = p.parse_args()
     args.folder.mkdir(exist_ok=True)
     counts, names = [int(n) for n in args.devices.split(",")], args.models.split(",") if args.models else list(presets())
@@ -111,7 +112,7 @@ def main() -> int:
         for devices in counts:
             start = time.process_time()
             try:
-                done = checked(name, planned(name, devices, args.hardware, args.folder), args.folder)
+                done = checked(name, planned(name, devices, args.hardware, args.mode, args.folder), args.folder)
                 documents, scripts = documents + done[0], scripts + done[1]
                 cells.append(f"{devices:,}: {done[0]} + {done[1]} pass ({time.process_time() - start:.0f} s)")
             except PlanError as e:
