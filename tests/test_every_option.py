@@ -27,6 +27,7 @@ SPEC = "zoo:llama-tiny,layers=1"
 TRAINING = "--loss cross_entropy --logits logits --shift-labels --ignore-index -100 --trainable '*' --freeze '*norm*' --optimizer sgd --lr 0.01 --precision fp32"
 TIED = "--workload train --tie lm_head.weight=model.embed_tokens.weight"
 LORA = "--lora 'rank=2,targets=*.q_proj.weight'"
+TABLES = "--tables device"
 SIZES = "--dim seq=4 --shape x=8,4,16 --batch 8 --workload infer"
 MACHINE = "--hardware h100-sxm --memory-limit 40GiB --memory-reserve 1GiB --runtime jax-jit"
 SEARCH = "--objective step --time-limit 100 --seed 7 --strict"
@@ -35,6 +36,8 @@ plan {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} {SEARCH} --solver ilp --m
 plan {SPEC} --topology two.toml --tokens-per-step 128 {TIED} --json
 plan {SPEC} --devices 2 --batch 8 {LORA} --quiet -o lora.json
 plan free.onnx --devices 2 {SIZES} --quiet -o free.json
+plan zoo:llama-tiny,cache=1 --devices 2 --workload infer --prompt 8 --generate 4 --concurrency 4 --prefill-tokens 16 --quantize int8 --quiet -o serve.json
+plan zoo:dlrm-tiny --devices 2 --batch 8 {TABLES} --quiet -o dlrm.json
 plan --version
 plan --completion fish
 annotate p.json --model m.onnx -o m2.onnx
@@ -44,6 +47,7 @@ export p.json --model m.onnx --to maxtext -o p.yml --force
 import mega.yaml --from megatron --model {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} -o i.json --quiet --force
 import mega.yaml --model {SPEC} --topology two.toml --batch 8 {TIED} -o i.json --force --quiet
 import mega.yaml --model {SPEC} --devices 2 --tokens-per-step 128 {LORA} -o i.json --force --quiet
+import dp.yaml --model zoo:dlrm-tiny --devices 2 --batch 8 {TABLES} -o i.json --force --quiet
 import mega.yaml --model free.onnx --devices 2 --dim seq=4 --shape x=8,4,16 --batch 8 --workload train -o i.json --force --quiet
 launch p.json --model m.onnx --to kubernetes --image i --volume v --backend jit --python python3 --timeout 60 --cpu -o k8s --force -- --steps 2
 launch p.json --model m.onnx --nnodes 2 --coordinator nowhere --cpu -o l
@@ -51,21 +55,23 @@ weights hub/config.json --from hub --batch 8 {TRAINING} -o w.safetensors
 weights hub/config.json --from hub --tokens-per-step 64 --workload train -o w.safetensors --force --partial
 weights hub/config.json --from hub --tie lm_head.weight=model.embed_tokens.weight --partial
 weights hub/config.json --from hub {LORA} --partial
-weights free.onnx --from bare {SIZES}
+weights free.onnx --from bare {SIZES} {TABLES}
 verify p.json --model m.onnx --backend jit --target cpu --compute plan --no-run --tolerance 0.01 --time-limit 300
 compare {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} {SEARCH}
 compare {SPEC} --topology two.toml --tokens-per-step 128 {TIED}
 compare {SPEC} --devices 2 --batch 8 {LORA}
+compare zoo:dlrm-tiny --devices 2 --batch 8 {TABLES}
 compare free.onnx --devices 2 {SIZES}
 sweep {SPEC} --devices 2,4 --batch 8 {TRAINING} {MACHINE} {SEARCH} --solver dp --mode semi-auto --pin tp=2 --scaling weak
 sweep {SPEC} --devices 2 --tokens-per-step 128 {TIED}
 sweep zoo:mlp-tiny --devices 2 --tokens 1B --price 2/h --deadline 30d --budget 1M --pareto
 sweep {SPEC} --devices 2 --batch 8 {LORA} --json
+sweep zoo:dlrm-tiny --devices 2 --batch 8 {TABLES}
 sweep free.onnx --devices 2 {SIZES}
 ops {SPEC} --batch 8 {TRAINING} --parameters
 ops {SPEC} --tokens-per-step 128 {TIED}
 ops {SPEC} {LORA} --batch 8
-ops free.onnx {SIZES}
+ops free.onnx {SIZES} {TABLES}
 calibrate --runs none.jsonl --hardware a100-80gb-sxm -o mine.toml --force
 solve problem.json --seed 3
 """.splitlines()))  # fmt: skip
@@ -85,6 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     steps = [helper.make_node("Add", ["x", "z"], ["s"]), helper.make_node("MatMul", ["s", "w"], ["h"]), helper.make_node("Tanh", ["h"], ["y"])]
     onnx.save(helper.make_model(helper.make_graph(steps, "free", [x, z], [y], [weight]), opset_imports=[helper.make_opsetid("", 18)]), at / "free.onnx")
     (at / "mega.yaml").write_text("tensor_model_parallel_size: 2\nmicro_batch_size: 8\nglobal_batch_size: 8\n")
+    (at / "dp.yaml").write_text("tensor_model_parallel_size: 1\nmicro_batch_size: 4\nglobal_batch_size: 8\n")
     tensors = hub_tensors("llama")
     checkpoint(at / "hub", "llama", {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]})
     checkpoint(at / "bare", "llama", {"w": np.zeros((16, 16), np.float32)})
