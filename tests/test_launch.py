@@ -354,6 +354,28 @@ def test_what_no_manifest_can_hold_is_refused(tmp_path: Path, on_nodes: planner.
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_program_with_constants_beside_it_lies_on_the_volume(tmp_path: Path, on_nodes: planner.Strategy) -> None:
+    import yaml
+
+    pytest.importorskip("kubernetes_validate")
+    one = job(tmp_path)
+    (tmp_path / "p.safetensors").write_bytes(b"x")
+    for text in manifests(one, on_nodes, "image", "claim", False).values():
+        parts = list(yaml.safe_load_all(text))
+        assert "ConfigMap" not in [part["kind"] for part in parts] and "configMap" not in text
+        for part in parts:
+            check_manifest(part)
+        assert {"name": "data", "mountPath": "/program", "subPath": plain_name(one.name)} in text_mounts(parts[-1])
+
+
+def text_mounts(document: dict[str, Any]) -> list[dict[str, str]]:
+    """Mounts of the first container."""
+    spec = document["spec"] if document["kind"] == "Job" else document["spec"]["replicatedJobs"][0]["template"]["spec"]
+    mounts: list[dict[str, str]] = spec["template"]["spec"]["containers"][0]["volumeMounts"]
+    return mounts
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("hardware", "devices", "nodes"), MACHINES)
 def test_manifests_pass_the_official_schemas(tmp_path: Path, hardware: str, devices: int, nodes: int) -> None:
     pytest.importorskip("kubernetes_validate")

@@ -100,8 +100,8 @@ def _check(args: argparse.Namespace, strategy: Strategy) -> tuple[Host, ...]:
 
 def write(jobs: Sequence[Job], args: argparse.Namespace, strategy: Strategy, hosts: tuple[Host, ...] = ()) -> int:
     """Scripts or manifests beside the program. jobs: several for SLURM alone, which picks by its allocation."""
-    from planner.launch.kubernetes import manifests
-    from planner.launch.scripts import mpirun, slurm
+    from planner.launch.kubernetes import manifests, on_volume
+    from planner.launch.scripts import mpirun, plain_name, slurm
     from planner.strategy import write_atomically
 
     python, job = args.python or "python3", jobs[0]
@@ -111,6 +111,8 @@ def write(jobs: Sequence[Job], args: argparse.Namespace, strategy: Strategy, hos
         made = {"mpirun.sh": mpirun(job, python, hosts)}
     else:
         made = manifests(job, strategy, args.image, args.volume, args.to == "gke-tpu")
+        if why := on_volume(job):
+            console.say(f"note: no ConfigMap holds the program ({why}): copy {job.program.parent}/ to {plain_name(job.name)}/ on the volume {args.volume}")
     for file, text in made.items():
         write_atomically(job.program.parent / file, text)
     first = job.program.parent / next(iter(made))

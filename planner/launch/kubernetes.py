@@ -38,7 +38,9 @@ def manifests(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool) 
     """
     name = plain_name(job.name)
     slices = _slices(strategy) if tpu else 1
-    program = _config(job, name)
+    program = [] if on_volume(job) else [_config(job, name)]
+    if not program and not volume:
+        raise PlanError("P207", f"the program cannot travel in a ConfigMap: {on_volume(job)}", help=[f"--volume CLAIM, its folder copied to {name}/ there; or --to slurm"])
     service: dict[str, Any] = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
                                "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}}}  # fmt: skip
     alone = _pod(job, strategy, image, volume, tpu, name, f"{name}-0.{name}")
@@ -53,7 +55,7 @@ def manifests(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool) 
     spec = {"failurePolicy": {"maxRestarts": RESTARTS}, **policy, "network": {"enableDNSHostnames": True, "subdomain": name}, "replicatedJobs": jobs}
     whole: dict[str, Any] = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name}, "spec": spec}
     # pods of several slices, or roles, are told apart by a JobSet alone
-    files = {**({"job.yaml": [program, service, single]} if slices == 1 and not served else {}), "jobset.yaml": [program, whole]}
+    files = {**({"job.yaml": [*program, service, single]} if slices == 1 and not served else {}), "jobset.yaml": [*program, whole]}
     return {file: _yaml(parts) for file, parts in files.items()}
 
 
@@ -102,13 +104,16 @@ def _slices(strategy: Strategy) -> int:
     return prod(int(level["size"]) for level in strategy.topology["levels"] if level["kind"] != "torus")
 
 
+def on_volume(job: Job) -> str:
+    """Why no ConfigMap holds a program, "" where one does: it must then lie in the folder NAME of the volume."""
+    beside, size = job.program.with_suffix(".safetensors"), job.program.stat().st_size
+    if beside.exists():
+        return f"{beside.name} ({beside.stat().st_size:,} bytes) lies beside it"
+    return f"it has {size:,} bytes" if size > LARGEST_PROGRAM_BYTES else ""
+
+
 def _config(job: Job, name: str) -> dict[str, Any]:
-    beside = job.program.with_suffix(".safetensors")
-    text = job.program.read_text()
-    if beside.exists() or len(text) > LARGEST_PROGRAM_BYTES:
-        what = f"{beside.name} ({beside.stat().st_size:,} bytes) lies beside it" if beside.exists() else f"it has {len(text):,} bytes"
-        raise PlanError("P207", f"the program cannot travel in a ConfigMap: {what}", help=["--to slurm or mpirun, where its folder is shared"])
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {Path(job.program).name: text}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {Path(job.program).name: job.program.read_text()}}
 
 
 def _job_spec(pods: int, pod: dict[str, Any]) -> dict[str, Any]:
@@ -117,15 +122,17 @@ def _job_spec(pods: int, pod: dict[str, Any]) -> dict[str, Any]:
 
 def _pod(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool, subdomain: str, coordinator: str) -> dict[str, Any]:
     """A pod template. TPU hosts find each other by what GKE puts into their environment; GPU nodes by rank and coordinator."""
-    mounts = [{"name": "program", "mountPath": "/program"}, {"name": "shm", "mountPath": "/dev/shm"}]
-    volumes: list[dict[str, Any]] = [{"name": "program", "configMap": {"name": plain_name(job.name)}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    own = plain_name(job.name)
+    there = {"name": "data", "mountPath": "/program", "subPath": own} if on_volume(job) else {"name": "program", "mountPath": "/program"}
+    mounts = [there, {"name": "shm", "mountPath": "/dev/shm"}]
+    volumes: list[dict[str, Any]] = [*([] if on_volume(job) else [{"name": "program", "configMap": {"name": own}}]), {"name": "shm", "emptyDir": {"medium": "Memory"}}]
     if volume:
         mounts.append({"name": "data", "mountPath": "/data"})
         volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": volume}})
     words = job.command("python3", f"/program/{job.program.name}", "auto" if tpu else f"{coordinator}:{PORT}", "RANK")
-    own = len(words) - len(job.arguments)
+    last = len(words) - len(job.arguments)
     # $(NAME) in a command is a variable's value; $$ is a dollar sign
-    command = ["$(RANK)" if w == "RANK" and i < own else w.replace("$", "$$") for i, w in enumerate(words)]
+    command = ["$(RANK)" if w == "RANK" and i < last else w.replace("$", "$$") for i, w in enumerate(words)]
     rank = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}}
     variables = [rank, *({"name": k, "value": v} for k, v in job.environment().items())]
     resource = "" if job.virtual or job.device.startswith("cpu") else "google.com/tpu" if tpu else "amd.com/gpu" if job.device.startswith("mi") else "nvidia.com/gpu"
