@@ -56,7 +56,8 @@ class Target:
         if self.kind == "gpu":
             return {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
         if self.kind == "tpu":
-            return {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TF_CPP_MIN_LOG_LEVEL": "2",
+            # Nothing is run, so that several may compile at once.
+            return {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TF_CPP_MIN_LOG_LEVEL": "2", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
                     "TPU_ACCELERATOR_TYPE": f"{_ACCELERATOR.get(self.name, self.name)}-{self.devices}"}  # fmt: skip
         return {}
 
