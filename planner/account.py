@@ -89,6 +89,9 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     for i in loose:
         late = pipeline is not None and pipeline.late(i)
         yield from _inner(flow, i, int(pipeline.turns(i)) if pipeline else micro, size, "after" if late else "before")
+    if pipeline and pipeline.schedule == "gpipe":  # head and loss are one function that keeps nothing but what it is given
+        ending = [i for i in loose if pipeline.late(i)]
+        yield from _replayed(outer, replay(outer, ending, "all", (*graph.inputs, *last)), "all", ends, once, size, "after")
     gathered: dict[str, list[bool]] = {}  # sharded weight -> per function that gathers it, whether the backward pass gathers it again
     for run in runs:
         dealt = pipeline is not None and run.first == pipeline.first
@@ -104,7 +107,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
             yield from _tree(body, name, tree, times, times, once, size, place)
         for i in own:
             yield from _inner(flow, i, times, size, place)
-        yield from _replayed(body, again, times, once, size, place)
+        yield from _replayed(body, again, block_mode(flow), times, once, size, place)
         for names in run.weights:
             for name in names[: pipeline.per_stage] if pipeline and dealt else names:
                 gathered.setdefault(name, []).append(again is not None and names[0] in again.weights)
@@ -201,16 +204,16 @@ def _step(flow: Flow, name: str, step: Step, times: int, forward_times: int, siz
         yield Use(step.backward, step.axes, int(step.backward_elements * size(tensor.dtype)), times, "backward", what, place=where)
 
 
-def _replayed(flow: Flow, again: Replay | None, times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
-    """Collectives of a block's forward pass that its backward pass runs again."""
+def _replayed(flow: Flow, again: Replay | None, mode: str, times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
+    """Collectives of a function's forward pass that its backward pass runs again. mode: how it is wrapped (planner.emit.replay)."""
     if again is None:
         return
     for name, path in again.steps:
         if (name, path) in once.forward:
             continue
         yield from _step(flow, name, path[-1], 0, times, size, where, "recompute")
-    for i in again.nodes if block_mode(flow) in ("all", "keep") else ():
-        for use in _inner(flow, i, times, size, where, block_mode(flow)):
+    for i in again.nodes if mode in ("all", "keep") else ():
+        for use in _inner(flow, i, times, size, where, mode):
             if use.phase == "forward":
                 yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what, place=where)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from math import prod
 from typing import Any
 
@@ -237,10 +238,11 @@ def _pending(layout: Layout, targets: tuple[Layout, ...], plan: Plan) -> Axes:
 
 
 def _storage(shape: tuple[int, ...], targets: tuple[Layout, ...], plan: Plan, trained: bool) -> Layout:
-    """The layout, of those its uses want, from which a weight reaches all its uses with the fewest bytes, the reduction of what is
-    pending of its gradient included; among equals the smallest piece."""
+    """The layout, of those its uses want and of what two of them cut together, from which a weight reaches all its uses with the fewest bytes, the
+    reduction of what is pending of its gradient included; among equals the smallest piece."""
     sizes, best = dict(plan.mesh), None
-    for layout in dict.fromkeys(t.stored for t in targets):
+    wanted = dict.fromkeys(t.stored for t in targets)
+    for layout in dict.fromkeys((*wanted, *(both for a, b in combinations(wanted, 2) if (both := _cut_by_both(a, b)) is not None))):
         source = replace(layout, fan=_pending(layout, targets, plan)) if trained else layout
         tree = distribute(shape, source, targets, plan.mesh, trained)
         if tree is None:
@@ -250,6 +252,14 @@ def _storage(shape: tuple[int, ...], targets: tuple[Layout, ...], plan: Plan, tr
         if best is None or price < best[0]:
             best = price, layout
     return best[1] if best else targets[0].stored
+
+
+def _cut_by_both(a: Layout, b: Layout) -> Layout | None:
+    """The layout with the cuts of two; None where they cut one dim, or over one axis."""
+    axes = [x for layout in (a, b) for dim in layout.dims for x in dim]
+    if len(set(axes)) < len(axes) or any(x and y for x, y in zip(a.dims, b.dims, strict=True)):
+        return None
+    return Layout(tuple(x or y for x, y in zip(a.dims, b.dims, strict=True)))
 
 
 def stored_layout(weight: WeightPlan) -> Layout:

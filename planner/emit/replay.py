@@ -13,7 +13,7 @@ benchmarks/compiler_truth.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import prod
@@ -69,7 +69,7 @@ class Replay:
     kept: dict[tuple[str, tuple[Step, ...]], None] = field(default_factory=dict)
 
 
-def replay(flow: Flow, inside: range, mode: str, given: Iterable[str] = ()) -> Replay:
+def replay(flow: Flow, inside: Sequence[int], mode: str, given: Iterable[str] = ()) -> Replay:
     """The second run of nodes `inside`, wrapped as `mode` says. flow: as it is inside the function (`runs.inner_flow`).
 
     given: tensors that arrive as arguments in their source layout and are converted inside (what a block carries on).
