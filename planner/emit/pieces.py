@@ -11,6 +11,7 @@ Such a kernel is written as in a shard_map program. Sums pending in its result a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from planner.emit.text import spec_text
@@ -29,8 +30,10 @@ LOOKUPS = frozenset({"Gather", "GatherND"})
 
 
 def by_piece(body: Body, index: int) -> bool:
-    """Whether node `index` runs under shard_map (module docstring); only where its operands and result are cut evenly."""
+    """Whether node `index` runs under shard_map (module docstring); only on several devices, and where its operands and result are cut evenly."""
     node, rule, split = body.flow.graph.nodes[index], body.flow.rules[index], body.flow.split(index)
+    if prod(body.mesh.values()) == 1:
+        return False
     if node.op in BY_PIECE or _exchanges(body, index):
         wanted = True
     elif node.op in LOOKUPS:
