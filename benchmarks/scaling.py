@@ -38,7 +38,7 @@ EXACT = 1e-6
 AXES = ((64,), (8, 8), (4, 4, 4))
 STUDIES: dict[str, tuple[str, tuple[int, ...]]] = {
     "layers-folded": ("layers", (6, 12, 24, 48, 96, 192, 384)),
-    "layers-unfolded": ("layers", (6, 12, 24, 48)),
+    "layers-unfolded": ("layers", (6, 12, 24)),
     "devices": ("devices", (8, 64, 512, 4096, 32768)),
     "axes": ("mesh axes", (1, 2, 3)),
     "strategies": ("strategies a node, at most", (4, 8, 16, 32, 64, 128)),
@@ -215,7 +215,7 @@ def drawn(rows: Sequence[Row], folder: Path) -> None:
             axes.minorticks_off()
             axes.grid(alpha=0.3)
         seconds.set_yscale("log")
-        seconds.legend(fontsize=7)
+        figure.legend(*seconds.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=7)
         figure.suptitle(study, fontsize=11)
         figure.savefig(folder / f"scaling-{study}.svg", metadata={"Date": None})
         plt.close(figure)

@@ -9,8 +9,7 @@ Per model one training step (AdamW, bfloat16) on a v5e slice of 2 x 4:
 
     auto    the program of one device without any sharding; the pass chooses those of arguments, results and everything between, within RATIO times its own
             lower bound of memory (its default of 1.1 takes minutes more and answers worse) and SOLVER_S a partial mesh
-    ours    what `plan` chooses for the slice with everything open, and the least traffic it finds under `auto`'s peak memory where the first moves more;
-            both back ends
+    ours    what `plan` chooses for the slice with everything open, as a program of either back end
 
 Printed: ring bytes a device sends in a step as compiled (parsed from the compiled text by `planner.verify`), arguments and peak memory a device by the compiler, seconds:
 of `auto` the compilation less that of our jit program (what choosing adds), of ours the whole `plan` process.
