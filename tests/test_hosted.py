@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import threading
-import time
 import types
 from contextlib import suppress
 from dataclasses import replace
@@ -186,7 +185,7 @@ def test_parts_on_servers_give_the_same(tmp_path: Path) -> None:
     for i, port in enumerate(ports):
         threading.Thread(target=m.serve, args=(types.SimpleNamespace(serve=f"{i}/3", seed=3, port=port), {}), daemon=True).start()
     at = ",".join(f"127.0.0.1:{port}" for port in ports)
-    tables = retried(lambda: m.open_tables(types.SimpleNamespace(tables=at, tables_timeout=30.0, seed=3), {}))
+    tables = m.open_tables(types.SimpleNamespace(tables=at, tables_timeout=30.0, seed=3), {})
     assert stepped(m, tables, 3) == stepped(m, here, 3)
     for key, arrays in here[0].items():
         every = m.read_rows(tables, key, np.arange(len(arrays[0])))
@@ -199,15 +198,11 @@ def test_parts_on_servers_give_the_same(tmp_path: Path) -> None:
         wire.close()
 
 
-def retried(connect: Any) -> Any:
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            return connect()
-        except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+def test_a_server_that_never_comes_is_named(tmp_path: Path) -> None:
+    m = emitted(tmp_path, "hosted", pins="dp=8", tables="server")
+    nobody = f"127.0.0.1:{free_port()}"
+    with pytest.raises(SystemExit, match=f"no server of tables at {nobody} within 0.5 s"):
+        m.open_tables(types.SimpleNamespace(tables=nobody, tables_timeout=0.5, seed=3), {})
 
 
 def test_manifests_have_three_roles(tmp_path: Path) -> None:

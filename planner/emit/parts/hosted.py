@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 import zlib
 
 import jax
@@ -55,11 +56,23 @@ def read_part(arrays, at):
     return np.stack([array[at] for array in arrays])
 
 
+def connect(address, timeout_s):
+    """A connection to the server at HOST:PORT. One that has no name or does not answer yet is asked again: servers and workers start in any order."""
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+        except OSError as e:
+            if time.monotonic() > until:
+                raise SystemExit(f"no server of tables at {address} within {timeout_s:g} s: {e}") from e
+            time.sleep(0.2)
+
+
 def open_tables(args, weights):
     """The parts: connections to the servers of --tables, or this process's own."""
     if args.tables:
-        where = [address.rpartition(":") for address in args.tables.split(",")]
-        return [socket.create_connection((host.strip("[]"), int(port)), timeout=args.tables_timeout) for host, _, port in where]
+        return [connect(address, args.tables_timeout) for address in args.tables.split(",")]
     if jax.process_count() > 1:
         raise SystemExit("several processes share their tables through servers: --serve I/N on hosts that hold them, and --tables HOST:PORT,... here")
     return [make_part(args.seed, weights, 0, 1)]

@@ -17,7 +17,7 @@ from planner.emit.parts.tables import FROZEN, HOSTED, INPUTS, PARAMS
 TABLE_OPTIONS = (
     ("--data", {"metavar": "WHERE", "help": "folder with .safetensors or INPUT.npy shards, or FILE.py:function that returns a dataset; default: seeded random"}),
     ("--tables", {"metavar": "HOST:PORT,...", "help": "the servers of the tables, in the order of their parts; default: in this process, which must then be the only one"}),
-    ("--tables-timeout", {"type": float, "default": 600.0, "metavar": "S", "help": "seconds without an answer from a server (default 600)"}),
+    ("--tables-timeout", {"type": float, "default": 600.0, "metavar": "S", "help": "seconds to wait for a server to come up, and for each answer (default 600)"}),
     ("--serve", {"metavar": "I/N", "help": "be the server of part I of N of the tables, and nothing else"}),
     ("--port", {"type": int, "default": 8477, "metavar": "PORT", "help": "with --serve: where (default 8477)"}),
 )
