@@ -9,12 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from planner.collector import seldom_collecting
 from planner.errors import NO_PLAN, PlanError, did_you_mean
 from planner.strategy import Strategy
 
 DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME = "h100-sxm", "bf16-mixed", "jax-shard_map"
 
 
+@seldom_collecting()
 def plan(source: Any, *, devices: int | None = None, hardware: str | None = None, topology: str | Path | None = None, workload: str = "train",
          batch: int | None = None, tokens_per_step: int | None = None, dims: Mapping[str, int] | None = None,
          shapes: Mapping[str, tuple[int, ...]] | None = None, mode: str = "auto", solver: str = "auto", pins: Any = None, objective: str = "step",

@@ -8,7 +8,8 @@ primes: which axes divide a payload is read off its prime factors. `Conversions`
 
 and prices a table of pairs for a tensor of a given size with a few array operations.
 
-Neither the dims that both layouts leave whole nor the names of axes make a difference: pairs that are alike up to those (`_form`) share a derivation.
+Neither the dims that both layouts leave whole nor the names of axes make a difference, and on evenly cut tensors nor does an axis that keeps its place: it only
+divides what moves. Pairs that are alike up to those (`_difference`, where something is padded `_form`) share a derivation.
 
 Where a layout pads a dim, the way depends on three facts per dim: whether both layouts pad it to the same extent, and whether each leaves it as it is. What
 moves is then a product over dims of the extent padded for one or the other layout, divided by the same axes: one derivation a pair and set of facts.
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 Move = tuple[str, Axes, Axes, bool]
 """Collective, its axes, the axes whose sizes divide its payload, and whether it belongs to the backward pass."""
+
+
+Pair = tuple[tuple, tuple[Axes, ...], Axes, Axes]
+"""What two layouts differ in: rows with axes by number, in order of first appearance; the rows (per dim old and new axes, then partial and fan axes of the
+one, and of the other); their axes; and the axes that cut both alike."""
 
 
 class Atlas:
@@ -66,15 +72,16 @@ class Atlas:
             self._plain[number] = self.number(Layout(layout.dims, layout.partial))
         return self._plain[number]
 
-    def moves(self, a: int, b: int, order: Axes) -> list[Move] | None:
-        """Collectives from layout a to layout b on evenly cut tensors, None where there is no way. order: the mesh's axes."""
-        source, target = self.layouts[a], self.layouts[b]
-        mesh = tuple(zip(order, PRIMES, strict=False))
-        extent = prod(n for _, n in mesh)
-        whole = extent ** len(source.dims)
+    def moves(self, pair: Pair) -> list[Move] | None:
+        """Collectives of a pair of layouts of evenly cut tensors, None where there is no way."""
+        number, rows, axes, stay = pair
 
         def derive() -> list[tuple] | None:
-            steps = convert((extent,) * len(source.dims), source, target, mesh)
+            dims, (partial, fan, to_partial, to_fan) = rows[:-4], rows[-4:]
+            mesh = tuple(zip(axes, PRIMES, strict=False))
+            extent = prod(n for _, n in mesh)
+            shape = (extent,) * (len(dims) // 2)
+            steps, whole = convert(shape, Layout(dims[::2], partial, fan), Layout(dims[1::2], to_partial, to_fan), mesh), prod(shape)
             return None if steps is None else [
                 (kind, s.axes, tuple(axis for axis, n in mesh if (whole // elements) % n == 0), back)
                 for s in steps
@@ -82,7 +89,8 @@ class Atlas:
                 if kind
             ]  # fmt: skip
 
-        return self.derived(*_form(source, target, order), derive)
+        found = self.derived(number, axes, derive)
+        return None if found is None else [(kind, over, (*cut, *stay), back) for kind, over, cut, back in found]
 
     def derived(self, key: tuple, axes: Axes, derive: Callable[[], list[tuple] | None]) -> list[Any] | None:
         """What `derive` finds, in the names of `axes`; it is asked once for all pairs of a form (the key)."""
@@ -100,6 +108,30 @@ def _form(source: Layout, target: Layout, order: Axes) -> tuple[tuple, Axes]:
     axes = tuple([a for a in order if any(a in row for row in rows)])
     number = {axis: k for k, axis in enumerate(axes)}
     return tuple([tuple([number[a] for a in row]) for row in rows]), axes
+
+
+def _difference(source: Layout, target: Layout) -> Pair:
+    """What two layouts of an evenly cut tensor differ in: axes that keep their place in it have no part in a move but that they divide what moves."""
+    rows: list[Axes] = []
+    stay: list[str] = []
+    for old, new in zip(source.dims, target.dims, strict=True):
+        if old == new:
+            stay += old
+            continue
+        same = 0
+        for a, b in zip(old, new, strict=False):
+            if a != b:
+                break
+            same += 1
+        stay += old[:same]
+        rows += old[same:], new[same:]
+    for old, new in ((source.partial, target.partial), (source.fan, target.fan)):
+        both = [a for a in old if a in new] if old and new else ()
+        rows += (tuple([a for a in old if a not in both]), tuple([a for a in new if a not in both])) if both else (old, new)
+    rows[-3], rows[-2] = rows[-2], rows[-3]
+    number: dict[str, int] = {}
+    form = tuple([tuple([number.setdefault(a, len(number)) for a in row]) for row in rows])
+    return form, tuple(rows), tuple(number), tuple(sorted(stay))
 
 
 class Pairs:
@@ -148,12 +180,12 @@ class Pairs:
         return grid
 
     def _pair(self, a: int, b: int) -> int:
-        source, target = self.atlas.layouts[a], self.atlas.layouts[b]
-        form = tuple([pair for pair in zip(source.dims, target.dims, strict=True) if pair[0] or pair[1]]), source.partial, source.fan, target.partial, target.fan
+        pair = _difference(self.atlas.layouts[a], self.atlas.layouts[b])
+        form = pair[1], pair[3]
         k = self._forms.get(form)
         if k is None:
             k = self._forms[form] = len(self._forms)
-            moves = self.atlas.moves(a, b, self.order)
+            moves = self.atlas.moves(pair)
             self.impossible.append(moves is None)
             for kind, axes, cut, backward in moves or ():
                 self.pair.append(k)
@@ -163,7 +195,7 @@ class Pairs:
 
     def number(self, kind: str, axes: Axes, cut: Axes) -> int:
         """Which of `terms` this is."""
-        return self._terms.setdefault((kind, axes, cut), len(self._terms))
+        return self._terms.setdefault((kind, axes, tuple(sorted(cut))), len(self._terms))
 
 
 class Ways:
