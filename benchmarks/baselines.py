@@ -38,7 +38,7 @@ def main() -> int:
             made = planner.plan(spec, **options)  # type: ignore[arg-type]
             kept = {k: v for k, v in made.provenance.items() if k in ("tool", "cost_model", "source")}  # no dates or times: only estimates make a diff
             FOLDER.mkdir(exist_ok=True)
-            replace(made, provenance=kept).save(path)
+            replace(made, provenance=kept, details={}).save(path)
             print(f"wrote {path.relative_to(FOLDER.parent.parent)}", file=sys.stderr)
             continue
         report = check(planner.Strategy.load(path), spec, baseline=f"benchmarks/baselines/{path.name}")

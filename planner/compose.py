@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from planner.assemble import PICO
+from planner.detail import details
 from planner.evaluate import Cost, price_plan
 from planner.flow import Flow, Plan
 from planner.graph import Graph
@@ -31,7 +35,8 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     best = found.best
     assert best is not None
     base = found.base
-    pricer_cost, flow, _ = price_plan(base, best.plan, _pricer(request, best))
+    pricer = _pricer(request, best)
+    pricer_cost, flow, runs = price_plan(base, best.plan, pricer)
     graph = base.graph
     # The bound is over relaxed problems whose every cost is a whole picosecond: above the price by that rounding alone, it is the price itself.
     step, rounding = best.cost.step_time_s, ROUNDING_S * len(graph.nodes)
@@ -45,13 +50,15 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     techniques = {"microbatches": best.plan.microbatches, "schedule": best.plan.schedule or "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
                   "recompute": best.plan.recompute, "offload": list(best.plan.offload), "copies": 1, "fused_collective_bytes": 0} | chunks(best.plan) | tables(graph)  # fmt: skip
     workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}
-    return Strategy(
+    made = Strategy(
         {"name": model.name, "sha256": model.sha256(), "nodes": len(graph.nodes), "parameters": graph.parameters}, request.topology.to_json(), workload,
         tuple({"name": a.name, "size": a.size, "levels": [request.topology.levels[level].name for level, _ in a.parts]} for a in best.mesh.axes),
         node_table(base, flow, found), block_table(graph, flow, base),
         tensor_table(graph, flow, base), techniques, cost_table(pricer_cost, request, base, model), solver,
-        {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions, provenance, graph,
+        {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions, provenance,
+        details(base, flow, runs, pricer), graph,
     )  # fmt: skip
+    return replace(made, provenance={**provenance, "decisions": made.decisions()})
 
 
 def tables(graph: Graph) -> dict[str, list[str]]:
@@ -107,10 +114,29 @@ def held_times(base: Base, pipeline: Pipeline | None) -> dict[int, float]:
 
 
 def block_table(graph: Graph, flow: Flow, base: Base) -> tuple[dict[str, Any], ...]:
-    """A row per run of repeats; of one that is dealt out over pipeline stages, how many repeats a stage holds."""
+    """A row per run of repeats; of one that is dealt out over pipeline stages, how many repeats a stage holds; how names tell the repeats apart, where they do."""
     pipeline = pipeline_of(graph, flow.plan)
     return tuple({"first": f, "period": p, "repeats": r, "body": [n.id for n in graph.nodes[f : f + p]]}
-                 | ({"per_stage": pipeline.per_stage} if pipeline is not None and pipeline.first == f else {}) for f, p, r in base.runs)  # fmt: skip
+                 | ({"per_stage": pipeline.per_stage} if pipeline is not None and pipeline.first == f else {}) | numbering(graph, f, p, r)
+                 for f, p, r in base.runs)  # fmt: skip
+
+
+def numbering(graph: Graph, first: int, period: int, repeats: int) -> dict[str, Any]:
+    """{"scope": "/model/layers.", "step": 1} where the number behind one prefix rises by `step` from repeat to repeat in the ids of all of a block's nodes
+    and nothing else in them differs; nothing where ids are made otherwise."""
+    ids = [[graph.nodes[first + r * period + j].id for r in range(repeats)] for j in range(period)]
+    other = ids[0][1]
+    at = next((k for k, (a, b) in enumerate(zip(ids[0][0], other, strict=False)) if a != b), 0)
+    scope = other[:at].rstrip("0123456789")
+    rest = re.compile(re.escape(scope) + r"(\d+)(.*)", re.S)
+    found: set[int] = set()
+    for names in ids:
+        read = [rest.fullmatch(name) for name in names]
+        if not scope or not all(read) or len({m[2] for m in read if m}) > 1:
+            return {}
+        numbers = [int(m[1]) for m in read if m]
+        found |= {b - a for a, b in pairwise(numbers)}
+    return {"scope": scope, "step": found.pop()} if len(found) == 1 and min(found) > 0 else {}
 
 
 def stage_of(i: int, pipeline: Pipeline | None) -> int:

@@ -97,18 +97,22 @@ class NodeTable(TypedDict):
     time_s: float
     times: int
     outputs: list[str]
+    unsupported: NotRequired[str]
     runner_up: NotRequired[RunnerUp]
     members: NotRequired[list[str]]
 
 
 class BlockTable(TypedDict):
-    """A run of nodes that recurs: the first repeat's body stands for all; `per_stage`: repeats a pipeline stage holds."""
+    """A run of nodes that recurs: the first repeat's body stands for all; `per_stage`: repeats a pipeline stage holds;
+    ids of a repeat's nodes have, behind `scope`, a number that is `step` higher than in the repeat before."""
 
     body: list[str]
     first: int
     period: int
     repeats: int
     per_stage: NotRequired[int]
+    scope: NotRequired[str]
+    step: NotRequired[int]
 
 
 class ZeroTable(TypedDict):
@@ -130,6 +134,50 @@ class TensorTable(TypedDict):
     label: NotRequired[str]
     stage: NotRequired[int]
     zero: NotRequired[ZeroTable]
+
+
+class SideTable(TypedDict):
+    """An operand or result as its node has it: the factors of each dim, the mesh axes that cut it, the axes over which terms are still to be added."""
+
+    tensor: str
+    dims: list[str]
+    layout: list[list[str]]
+    partial: list[str]
+
+
+class KernelTable(TypedDict):
+    """Seconds of a pass forward and backward (forward `again` where recomputed), passes a step, seconds a step, those in bubbles, and what binds."""
+
+    forward_s: float
+    backward_s: float
+    again: bool
+    times: int
+    step_s: float
+    bubble_s: float
+    bound_by: str
+
+
+class MoveTable(TypedDict):
+    """Collectives of one kind on one tensor: how many a step, their bytes and seconds together; axes joined by +."""
+
+    kind: str
+    axes: str
+    phase: str
+    tensor: str
+    count: int
+    payload_bytes: int
+    time_s: float
+
+
+class DetailTable(TypedDict):
+    """Why one operator costs what it does, for `plan explain`."""
+
+    rule: str
+    sizes: dict[str, int]
+    operands: list[SideTable]
+    results: list[SideTable]
+    kernels: KernelTable
+    moves: list[MoveTable]
 
 
 class TechniqueTable(TypedDict):
@@ -226,6 +274,7 @@ class StrategyFile(TypedDict):
     baselines: dict[str, BaselineTable]
     assumptions: list[str]
     provenance: dict[str, Any]
+    details: NotRequired[dict[str, DetailTable]]
 
 
 class TopologyLevel(TypedDict):

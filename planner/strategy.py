@@ -5,6 +5,7 @@ Sorted keys, one node a line, rounded floats; nothing outside `provenance` depen
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -22,12 +23,15 @@ if TYPE_CHECKING:  # neither is needed to read a file and show it
     from planner.graph import Graph
 
 FORMAT_VERSION = "1.0"
-NODE_TABLES = ("nodes", "tensors")
+NODE_TABLES = ("details", "nodes", "tensors")
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """Fields are the file's keys (planner/schema.py, docs/stability.md). `graph` is the graph it was planned on, when it is at hand."""
+    """Fields are the file's keys (planner/schema.py, docs/stability.md). `graph` is the graph it was planned on, when it is at hand.
+
+    details: what each class of nodes costs and why (planner.detail), of the decisions that `provenance.decisions` names; a plan is the same without.
+    """
 
     model: Mapping[str, Any]
     topology: Mapping[str, Any]
@@ -42,6 +46,7 @@ class Strategy:
     baselines: Mapping[str, Any]
     assumptions: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False, repr=False)
     graph: Graph | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -53,6 +58,11 @@ class Strategy:
     def mesh_shape(self) -> tuple[tuple[str, int], ...]:
         """(axis, size) pairs, outermost first."""
         return tuple((a["name"], a["size"]) for a in self.mesh)
+
+    def decisions(self) -> str:
+        """A short hash of what was decided: another one after an edit by hand, whose costs the file does not know."""
+        made = [self.mesh_shape, self.techniques, {n: row["split"] for n, row in self.nodes.items()}]
+        return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def plan(self) -> Plan:
@@ -130,7 +140,7 @@ class Strategy:
 
     def to_dict(self) -> dict[str, Any]:
         """The file's content as plain data."""
-        names = {f.name for f in fields(self)} - {"graph", "costs"}
+        names = {f.name for f in fields(self)} - {"graph", "costs", *(() if self.details else ("details",))}
         out = {name: _plain(getattr(self, name)) for name in names}
         return {**out, "cost": _plain(self.costs), "format_version": FORMAT_VERSION}
 
@@ -172,6 +182,7 @@ class Strategy:
             return cls(
                 data["model"], data["topology"], data["workload"], tuple(data["mesh"]), data["nodes"], tuple(data["blocks"]), data["tensors"],
                 data["techniques"], data["cost"], data["solver"], data["baselines"], tuple(data.get("assumptions", ())), data.get("provenance", {}),
+                data.get("details", {}),
             )  # fmt: skip
         except KeyError as e:
             raise PlanError("P054", f"{path}: key {e.args[0]!r} is missing") from e

@@ -186,7 +186,7 @@ def test_explain_with_the_model_shows_layouts_and_collectives() -> None:
     s = Strategy.load(saved(s))
     detail = priced(s, "zoo:gpt-tiny,hidden=1024,seq=512")
     name = next(n for n in s.nodes if n.endswith("mlp/c_fc/MatMul"))
-    text = explain_node(s, name, 140, priced=detail)
+    text = explain_node(s, name, 140, detail=s.details[name])
     assert spell_rule(detail.base.rules[[n.id for n in detail.base.graph.nodes].index(name)]) in text
     assert "/model" in text and "over model" in text and "bound by arithmetic" in text
     assert detail.cost.step_time_s == pytest.approx(s.costs["step_time_s"], rel=1e-5)

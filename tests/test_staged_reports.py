@@ -202,13 +202,13 @@ def test_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert techniques(s)[0] == "2 pipeline stages (1F1B, 2 blocks each)"
     assert "1 of 5 ticks" in summary(s, 100) and "2 pipeline stages" in explain(s, 100) and "1 are a bubble" in explain(s, 100)
     name = find_nodes(s, "h.3.mlp.c_fc")[0]
-    text = explain_node(s, name, 140, priced=priced(s, spec), asked="h.3.mlp.c_fc.weight")
+    text = explain_node(s, name, 140, detail=s.details[name], asked="h.3.mlp.c_fc.weight")
     assert "2 of its 4 repeats on each of 2 stages" in text and "repeat 3 is on stage 1" in text and "in bubbles" in text
     assert "counts on the last only" in explain_node(s, "loss", 140) and "its own microbatch" in explain_node(s, find_nodes(s, "wte")[0], 140)
     interleaved = planner.plan(spec, devices=8, batch=16, pins="pp=2,tp=2,dp=2,micro=4,virtual=2")
     assert techniques(interleaved)[0] == "2 pipeline stages (interleaved 1F1B, 2 chunks of 1 block each)"
     assert "1 of 9 ticks" in summary(interleaved, 100)
-    text = explain_node(interleaved, name, 140, priced=priced(interleaved, spec), asked="h.3.mlp.c_fc.weight")
+    text = explain_node(interleaved, name, 140, detail=interleaved.details[name], asked="h.3.mlp.c_fc.weight")
     assert "stage 0: repeats 0 to 0 and 2 to 2" in text and "repeat 3 is on stage 1" in text
     assert baseline_name("megatron", {"mesh": {"stage": 16, "data": 16, "model": 4}, "zero_stage": 1}) == "tensor 4 x data 16 x pipeline 16 + ZeRO-1"
     s.save(tmp_path / "s.json")

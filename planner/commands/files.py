@@ -17,6 +17,7 @@ NUMBER = (int, float)
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 # What commands rely on. A type (or several): a value of it. {"*": x}: a mapping to x; other mappings: these keys, "key?" where it may be absent. [x]: a list.
 _SPLIT: Any = {"*": [str]}
+_SIDE: Any = {"tensor": str, "dims": [str], "layout": [[str]], "partial": [str]}
 _SUMMARY: Any = {
     "step_time_s": NUMBER, "step_time_range_s": [NUMBER], "tokens_per_s_per_device": NUMBER, "tokens_per_step": int, "compute_time_s": NUMBER,
     "recompute_time_s": NUMBER, "optimizer_time_s": NUMBER, "communication_time_s": NUMBER, "exposed_communication_time_s": NUMBER,
@@ -32,13 +33,16 @@ SHAPE: Any = {
     "mesh": [{"name": str, "size": int, "levels": [str]}],
     "nodes": {"*": {"op": str, "split": _SPLIT, "outputs": [str], "recompute": bool, "members?": [str], "times?": int, "time_s?": NUMBER, "unsupported?": str,
                     "runner_up?": {"split": _SPLIT, "extra_s": NUMBER}}},
-    "blocks": [{"first": int, "period": int, "repeats": int, "body": [str]}],
+    "blocks": [{"first": int, "period": int, "repeats": int, "body": [str], "scope?": str, "step?": int}],
     "tensors": {"*": {"layout": [[str]], "partial": [str], "shape": [int], "label?": str, "zero?": {"level": int, "dim": int, "axes": [str]}}},
     "techniques": {"microbatches": int, "zero_stage": int, "zero_group": [str], "recompute": str, "offload?": [str]},
     "cost": _SUMMARY,
     "solver": {"name": str, "status": str, "stopped?": str, "plans_tried?": int},
     "assumptions?": [str],
-    "provenance?": {"source?": str, "search_s?": NUMBER, "cost_model?": str},
+    "provenance?": {"source?": str, "search_s?": NUMBER, "cost_model?": str, "decisions?": str},
+    "details?": {"*": {"rule": str, "sizes": {"*": int}, "operands": [_SIDE], "results": [_SIDE],
+                       "kernels": {"forward_s": NUMBER, "backward_s": NUMBER, "again": bool, "times": int, "step_s": NUMBER, "bubble_s": NUMBER, "bound_by": str},
+                       "moves": [{"kind": str, "axes": str, "phase": str, "tensor": str, "count": int, "payload_bytes": NUMBER, "time_s": NUMBER}]}},
     "baselines": {"*": {**_SUMMARY, "mesh": {"*": int}, "zero_stage": int, "recompute": str, "microbatches": int}},
 }  # fmt: skip
 
@@ -96,7 +100,8 @@ def impossible(s: Strategy) -> str:
     counts = {"topology.devices": s.topology["devices"], "workload.batch": s.workload["batch"], "techniques.microbatches": s.techniques["microbatches"],
               **{f"mesh axis {a['name']}": a["size"] for a in s.mesh}, **{f"level {x['name']}": x["size"] for x in s.topology["levels"]},
               **{f"times of node {n}": row.get("times", 1) for n, row in s.nodes.items()},
-              **{f"{k} of a block": b[k] for b in s.blocks for k in ("period", "repeats")}}  # fmt: skip
+              **{f"{k} of a block": b[k] for b in s.blocks for k in ("period", "repeats", "step") if k in b},
+              **{f"count of a collective of {n}": move["count"] for n, row in s.details.items() for move in row["moves"]}}  # fmt: skip
     low = next((k for k, n in counts.items() if n < 1), "")
     if low:
         return f"{low} is {counts[low]}"
@@ -113,7 +118,8 @@ def impossible(s: Strategy) -> str:
             return f"tensor {name}: layout {row['layout']} of shape {row['shape']}"
         if "zero" in row and not 0 <= row["zero"]["dim"] < len(row["shape"]):
             return f"tensor {name}: zero.dim is {row['zero']['dim']}"
-    return ""
+    uneven = next((f"{n}: {side['tensor']}" for n, row in s.details.items() for side in (*row["operands"], *row["results"]) if len(side["dims"]) != len(side["layout"])), "")
+    return f"details of {uneven}: dims and layout differ in length" if uneven else ""
 
 
 def stem(source: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from planner.commands import console, files
 from planner.errors import PlanError
@@ -27,7 +28,7 @@ def priced(strategy: Strategy, source: str) -> Priced:
 
 
 def explain(args: argparse.Namespace) -> int:
-    """The reasoning, or one node. Without the model a node shows what the file knows, and says what the model would add."""
+    """The reasoning, or one node."""
     from planner.report import explain as report
 
     strategy = files.load(args.strategy)
@@ -38,17 +39,26 @@ def explain(args: argparse.Namespace) -> int:
         console.data(report.explain(strategy, columns, colour))
         return 0
     names = report.find_nodes(strategy, args.node)
-    detail = None
+    console.data(report.explain_node(strategy, names[0], columns, colour, _detail(args, strategy, names[0]), args.node))
+    if len(names) > 1:
+        console.say(f"{args.node!r} also means {', '.join(names[1:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
+    return 0
+
+
+def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[str, Any] | None:
+    """What a node costs: as the file has it, unless --model asks for it anew or the file was edited since. None, with a word, where neither file nor model tells."""
+    if not args.model and name in strategy.details and strategy.provenance.get("decisions") == strategy.decisions():
+        return strategy.details[name]
     try:
-        detail = priced(strategy, files.model_of(strategy, args.strategy, args.model))
+        found = priced(strategy, files.model_of(strategy, args.strategy, args.model))
     except PlanError as e:
         if args.model or e.code != "P058":
             raise
         console.say(f"note: {e.what}; --model FILE adds operands, kernels and collectives")
-    console.data(report.explain_node(strategy, names[0], columns, colour, detail, args.node))
-    if len(names) > 1:
-        console.say(f"{args.node!r} also means {', '.join(names[1:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
-    return 0
+        return None
+    from planner.detail import details
+
+    return details(found.base, found.flow, found.runs, found.pricer).get(name)
 
 
 def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:

@@ -1,7 +1,4 @@
-"""Why a plan is as it is: from the file alone for the whole plan; with the model at hand for one node.
-
-What binds a kernel: arithmetic, memory bandwidth or the launch floor, whichever of the roofline's three sets its time.
-"""
+"""Why a plan is as it is, read from its file: the whole plan, or one node with what it costs (planner.detail)."""
 
 from __future__ import annotations
 
@@ -10,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError, did_you_mean
-from planner.report.explain_stages import asked_repeat, on_stages, why_stages
-from planner.report.notation import cells, spell_dim, spell_rule, spell_split
+from planner.report.explain_stages import asked_repeat, named_repeat, on_stages, plain, why_stages
+from planner.report.notation import cells, spell_split
 from planner.report.stages import stages
 from planner.report.summary import RECOMPUTE, baseline_name, breakdown, findings, machine, offload_words, solver_words, techniques, ties, title, tuned_words
 from planner.report.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
 from planner.strategy import offload_of
 
 if TYPE_CHECKING:
-    from planner.reprice import Priced
     from planner.strategy import Strategy
 
 SHOWN = 8
@@ -158,22 +154,19 @@ def find_nodes(s: Strategy, text: str) -> list[str]:
     if exact:
         return exact
 
-    def plain(name: str) -> str:
-        return re.sub(r"[./]+", "/", name).strip("/")
-
-    wanted = plain(text.removesuffix(".weight").removesuffix(".bias"))
+    wanted = plain(text)
     for form in (plain, lambda name: re.sub(r"\d+", "*", plain(name))):
         hits = [n for n in s.nodes if wanted and form(wanted) in form(n)]
         if hits:
-            return sorted(hits, key=lambda n: -s.nodes[n].get("time_s", 0.0))
+            return sorted(hits, key=lambda n: (named_repeat(s, n, text) < 0, -s.nodes[n].get("time_s", 0.0)))
     # A part of a name is what people type: it is held against the parts of names, too.
     whole = [*s.nodes, *s.tensors]
     near = did_you_mean(text, list(dict.fromkeys([*whole, *(part for name in whole for part in re.split(r"[./]+", name) if part)])))
     raise PlanError("P052", f"no node or tensor named {text!r}", help=[h for h in (near, "a part of a name is enough: plan explain s.json mlp") if h])
 
 
-def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False, priced: Priced | None = None, asked: str = "") -> str:
-    """One node: its split, what the file knows, and with `priced` its rule, operands, kernels, collectives and what binds.
+def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False, detail: Mapping[str, Any] | None = None, asked: str = "") -> str:
+    """One node: its split, what the file knows, and with its row of `planner.detail` its rule, operands, kernels, collectives and what binds.
 
     asked: the name that was looked for, which may be of a later repeat.
     """
@@ -182,20 +175,20 @@ def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False,
     times = row.get("times", 1)
     lines = [style.bold(f"{name} ({row['op']})") + (f", decided once for {times} equal nodes" if times > 1 else "")]
     if stages(s) > 1:
-        lines += labelled("stage", [on_stages(s, name), *([where] if priced is not None and (where := asked_repeat(priced, name, asked)) else [])], width, style)
+        where = asked_repeat(s, name, asked)
+        lines += labelled("stage", [on_stages(s, name), *([where] if where else [])], width, style)
     if row.get("members"):
         lines += hang("  fused from ", ", ".join(row["members"]), width)
     lines += labelled("split", [spell_split(row["split"])], width, style)
     if row.get("unsupported"):
         lines += labelled("", [style.warn(f"no rule: {row['unsupported']}; planned whole on every device")], width, style)
-    if priced is not None:
-        lines += _node_priced(priced, name, width, style)
+    if detail is not None:
+        lines += _detailed(detail, width, style)
     else:
         for out in row["outputs"]:
             t = s.tensors.get(out)
             if t:
-                partial = f" partial over {'+'.join(t['partial'])}" if t["partial"] else ""
-                lines += labelled("result", [f"{short(out, width // 2)} {cells([str(n) for n in t['shape']], t['layout'])}{partial}"], width, style)
+                lines += labelled("result", [_side({"tensor": out, "dims": [str(n) for n in t["shape"]], **t}, width)], width, style)
         if "time_s" in row:
             lines += labelled("kernels", [f"{show_time(row['time_s'] * s.techniques['microbatches'])} a step"], width, style)
     if row["recompute"] and s.techniques["recompute"] != "none":
@@ -208,77 +201,27 @@ def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False,
     return "\n".join(lines)
 
 
-def _node_priced(p: Priced, name: str, width: int, style: Style) -> list[str]:
-    from planner.evaluate import made_again
-    from planner.kernels import kernel_times
-    from planner.pipeline import pipeline_of
-
-    graph, order = p.base.graph, p.plan.order
-    i = next(k for k, n in enumerate(graph.nodes) if n.id == name)
-    node, rule, split = graph.nodes[i], p.base.rules[i], p.flow.split(i)
-    lines = labelled("rule", [spell_rule(rule), ", ".join(f"{f} {n:,}" for f, n in rule.sizes.items())], width, style)
-    for slot, tensor in enumerate(node.inputs):
-        if tensor:
-            label = graph.labels.get(tensor, tensor)
-            text = _layout(rule.operands[slot], rule.operand(slot, split, order))
-            lines += labelled("operand" if slot == 0 else "", [f"{short(label, width // 2)} {text}"], width, style)
-    for k, tensor in enumerate(o for o in node.outputs if o):
-        lines += labelled("result" if k == 0 else "", [f"{short(tensor, width // 2)} {_layout(rule.results[k], rule.result(k, split, order))}"], width, style)
-    forward, backward = kernel_times(p.base, i, split, p.pricer)
-    pipeline, held = pipeline_of(p.base.graph, p.plan), [k for k, shared in enumerate(p.base.shared) if shared == p.base.shared[i]]
-    times = int(sum(pipeline.wanted(k) * pipeline.share(k) for k in held)) if pipeline else p.plan.microbatches * len(held)
-    again = i in made_again(p.flow, p.runs) or (pipeline is not None and pipeline.schedule == "gpipe" and pipeline.late(i))
-    one = forward * (2 if again else 1) + backward
-    items = [f"forward {show_time(forward)}"] + ([f"again {show_time(forward)}"] if again else [])
-    items += [f"backward {show_time(backward)}"] if p.base.training else []
-    extra = sum((pipeline.turns(k) - pipeline.wanted(k)) * pipeline.share(k) for k in held) if pipeline else 0
-    bubble = [f"and {show_time(one * float(extra))} in bubbles"] if extra else []
-    items += [f"x {times} = {show_time(one * times)} a step", *bubble, f"bound by {bound_by(p, i)}"]
+def _detailed(d: Mapping[str, Any], width: int, style: Style) -> list[str]:
+    spelled = re.findall(r"\w+", d["rule"])  # files sort their keys: factors in the order of the rule again
+    sizes = sorted(d["sizes"].items(), key=lambda f: spelled.index(f[0]) if f[0] in spelled else len(spelled))
+    lines = labelled("rule", [d["rule"], ", ".join(f"{f} {n:,}" for f, n in sizes)], width, style)
+    for word, sides in (("operand", d["operands"]), ("result", d["results"])):
+        for k, side in enumerate(sides):
+            lines += labelled("" if k else word, [_side(side, width)], width, style)
+    kernels = d["kernels"]
+    forward = show_time(kernels["forward_s"])
+    items = [f"forward {forward}", *([f"again {forward}"] if kernels["again"] else []), *([f"backward {show_time(kernels['backward_s'])}"] if kernels["backward_s"] else []),
+             f"x {kernels['times']} = {show_time(kernels['step_s'])} a step", *([f"and {show_time(kernels['bubble_s'])} in bubbles"] if kernels["bubble_s"] else []),
+             f"bound by {kernels['bound_by']}"]  # fmt: skip
     lines += labelled("kernels", items, width, style)
-    for k, (_, text) in enumerate(node_collectives(p, i) or [(0.0, "no collective")]):
+    for k, move in enumerate(d["moves"]):
+        each = show_bytes(move["payload_bytes"] / move["count"])
+        text = f"{move['phase']}: {move['kind']} of {short(move['tensor'], 40)} over {move['axes']}, {move['count']} x {each}, {show_time(move['time_s'])}"
         lines += labelled("" if k else "moves", [text], width, style)
-    return lines
+    return lines if d["moves"] else [*lines, *labelled("moves", ["no collective"], width, style)]
 
 
-def _layout(dims: Sequence[Sequence[str]], layout: Any) -> str:
-    """`[b/data, k/model]` of a rule's dims, with what is pending."""
-    text = cells([spell_dim(d) for d in dims], layout.dims)
-    return text + (f" partial sums over {'+'.join(layout.partial)}" if layout.partial else "")
-
-
-def bound_by(p: Priced, i: int) -> str:
-    """What sets the time of a node's forward kernel: arithmetic, memory bandwidth, the launch of the kernel, or nothing (a view)."""
-    from planner.kernels import kernel_times
-
-    split, rule = p.flow.split(i), p.base.rules[i]
-    full, _ = kernel_times(p.base, i, split, p.pricer)
-    if not full:
-        return "nothing: it is a view"
-    if full <= p.pricer.topology.device.launch_s * (1 + 1e-9):
-        return "the kernel's launch"
-    local, share = rule.work(split, p.pricer.sizes), 1.0
-    for f, n in rule.sizes.items():
-        share *= local[f] / n if n else 1.0
-    arithmetic = p.pricer.kernel_s(rule.flops * share, 0.0, p.pricer.recipe.compute) if rule.flops else 0.0
-    return "arithmetic" if arithmetic >= full * (1 - 1e-9) else "memory bandwidth"
-
-
-def node_collectives(p: Priced, i: int) -> list[tuple[float, str]]:
-    """(seconds a step, text) per collective on the node's operands and results and inside its kernel, the costliest first.
-
-    A tensor that several nodes read is converted once for all of them: such a collective is listed at each.
-    """
-    from planner import account
-
-    graph, node = p.base.graph, p.base.graph.nodes[i]
-    mine = {graph.labels.get(t, t) for t in (*node.inputs, *node.outputs) if t} | {node.id}
-    found: dict[tuple[str, str, str, str], list[float]] = {}
-    for use in account.collectives(p.flow, p.runs, p.pricer.itemsize):
-        if use.what in mine:
-            cell = found.setdefault((use.kind, "+".join(use.axes), use.phase, use.what), [0.0, 0.0, 0.0])
-            cell[0] += p.pricer.use_s(use)
-            cell[1] += use.payload_bytes * use.count
-            cell[2] += use.count
-    rows = [(s, f"{phase}: {kind} of {short(what, 40)} over {axes}, {int(n)} x {show_bytes(size / n)}, {show_time(s)}")
-            for (kind, axes, phase, what), (s, size, n) in found.items()]  # fmt: skip
-    return sorted(rows, key=lambda r: (-r[0], r[1]))
+def _side(row: Mapping[str, Any], width: int) -> str:
+    """`x [b/data, k/model]` of an operand or result, with what is pending."""
+    pending = f" partial sums over {'+'.join(row['partial'])}" if row["partial"] else ""
+    return f"{short(row['tensor'], width // 2)} {cells(row['dims'], row['layout'])}{pending}"

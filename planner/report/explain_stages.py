@@ -7,14 +7,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from planner.layout import STAGE
-from planner.pipeline import pipeline_of
 from planner.report.stages import dealt, lockstep, stages, ticks
 from planner.report.summary import baseline_name
 from planner.report.words import count, percent, show_bytes, show_time
 from planner.strategy import virtual_of
 
 if TYPE_CHECKING:
-    from planner.reprice import Priced
     from planner.strategy import Strategy
 
 
@@ -56,13 +54,33 @@ def on_stages(s: Strategy, name: str) -> str:
     return f"every one of {n} stages runs it" + (": what follows the blocks counts on the last only" if after else ", for its own microbatch")
 
 
-def asked_repeat(p: Priced, name: str, text: str) -> str:
+def plain(name: str) -> str:
+    """A name with dots and slashes alike, without the ends of parameters' names."""
+    return re.sub(r"[./]+", "/", name.removesuffix(".weight").removesuffix(".bias")).strip("/")
+
+
+def named_repeat(s: Strategy, name: str, text: str) -> int:
+    """The repeat of its block that a name means, of a node in the file: `layers.13.mlp` the 14th. -1 where it names none: no number, or names are not
+    told apart by one (planner.compose.numbering)."""
+    block = next((b for b in s.blocks if name in b["body"] and "step" in b), None)
+    if block is None:
+        return -1
+    scope, own = re.sub(r"[./]+", "/", block["scope"]).lstrip("/"), plain(name)
+    form = re.sub(r"\\?\d+", lambda _: r"(\d+)", re.escape(plain(text)))
+    for found in re.finditer(f"(?={form})", own):
+        numbers = re.findall(r"\d+", plain(text))
+        moved = [(int(a), int(found[k])) for k, a in enumerate(numbers, 1) if found.start(k) == len(scope)]
+        fixed = all(a == found[k] for k, a in enumerate(numbers, 1) if found.start(k) != len(scope))
+        if fixed and moved:
+            repeat, rest = divmod(moved[0][0] - moved[0][1], block["step"])
+            if not rest and 0 <= repeat < block["repeats"]:
+                return repeat
+    return -1
+
+
+def asked_repeat(s: Strategy, name: str, text: str) -> str:
     """`repeat 13 of the block is on stage 2` where a name stands for one repeat of a block that is dealt out; "" else. name: its node in the file."""
-    pipeline = pipeline_of(p.base.graph, p.plan)
-    if pipeline is None:
+    repeat, (each, _) = named_repeat(s, name, text), dealt(s)
+    if repeat < 0 or not any("per_stage" in b and name in b["body"] for b in s.blocks):
         return ""
-    wanted = re.sub(r"[./]+", "/", text.removesuffix(".weight").removesuffix(".bias")).strip("/")
-    first = next(i for i, n in enumerate(p.base.graph.nodes) if n.id == name)
-    same = range(first, pipeline.end, pipeline.period) if pipeline.first <= first < pipeline.end else range(0)
-    found = [i for i in same if wanted in re.sub(r"[./]+", "/", p.base.graph.nodes[i].id).strip("/")]
-    return f"repeat {(found[0] - pipeline.first) // pipeline.period} is on stage {pipeline.holder(found[0])}" if len(found) == 1 else ""
+    return f"repeat {repeat} is on stage {repeat // (each // virtual_of(s.techniques)) % stages(s)}"

@@ -15,6 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from planner import account
+from planner.detail import bound_by
 from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, inner_flow, outer_flow
 from planner.errors import PlanError
@@ -23,7 +24,6 @@ from planner.flow import Flow
 from planner.kernels import kept_beside, kernel_times, savers
 from planner.layout import STAGE, group, local_shape
 from planner.pipeline import Pipeline, pipeline_of
-from planner.report.explain import bound_by
 
 if TYPE_CHECKING:
     from planner.layout import Step
@@ -201,8 +201,8 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         for slot, value in enumerate((forward * wanted, backward * wanted, again * wanted, bubble, 1.0)):
             cell[slot] += value * share
         cell[5] += kept.get(i, 0.0)
-    return tuple(Row(i, nodes[i].id, nodes[p.base.shared[i]].id, nodes[i].op, where[i], round(n), f, b, again, k, bound_by(p, i), p.base.rules[i].flops > 0, i in p.base.tail,
-                     pipeline is not None and pipeline.late(i), pipeline is not None and i in pipeline.twice, bubble)
+    return tuple(Row(i, nodes[i].id, nodes[p.base.shared[i]].id, nodes[i].op, where[i], round(n), f, b, again, k, bound_by(p.base, i, p.flow.split(i), p.pricer),
+                     p.base.rules[i].flops > 0, i in p.base.tail, pipeline is not None and pipeline.late(i), pipeline is not None and i in pipeline.twice, bubble)
                  for i, (f, b, again, bubble, n, k) in sorted(sums.items()))
 
 
