@@ -1,13 +1,9 @@
-"""`plan sweep`: series and points, searches for batch and devices, fronts, what runs cost, the answers, and the tables.
-
-The golden tables are rewritten by MESHWRIGHT_UPDATE_GOLDEN=1 pytest tests/test_sweep.py.
-"""
+"""`plan sweep`: series and points, searches for batch and devices, fronts, what runs cost, and the answers. Its tables are in tests/test_terminal.py."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +19,7 @@ from planner.cli import main
 from planner.commands import console
 from planner.commands.sweep import prices
 from planner.errors import PlanError
-from planner.report.sweep import Asked, answers, as_json, sweep_text
+from planner.report.sweep import Asked, answers, as_json
 from planner.strategy import Strategy
 from planner.sweep import Point, Row, Run, best_run, fewest, first_too_large, front, run_of
 from planner.sweeper import Sweeper, device_counts, sized
@@ -277,25 +273,6 @@ def test_rows_that_are_done_stay_when_it_is_interrupted(capsys: pytest.CaptureFi
     assert main(["sweep", MLP, "--devices", "2..8", "--batch", "64"]) == 130
     out, err = capsys.readouterr()
     assert ", 2 devices, batch 64" in out and "these are the rows that were done" in err
-
-
-# --- tables
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_golden_tables(some: Strategy, width: int) -> None:
-    rows = [row(some, "h100-sxm", 64, 2.0, 60 * GIB), row(some, "h100-sxm", 128, 1.1, 70 * GIB, fit="tight"), refused("tpu-v5e", 64), row(some, "tpu-v5e", 256, 2.0, 14 * GIB)]
-    found = [run_of(r, 2e12, {}) if r.strategy else None for r in rows]
-    seqs = [row(some, "h100-sxm", 64, s, int(m * GIB), batch=b, dims=(("seq", q),)) for q, b, s, m in ((8192, 256, 1.0, 40), (16384, 128, 1.3, 50))]
-    text = "\n\n".join([
-        sweep_text("zoo:gpt-tiny", rows, found, Asked(2e12, 30 * 86400.0), width, False), sweep_text("zoo:gpt-tiny", seqs, [None, None], Asked(), width, False),
-        sweep_text("gpt.onnx", [rows[0]], [None], Asked(), width, False),
-    ])  # fmt: skip
-    assert max(map(len, text.splitlines())) <= width
-    path = GOLDEN / f"sweep_{width}.txt"
-    if os.environ.get("MESHWRIGHT_UPDATE_GOLDEN"):
-        path.write_text(text + "\n")
-    assert text + "\n" == path.read_text()
 
 
 def test_json_holds_what_the_table_shows(some: Strategy) -> None:

@@ -39,7 +39,7 @@ def _measure(args: argparse.Namespace, target: Path) -> int:
     figures = fit(measured.samples, measured.kind, measured.devices, measured.node_size)
     content = text(table(figures, measured, base, target.stem), f"Measured by `plan calibrate`; docs/calibrate.md says how. {len(measured.samples)} samples.")
     write_atomically(target, content)
-    console.data(describe(device(str(target))))
+    console.data(describe(device(str(target)), console.width()))
     for name, link in (("inner", figures.inner), ("outer", figures.outer)):
         if link:
             console.say(_link_line(name, link))

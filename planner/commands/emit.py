@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -148,5 +149,5 @@ def verify(args: argparse.Namespace) -> int:
     with console.live(True, f"compiling the program {what} (at most {limit:.0f} s, --time-limit)"):
         report = check(strategy, source, backend=args.backend, target=args.target, run=not args.no_run, tolerance=args.tolerance,
                        compute=COMPUTE[args.compute], timeout_s=limit)  # fmt: skip
-    console.data(report.text())
+    console.data(report.text(console.width(), console.colour(sys.stdout)))
     return 0 if report.ok else FINDING

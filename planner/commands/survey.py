@@ -91,15 +91,15 @@ def hardware(args: argparse.Namespace) -> int:
 
     name = args.name
     if not name:
-        table, text = library(), overview()
+        table, text = library(), overview(console.width())
     elif is_topology(name):
         from_file(name, None)  # refuses what a plan would refuse
-        table, text = topology_table(name), describe_topology(name)
+        table, text = topology_table(name), describe_topology(name, console.width())
     elif name in topology_names() and not Path(name).exists():
-        table, text = topology_table(name), describe_topology(name)
+        table, text = topology_table(name), describe_topology(name, console.width())
     else:
         chip = device(name)
-        table, text = as_json(chip), describe(chip)
+        table, text = as_json(chip), describe(chip, console.width())
     console.data(json.dumps(table, indent=2, sort_keys=True) if args.json else text)
     return 0
 

@@ -47,6 +47,8 @@ def explain(args: argparse.Namespace) -> int:
 
 def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[str, Any] | None:
     """What a node costs: as the file has it, unless --model asks for it anew or the file was edited since. None, with a word, where neither file nor model tells."""
+    from planner.report.words import hang
+
     if not args.model and name in strategy.details and strategy.provenance.get("decisions") == strategy.decisions():
         return strategy.details[name]
     try:
@@ -54,7 +56,7 @@ def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[
     except PlanError as e:
         if args.model or e.code != "P058":
             raise
-        console.say(f"note: {e.what}; --model FILE adds operands, kernels and collectives")
+        console.say("\n".join(hang("note: ", f"{e.what}; --model FILE adds operands, kernels and collectives", console.width())))
         return None
     from planner.detail import details
 
@@ -64,6 +66,7 @@ def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[
 def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
     """The fewest annotations that propagation makes the plan of, as a file for --pin."""
     from planner.annotations import fewest, pins_file
+    from planner.report.words import hang
     from planner.topology import Mesh
 
     if args.node is not None:
@@ -72,8 +75,9 @@ def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
     base = found.base
     nodes = fewest(base, Mesh(found.mesh.inner), {c: found.flow.split(c) for c in base.times})
     console.data(pins_file(strategy, nodes).rstrip())
-    console.say(f"{len(nodes)} of {len(base.times)} decisions are written, from which propagation makes the others ({len(base.graph.nodes):,} nodes)   "
-                f"next, with the options of this plan: plan {strategy.provenance.get('source', 'MODEL')} --mode propagate --pin FILE.toml")  # fmt: skip
+    said = f"{len(nodes)} of {len(base.times)} decisions written: with this plan's options, propagation makes the others ({len(base.graph.nodes):,} nodes)"
+    console.say("\n".join(hang("", said, console.width())))
+    console.say(f"next: plan {strategy.provenance.get('source', 'MODEL')} --mode propagate --pin FILE.toml")
     return 0
 
 

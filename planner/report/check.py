@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
 from planner.report.diff import quantity
-from planner.report.words import Style, hang, table
+from planner.report.words import Style, flops, hang, table, visible
 
 if TYPE_CHECKING:
     from planner.check import Limit, Report, Row
 
+WIDE = 100
+"""Columns from which counts of FLOPs are written out, and names stay on one line."""
+LABEL = 16
 HEAD = ("", "recorded", "re-priced", "", "best now", "", "allowed")
 
 
-def _cells(row: Row, style: Style) -> list[str]:
+def _cells(row: Row, style: Style, wide: bool = True) -> list[str]:
     def value(v: float | None) -> str:
-        return "-" if v is None else quantity(v, row.unit)
+        return "-" if v is None else flops(v, 3) if row.unit == "FLOP" and not wide else quantity(v, row.unit)
 
     def change(v: float | None) -> str:
         c = row.change(v)
@@ -49,11 +53,25 @@ def text(report: Report, width: int = 100, colour: bool = False) -> str:
     """The table and its verdict, for a terminal."""
     style = Style(colour)
     verdict = (style.good if report.ok else style.bad)("ok" if report.ok else "FAILED")
-    lines = [style.bold(f"{report.model} against {report.baseline}"), *table([HEAD, *(_cells(r, style) for r in report.rows)], right=(1, 2, 3, 4, 5, 6))]
+    lines = [style.bold(f"{report.model} against {report.baseline}"), *_table(report, style, width >= WIDE)]
     lines += [style.bad(_limit(x)) if not x.ok else _limit(x) for x in report.limits]
     first, *more = hang("FAILED: " if not report.ok else "ok: ", report.verdict, width)
     lines += [first.replace("FAILED" if not report.ok else "ok", verdict, 1), *more]
     return "\n".join([*lines, *(line for n in _notes(report) for line in hang("  ", n, width))])
+
+
+def _table(report: Report, style: Style, wide: bool) -> list[str]:
+    """The figures; on a narrow terminal a change stands close to its figure, and a long name takes two lines."""
+    rows = [list(HEAD), *(_cells(r, style, wide) for r in report.rows)]
+    if wide:
+        return table(rows, right=(1, 2, 3, 4, 5, 6))
+    joined: list[list[str]] = []
+    beside = {i: max(visible(row[i]) for row in rows) for i in (3, 5)}
+    for name, recorded, *pairs, allowed in rows:
+        cells = [f"{value} {' ' * (beside[i] - visible(change))}{change}" for i, value, change in zip((3, 5), pairs[::2], pairs[1::2], strict=True)]
+        first, *more = textwrap.wrap(name, LABEL) or [""]
+        joined += [[first, recorded, *cells, allowed], *([line, "", "", "", ""] for line in more)]
+    return table(joined, right=(1, 2, 3, 4), gap="  ")
 
 
 def markdown(report: Report) -> str:

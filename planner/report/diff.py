@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from planner.report.words import Style, hang, percent, show_bytes, show_time, table
@@ -34,18 +35,29 @@ def render(d: Diff, width: int = 100, colour: bool = False) -> str:
     if not d.causes:
         return "no difference: the same decisions at the same price"
     names = d.names[0] if d.names[0] == d.names[1] else f"{d.names[0]} -> {d.names[1]}"
-    cause = {"search": "the search: model, workload, machine and cost model are the same"}.get(d.causes[0], " and ".join(d.causes))
+    cause = {"search": "the search: model, workload, machine and cost model are the same"}.get(d.causes[0], listed(d.causes))
     lines = hang("", f"{names}: the difference comes from {cause}", width)
     lines[0] = style.bold(lines[0])
     lines += [line for text in _gain(d) for line in hang("  ", text, width)]
     for section in dict.fromkeys(c.section for c in d.changes):
         own = [c for c in d.changes if c.section == section]
-        lines += ["", style.bold(section), *(line for c in own[:SHOWN] for line in hang("  ", _words(c), width))]
+        lines += ["", style.bold(section), *(line for c in own[:SHOWN] for line in _change(c, width))]
         if len(own) > SHOWN:
             lines.append(f"  and {len(own) - SHOWN} more")
     moved = [f for f in d.figures if f.before or f.after]
     rows = [["", "before", "after", "change"], *([f.what, quantity(f.before, f.unit), quantity(f.after, f.unit), change(f)] for f in moved)]
     return "\n".join([*lines, "", *table(rows, right=(1, 2, 3))])
+
+
+def listed(names: Sequence[str]) -> str:
+    """`model, workload and machine`."""
+    return " and ".join(x for x in (", ".join(names[:-1]), names[-1]) if x)
+
+
+def _change(c: Change, width: int) -> list[str]:
+    """A change; what does not fit on its line continues deeper than the next one begins."""
+    first, *more = hang("  ", _words(c), width)
+    return [first, *hang("      ", " ".join(line.strip() for line in more), width)] if more else [first]
 
 
 def _gain(d: Diff) -> list[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from planner.strategy import Strategy
 
 SHOWN = 8
+GAP = "   "
 NEAR_FULL = 0.9
 
 
@@ -107,13 +108,13 @@ def _calls(s: Strategy, width: int, style: Style) -> list[str]:
     if not rows:
         return []
     rows.sort(key=lambda r: (r[0], r[1]))
-    room = max(20, width - 62)
-    out = [["closest calls", "split", "runner-up", "costs"]]
-    out += [[short(name, room), short(brief(row["split"]), 16), short(brief(row["runner_up"]["split"]), 16), signed_time(extra)]
-            for extra, name, row in rows[:5]]  # fmt: skip
-    lines = table(out, right=(3,))
+    out = [["split", "runner-up", "costs"]]
+    out += [[brief(row["split"]), brief(row["runner_up"]["split"]), signed_time(extra)] for extra, _, row in rows[:5]]
+    room = max(20, width - sum(max(len(row[i]) for row in out) + len(GAP) for i in range(3)))  # splits are facts and stay whole
+    names = ["closest calls", *(short(name, room) for _, name, _ in rows[:5])]
+    lines = table([[name, *row] for name, row in zip(names, out, strict=True)], right=(3,), gap=GAP)
     hard = max(rows, key=lambda r: r[0])
-    return [*lines, *hang("", f"the firmest: {short(hard[1], room)}, where the next split costs {signed_time(hard[0])}", width)]
+    return [*lines, *hang("", f"the firmest: {short(hard[1], width - len('the firmest: ,'))}, where the next split costs {signed_time(hard[0])}", width)]
 
 
 def difference(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -124,7 +124,7 @@ def _run_table(rows: Sequence[Row], runs: Sequence[Run | None], shown: Sequence[
     out = [[*names, "days", "device-hours", "USD/h", "USD", "MWh"]]
     for i, run in enumerate(runs):
         if run is not None:
-            cost = ["-", "-"] if run.usd is None else [f"{run.usd_per_h:g}", count(run.usd)]
+            cost = ["-", "-"] if run.usd is None else [f"{run.usd_per_h:.2f}", count(run.usd)]
             out.append([*(column[i] for column in names.values()), days(run.days), count(run.device_hours), *cost, "-" if run.kwh is None else f"{run.kwh / 1000:,.3g}"])
     return out
 

@@ -74,7 +74,7 @@ def fitted(rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap:
     room = max(NARROWEST, width - rest)
     out: list[Sequence[str]] = []
     for row in rows:
-        first, *more = textwrap.wrap(row[-1], room, break_long_words=False) if visible(row[-1]) > room else [row[-1]]
+        first, *more = textwrap.wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) if visible(row[-1]) > room else [row[-1]]
         out += [[*row[:-1], first], *([*[""] * (len(row) - 1), line] for line in more)]
     return table(out, right, gap)
 

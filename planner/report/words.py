@@ -69,11 +69,11 @@ def count(n: float) -> str:
     return f"{n:,.0f}"
 
 
-def flops(n: float) -> str:
-    """FLOPs for people: "30.4 PFLOP"."""
+def flops(n: float, digits: int = 4) -> str:
+    """FLOPs for people: "30.42 PFLOP"."""
     for scale, unit in _FLOPS:
         if n >= scale:
-            return f"{n / scale:.4g} {unit}"
+            return f"{n / scale:.{digits}g} {unit}"
     return f"{n:,.0f} FLOP"
 
 

@@ -13,7 +13,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-WIDTHS = (34, 26, 26)
+from planner.report.words import Style, hang
+
+GAP = "  "
+LEAST = 14
+"""Columns that a mark keeps, however narrow the terminal."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,12 @@ class Figure:
             return "exact"
         if not self.judged:
             return self._apart()
-        return f"{self._apart()}, within {self.tolerance:.3g}" if self.ok else f"DIFFERS {self._apart()}"
+        return f"{self._apart()}, within {100 * self.tolerance:.3g} %" if self.ok else f"DIFFERS {self._apart()}"
 
     def _apart(self) -> str:
         """The distance as a fraction of the prediction, or in the figure's unit where nothing was predicted; a sum of differences has no sign."""
         sign = "sum of differences " if self.off is not None else "+" if self.compiled > (self.predicted or 0) else "-"
-        return sign + (f"{self.distance / self.predicted:.2%}" if self.predicted and self.distance < 10 * self.predicted else _number(self.distance, self.unit))
+        return sign + (f"{100 * self.distance / self.predicted:.2f} %" if self.predicted and self.distance < 10 * self.predicted else _number(self.distance, self.unit))
 
 
 @dataclass(frozen=True)
@@ -120,32 +124,48 @@ class VerifyReport:
         """Every judged figure is as predicted, and the numbers, when asked for, were run and are within the tolerance."""
         return all(f.ok for f in self.figures) and (not self.asked or (self.numbers is not None and self.numbers.ok))
 
-    def text(self) -> str:
-        """The report for people."""
+    def text(self, width: int = 100, colour: bool = False) -> str:
+        """The report for people, in `width` columns."""
+        style = Style(colour)
         mesh = ", ".join(f"{a}={n}" for a, n in self.mesh.items())
         devices = math.prod(self.mesh.values())
-        lines = [f"{self.model}: {self.program} program, {self.workload}, on {devices} {self.machine} ({mesh})",
-                 f"compiled {self.compiled}; one device, one step:", _row("", "predicted", "compiled", "")]  # fmt: skip
-        lines += [_row(f.what, _number(f.predicted, f.unit), _number(f.compiled, f.unit), f.mark) for f in self.figures]
-        lines += [f"  - {line}" for line in self.differences]
-        lines += self._numbers_text()
-        lines += [f"note: {n}" for n in self.notes]
-        lines.append("verified" if self.ok else "NOT VERIFIED: " + "; ".join(self.findings()))
-        return "\n".join(lines)
+        first, *more = hang("", f"{self.model}: {self.program} program, {self.workload}, on {devices} {self.machine} ({mesh})", width)
+        lines = [style.bold(first), *more, *hang("", f"compiled {self.compiled}; one device, one step:", width), *self._table(width, style)]
+        lines += [line for text in self.differences for line in hang("  - ", text, width)]
+        lines += hang("numbers ", self._numbers_text(), width)
+        lines += [line for n in self.notes for line in hang("note: ", n, width)]
+        if self.ok:
+            return "\n".join([*lines, style.good("verified")])
+        first, *more = hang("NOT VERIFIED: ", "; ".join(self.findings()), width)
+        return "\n".join([*lines, first.replace("NOT VERIFIED", style.bad("NOT VERIFIED"), 1), *more])
 
-    def _numbers_text(self) -> list[str]:
+    def _table(self, width: int, style: Style) -> list[str]:
+        """The figures; a mark that is too long for its line is continued under itself."""
+        rows = [("  ", "predicted", "compiled"), *(("  " + f.what, _number(f.predicted, f.unit), _number(f.compiled, f.unit)) for f in self.figures)]
+        columns = [max(len(row[i]) for row in rows) for i in range(3)]
+        room = max(LEAST, width - sum(columns) - 3 * len(GAP))
+        lines: list[str] = []
+        for row, figure in zip(rows, (None, *self.figures), strict=True):
+            first, *more = hang("", figure.mark, room) if figure and figure.mark else [""]
+            emphasis = style.bad if figure and not figure.ok else style.good if first == "exact" else str
+            cells = [row[0].ljust(columns[0]), row[1].rjust(columns[1]), row[2].rjust(columns[2])]
+            lines.append(GAP.join([*cells, emphasis(first)]).rstrip())
+            lines += [" " * (sum(columns) + 3 * len(GAP)) + emphasis(line) for line in more]
+        return lines
+
+    def _numbers_text(self) -> str:
         n = self.numbers
         if n is None:
-            return [f"numbers: not run ({self.not_run or 'not asked for'})"]
+            return f"not run ({self.not_run or 'not asked for'})"
         what = f"loss {n.error:.1e}, gradients {n.gradients:.1e}" if n.gradients is not None else f"outputs {n.error:.1e}"
         where = f" (worst: {n.worst})" if n.worst else ""
         verdict = "within" if n.ok else "BEYOND"
-        return [f"numbers against the unsharded model, {n.size}, {n.parameters:,} parameters, float32: error of {what}{where}, {verdict} {n.tolerance:g}"]
+        return f"against the unsharded model, {n.size}, {n.parameters:,} parameters, float32: error of {what}{where}, {verdict} {n.tolerance:g}"
 
     def findings(self) -> tuple[str, ...]:
         """What is wrong, a phrase each; empty when `ok`."""
         out = [f"{f.what} predicted {_number(f.predicted, f.unit)}, compiled {_number(f.compiled, f.unit)}"
-               + (f", beyond {f.tolerance:.3g}" if f.tolerance else "") for f in self.figures if not f.ok]  # fmt: skip
+               + (f", beyond {100 * f.tolerance:.3g} %" if f.tolerance else "") for f in self.figures if not f.ok]  # fmt: skip
         if self.asked and self.numbers is None:
             out.append(f"numbers were not run: {self.not_run}")
         elif self.numbers is not None and not self.numbers.ok:
@@ -186,8 +206,3 @@ class VerifyReport:
 
 def _number(value: int | None, unit: str) -> str:
     return "-" if value is None else f"{value:,} {'B' if unit == 'bytes' else unit}"
-
-
-def _row(what: str, predicted: str, compiled: str, mark: str) -> str:
-    a, b, c = WIDTHS
-    return f"  {what:{a}}{predicted:>{b}}{compiled:>{c}}  {mark}".rstrip()
