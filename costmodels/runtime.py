@@ -21,7 +21,8 @@ class Kernels:
     flash: attention keeps its scores on chip and skips what a causal mask hides; its products then run at `attention` of peak (forward, backward).
     again: the core of attention is computed again in the backward pass (selective recompute), its scores are not kept. remade: how much of the forward pass of products, and
     of what goes element by element, runs again in the backward pass (selective recompute beside flash attention). gathered: what
-    products take whole of a tensor that is cut along the sequence, they keep whole. offloaded: what enters blocks waits in the host's memory.
+    products take whole of a tensor that is cut along the sequence, they keep whole. offloaded: what enters blocks waits in the host's memory. hosted: share of the
+    blocks whose kept tensors wait there.
     """
 
     passes: Mapping[str, tuple[float, float]]
@@ -39,6 +40,7 @@ class Kernels:
     remade: tuple[float, float] = (0.0, 0.0)
     gathered: bool = False
     offloaded: bool = False
+    hosted: float = 0.0
 
 
 @dataclass(frozen=True)

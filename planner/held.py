@@ -130,7 +130,8 @@ def peak(held: Held, runtime: Runtime) -> Breakdown:
     for s, blocks in enumerate(held.blocks):
         flight = in_flight(s, len(held.blocks), held.microbatches, runtime.interleave)
         given = held.entering * (not kernels.offloaded)
-        activations = flight * (given + blocks * (given if again else kept[BLOCKS]))
+        here = blocks * (1 - kernels.hosted) + (kernels.hosted > 0)  # one on its way to the host's memory or back
+        activations = flight * (given + here * (given if again else kept[BLOCKS]))
         moments = (inside + (kept[BLOCKS] if again else 0.0), (logits + kept[AFTER]) * (s == last))
         temporary = max(moments) + runtime.pinned * min(moments) + 2 * held.gathered
         # Of one microbatch gradients come as what was kept goes.

@@ -26,6 +26,7 @@ from planner.graph import Graph
 from planner.meshes import pinned_mesh
 from planner.model import Model, Workload
 from planner.rule import Limits, Split, legal
+from planner.runs.nvidia import as_run, is_recipe, weights
 from planner.topology import Mesh, Topology, for_devices
 
 Row = Mapping[str, Any]
@@ -106,7 +107,7 @@ def case_of(row: Row, hardware: str = "") -> Case:
     if "fp4" in precision:
         raise Left("precision of 4 bits")
     recipe = load_recipe("fp8" if precision.startswith(("fp8", "mxfp8")) else "bf16-pure" if "pure" in precision else "fp16" if precision == "fp16" else "bf16-mixed")
-    return Case(row, spec_of(row), topology, mesh, batch // (dp * micro), dp * micro, runtime_of(row, zero), recipe, measured_s(row))
+    return Case(row, spec_of(row), topology, mesh, batch // (dp * micro), dp * micro, runtime_of(row, zero), weights(row, recipe), measured_s(row))
 
 
 def kernels_of(row: Row, zero: int) -> str:
@@ -120,24 +121,20 @@ def kernels_of(row: Row, zero: int) -> str:
         return "mpt"
     if "TPU" in hardware or "MaxText" in source:
         return "maxtext"
-    return ("nvidia-fp8" if "fp8" in str(row.get("precision") or "").lower() else "nvidia") if zero < 3 or _recipe(row) else "fsdp"
+    return ("nvidia-fp8" if "fp8" in str(row.get("precision") or "").lower() else "nvidia") if zero < 3 or is_recipe(row) else "fsdp"
 
 
 def level(row: Row) -> int:
     """Optimizer level; where a row of NVIDIA's recipes is silent, FSDP if its notes say so, else their distributed optimizer."""
     if row.get("zero") is None and re.search(r"\bFSDP=[1-9]", str(row.get("notes", ""))):
         return 3
-    return int(row.get("zero") or 0) if row.get("zero") is not None or not _recipe(row) else 1
+    return int(row.get("zero") or 0) if row.get("zero") is not None or not is_recipe(row) else 1
 
 
 def sequence_parallel(row: Row) -> bool:
     """Whether what lies between products is cut along the sequence; NVIDIA's recipes do so wherever they cut products."""
     given = row.get("sequence_parallel")
-    return bool(given) if given is not None or not _recipe(row) else True
-
-
-def _recipe(row: Row) -> bool:
-    return any(word in str(row["source"]) for word in ("Megatron-Bridge", "NeMo"))
+    return bool(given) if given is not None or not is_recipe(row) else True
 
 
 def custom(row: Row) -> bool:
@@ -163,9 +160,10 @@ def runtime_of(row: Row, zero: int) -> Runtime:
         kernels = replace(kernels, kept={})
     elif row.get("recompute") == "selective" or "minimal_with_context" in notes:
         # torchtitan's policy keeps every second product (torchtitan, activation checkpointing per operator).
-        remade = (0.5 if "torchtitan" in str(row["source"]) else 0.0, 1.0)
-        kernels = replace(kernels, kept=KEPT_PRODUCTS, remade=remade) if kernels.flash else replace(kernels, again=True)
-    return replace(profile, kernels=kernels, interleave=int(row.get("vpp") or 1), balance="Hagemann" in str(row["source"]))
+        half = 0.5 if "torchtitan" in str(row["source"]) else 0.0
+        kept = {name: n * (1 - half if "attention" not in name else 1.0) for name, n in KEPT_PRODUCTS.items()}
+        kernels = replace(kernels, kept=kept, remade=(half, 1.0)) if kernels.flash else replace(kernels, again=True)
+    return as_run(row, zero, replace(profile, kernels=kernels, interleave=int(row.get("vpp") or 1), balance="Hagemann" in str(row["source"])))
 
 
 @lru_cache(maxsize=256)
