@@ -90,7 +90,7 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
                  "plan annotate model.plan.json --model model.onnx -o out.onnx"),
     "export": ("exchange:export", options.export, "a plan as another launcher's settings, and what that rounds and costs",
                "plan export model.plan.json --to megatron -o parallel.yaml"),
-    "import": ("exchange:import_", options.import_, "a configuration of Megatron, MaxText or torchtitan as a priced plan",
+    "import": ("exchange:import_", options.import_, "a configuration of Megatron, MaxText, torchtitan or Hugging Face as a priced plan",
                "plan import megatron.yaml --model model.onnx --devices 64 -o mine.json"),
     "launch": ("launch:run", options.launch, "run the program in several processes, or write scripts for a cluster", "plan launch model.plan.json --local 2 -- --steps 10"),
     "weights": ("weights:run", options.weights, "a Hugging Face checkpoint for a program's --weights, and what was trained back into its files",

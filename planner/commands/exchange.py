@@ -37,7 +37,8 @@ def export(args: argparse.Namespace) -> int:
         raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
     write_atomically(target, made.text)
     console.data(cost_of(made) + "\n")
-    console.say(f"wrote {target}" + ("" if args.to == "hf" else f"   next: plan import {target} --model {source} {_machine_of(strategy)}"))
+    kind = "" if strategy.workload["kind"] == "train" else " --workload infer"
+    console.say(f"wrote {target}   next: plan import {target} --model {source} {_machine_of(strategy)}{kind}")
     return 0
 
 
@@ -60,11 +61,12 @@ def import_(args: argparse.Namespace) -> int:
     """`plan import`: a launcher's configuration as a priced strategy."""
     import planner.api as api
     from planner.commands.make import machine, workload
-    from planner.exchange.price import READ, priced, read_configuration
+    from planner.exchange import hf
+    from planner.exchange.price import LAUNCHERS, priced, read_configuration
     from planner.exchange.settings import domain_of
 
     if args.kind:
-        api.choose("from", args.kind, tuple(READ))
+        api.choose("from", args.kind, tuple(LAUNCHERS))
     started = time.monotonic()
     request = api.make_request(**machine(args), optimizer=args.optimizer)
     devices = request.topology.devices
@@ -72,7 +74,7 @@ def import_(args: argparse.Namespace) -> int:
     batch = found.settings.batch
     if args.batch not in (None, batch):
         raise PlanError("P191", f"--batch {args.batch}, and {args.config} says {batch}", help=["leave --batch out"])
-    if args.workload != "train":
+    if args.workload != "train" and (found.launcher != hf.NAME or not found.settings.runs_inference):
         raise PlanError("P191", f"{args.config} is a configuration of training", help=["--workload train"])
     model = api.open_model(args.model, devices, **{**workload(args), "batch": batch, "tokens_per_step": None})
     _same_length(model, found, args.config)

@@ -224,9 +224,9 @@ def export(p: argparse.ArgumentParser) -> None:
 
 def import_(p: argparse.ArgumentParser) -> None:
     """Options of `plan import`."""
-    p.add_argument("config", metavar="CONFIG", help="a configuration of Megatron or MaxText (YAML), or of torchtitan (TOML)")
+    p.add_argument("config", metavar="CONFIG", help="a configuration of Megatron or MaxText (YAML), of torchtitan (TOML), or a tp_plan of Hugging Face (JSON)")
     p.add_argument("--model", required=True, metavar="FILE", help="what it trains: an ONNX file, zoo:NAME[,key=value...], or a Hugging Face config.json")
-    p.add_argument("--from", dest="kind", default="", metavar="NAME", help="megatron, maxtext or torchtitan (default: by its keys)")
+    p.add_argument("--from", dest="kind", default="", metavar="NAME", help="megatron, maxtext, torchtitan or hf (default: by its keys)")
     add_workload(p)
     add_machine(p)
     g = p.add_argument_group("output")

@@ -1,37 +1,40 @@
 """Configuration files of launchers as flat keys: which are read, which contradict each other, which are left.
 
 Sections are folded: `model_parallel: {tensor_model_parallel_size: 8}`, `--tensor-model-parallel-size: 8` and the bare key are one. A key in two places with
-two values is an error.
+two values is an error. Tables whose keys are names of the user's (WHOLE) are values.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
 
 DEEPEST = 4
+WHOLE = frozenset({"tp_plan", "base_model_tp_plan"})
+EXPECTED = "a configuration of Megatron or MaxText (YAML), of torchtitan (TOML) or Hugging Face (JSON)"
 LARGEST = 4 * 2**20
 """Bytes of a file: far above any configuration."""
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """The table in a .toml, .yaml or .yml file. Raises PlanError P190."""
+    """The table in a .toml, .json, .yaml or .yml file. Raises PlanError P190."""
     path = Path(path)
     try:
         if path.stat().st_size > LARGEST:
             raise PlanError("P190", f"{path} is larger than any configuration")
         text = path.read_text()
     except OSError as e:
-        raise PlanError("P190", f"cannot read {str(path)!r}: {e.strerror}", help=["a configuration of Megatron or MaxText (YAML), or of torchtitan (TOML)"]) from e
+        raise PlanError("P190", f"cannot read {str(path)!r}: {e.strerror}", help=[EXPECTED]) from e
     except UnicodeDecodeError as e:
         raise PlanError("P190", f"{path} is not text") from e
-    table = _toml(text, path) if path.suffix == ".toml" else _yaml(text, path)
+    table = {".toml": _toml, ".json": _json}.get(path.suffix, _yaml)(text, path)
     if not isinstance(table, dict):
-        raise PlanError("P190", f"{path} holds no table of keys", help=["a configuration of Megatron or MaxText (YAML), or of torchtitan (TOML)"])
+        raise PlanError("P190", f"{path} holds no table of keys", help=[EXPECTED])
     return table
 
 
@@ -42,20 +45,34 @@ def _toml(text: str, path: Path) -> Any:
         raise PlanError("P190", f"{path} is not TOML: {e}") from e
 
 
+def _json(text: str, path: Path) -> Any:
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return _once(pairs, path)
+
+    try:
+        return json.loads(text, object_pairs_hook=table)
+    except (json.JSONDecodeError, RecursionError, ValueError) as e:
+        raise PlanError("P190", f"{path} is not JSON: {' '.join(str(e).split())[:200]}", help=["YAML and TOML are read from files named so"]) from e
+
+
+def _once(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
+    """A table; a key twice is the contradiction it may be."""
+    out: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in out and out[name] != value:
+            raise PlanError("P191", f"{path}: {name} is {out[name]!r} and {value!r}", help=["leave one of them"])
+        out[name] = value
+    return out
+
+
 def _yaml(text: str, path: Path) -> Any:
     import yaml
 
     class Strict(yaml.SafeLoader):
-        """A key twice in one table is kept as the contradiction it may be."""
+        """Tables are read by `_once`."""
 
     def table(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        for k, v in node.value:
-            name, value = str(loader.construct_object(k, deep=True)), loader.construct_object(v, deep=True)
-            if name in out and out[name] != value:
-                raise PlanError("P191", f"{path}: {name} is {out[name]!r} and {value!r}", help=["leave one of them"])
-            out[name] = value
-        return out
+        return _once(((str(loader.construct_object(k, deep=True)), loader.construct_object(v, deep=True)) for k, v in node.value), path)
 
     Strict.add_constructor("tag:yaml.org,2002:map", table)
     try:
@@ -128,7 +145,7 @@ def plain(name: str) -> str:
 def _leaves(table: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         where = f"{prefix}{key}"
-        if isinstance(value, Mapping) and depth < DEEPEST:
+        if isinstance(value, Mapping) and depth < DEEPEST and plain(key) not in WHOLE:
             yield from _leaves(value, f"{where}.", depth + 1)
         else:
             yield where, value

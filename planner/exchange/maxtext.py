@@ -108,7 +108,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     if remat not in REMAT:
         notes.append(f"remat_policy {remat} is priced as none: it keeps the results of most products")
     return Settings(batch, **degrees, microbatches=micro, zero=zero, recompute=REMAT.get(remat, "none"), schedule="gpipe" if stages > 1 else "",
-                    positions=given.get("tensor_sequence", 1) > 1, length=keys.whole(0, "max_target_length")), notes  # fmt: skip
+                    positions=given.get("tensor_sequence", 1) > 1, length=keys.whole(0, "max_target_length"), styles=()), notes  # fmt: skip
 
 
 def _degrees(keys: Keys, devices: int, domain: int) -> dict[str, int]:

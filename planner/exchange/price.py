@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from planner.strategy import Strategy
 
 LAUNCHERS: dict[str, ModuleType] = {m.NAME: m for m in (maxtext, hf, megatron, torchtitan)}
-READ: dict[str, ModuleType] = {m.NAME: m for m in (maxtext, megatron, torchtitan)}
 MARKS = {"maxtext": r"(ici|dcn)_\w+_parallelism|per_device_batch_size", "megatron": r"\w+_model_parallel_size|context_parallel_size|micro_batch_size",
-         "torchtitan": r"\w+_parallel_degree|data_parallel_(shard|replicate)_degree|local_batch_size"}  # fmt: skip
+         "torchtitan": r"\w+_parallel_degree|data_parallel_(shard|replicate)_degree|local_batch_size",
+         "hf": r"(base_model_)?tp_plan|per_device_train_batch_size|dp_(replicate|shard)_size"}  # fmt: skip
 """Keys by which a configuration is known."""
 
 
@@ -78,9 +78,13 @@ def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
         except PlanError as e:
             last = None
             rows.append(Row(says, None, e.what))
-    if to == hf.NAME and last is not None and last.graph is not None:
-        facts = replace(facts, styles=hf.styles(last, Search(model, planned.request).base(rounds.now.microbatches) or planned.base))
-    return Handover(launcher.write(rounds.now, facts), tuple(rows), tuple(unsaid))
+    settings = rounds.now
+    if to == hf.NAME and last is not None and settings.model > 1:
+        settings = replace(settings, styles=hf.styles_of(last, Search(model, planned.request).base(settings.microbatches) or planned.base))
+        named = priced(model, replace(planned.request, baselines=False), settings).costs
+        if any(named[key] != last.costs[key] for key in ("step_time_s", "memory_per_device_bytes")):
+            rows.append(Row("weights that no style of a module cuts are whole", named))
+    return Handover(launcher.write(settings, facts), tuple(rows), tuple(unsaid))
 
 
 def priced(model: Model, request: Request, settings: Settings, provenance: Mapping[str, Any] | None = None, assumed: tuple[str, ...] = (),
@@ -90,6 +94,10 @@ def priced(model: Model, request: Request, settings: Settings, provenance: Mappi
     from planner.compose import compose
 
     request = replace(request, pins=settings.pins(), mode="semi-auto")
+    if settings.styles:
+        base = Search(model, request).base(settings.microbatches)
+        assert base is not None, "a pinned number of microbatches is read or an error"
+        request = replace(request, pins=replace(request.pins, nodes=hf.node_pins(settings.styles, base)))
     search = Search(model, request, progress)
     found = search.run()
     if found.best is None:
@@ -112,13 +120,13 @@ class Configuration:
 
 
 def read_configuration(path: str | Path, devices: int, kind: str = "", domain: int = 0) -> Configuration:
-    """Read a launcher's file. kind: of READ, "" to tell by its keys; domain: devices on fast links, 0 for all. Raises PlanError P190, P191."""
+    """Read a launcher's file. kind: of LAUNCHERS, "" to tell by its keys; domain: devices on fast links, 0 for all. Raises PlanError P190, P191."""
     keys = Keys(load(path))
     others = [k for k in _hits(keys) if k != kind] if kind else []
     if others and kind not in _hits(keys):  # else its defaults would be priced, as if the file said them
         raise PlanError("P190", f"{path} has keys of {' and '.join(others)}, none of {kind}", help=[f"--from {others[0]}"])
     kind = kind or _kind(keys, path)
-    read: Callable[[Keys, int, int], tuple[Settings, list[str]]] = READ[kind].read
+    read: Callable[[Keys, int, int], tuple[Settings, list[str]]] = LAUNCHERS[kind].read
     settings, notes = read(keys, devices, domain or devices)
     return Configuration(kind, settings, tuple(notes), keys.left())
 
@@ -126,8 +134,8 @@ def read_configuration(path: str | Path, devices: int, kind: str = "", domain: i
 def _kind(keys: Keys, path: str | Path) -> str:
     hits = _hits(keys)
     if len(hits) != 1:
-        said = f"keys of {' and '.join(hits)}" if hits else "no key of Megatron, MaxText or torchtitan"
-        raise PlanError("P190", f"{path} has {said}", help=[f"--from {'|'.join(READ)}"])
+        said = f"keys of {' and '.join(hits)}" if hits else "no key of Megatron, MaxText, torchtitan or Hugging Face"
+        raise PlanError("P190", f"{path} has {said}", help=[f"--from {'|'.join(LAUNCHERS)}"])
     return hits[0]
 
 

@@ -9,8 +9,7 @@ another, so that each is priced under the pins of what is left (planner.exchange
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import log, prod
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,8 @@ AXES = (STAGE, "data", "expert", "sequence", "model")
 @dataclass(frozen=True)
 class Settings:
     """Degrees, and techniques as the planner calls them. positions: what lies between products is cut along the sequence over "model" (Megatron's
-    sequence parallelism). length: tokens of a row, 0 where rows have none. virtual: chunks of blocks a stage holds."""
+    sequence parallelism). length: tokens of a row, 0 where rows have none. virtual: chunks of blocks a stage holds. styles: how "model" cuts single modules,
+    pattern and style (planner.exchange.hf); none: as it costs least."""
 
     batch: int
     stage: int = 1
@@ -47,6 +47,7 @@ class Settings:
     positions: bool = False
     length: int = 0
     virtual: int = 1
+    styles: tuple[tuple[str, str], ...] = ()
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -68,8 +69,13 @@ class Settings:
         """Rows of one replica in one microbatch."""
         return self.batch // (self.replicas * self.microbatches)
 
+    @property
+    def runs_inference(self) -> bool:
+        """Whether nothing is said that training alone has."""
+        return self.microbatches == 1 and not self.zero and self.recompute == "none"
+
     def pins(self) -> Pins:
-        """The same as pins of a search for training."""
+        """Degrees and techniques as pins of a search."""
         from planner.pins import Pins
 
         techniques: dict[str, Any] = {"zero_stage": self.zero, "recompute": self.recompute, "microbatches": self.microbatches}
@@ -82,13 +88,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Facts:
-    """What launchers need to know beside the settings. layers: blocks that stages could be made of, 0 for none. styles: pattern of a module's name ->
-    "colwise", "rowwise", ... (planner.exchange.hf)."""
+    """What launchers need to know beside the settings. layers: blocks that stages could be made of, 0 for none."""
 
     model: str
     topology: Topology
     layers: int = 0
-    styles: Mapping[str, str] = field(default_factory=dict)
 
 
 class Rounds:
@@ -146,7 +150,7 @@ def settings_of(strategy: Strategy) -> Rounds:
     graph = strategy.graph
     rounds = Rounds(Settings(int(strategy.workload["batch"]), **degrees, microbatches=int(t["microbatches"]), zero=int(t["zero_stage"]), recompute=str(t["recompute"]),
                              schedule=str(t["schedule"]) if degrees[STAGE] > 1 else "", positions=degrees["model"] > 1 and cuts_positions(strategy),
-                             length=row_length(graph) if graph is not None else 0, virtual=virtual_of(t)))  # fmt: skip
+                             length=row_length(graph) if graph is not None else 0, virtual=virtual_of(t), styles=()))  # fmt: skip
     if several:
         rounds.steps.append((rounds.now, ", ".join(several)))
     return rounds
