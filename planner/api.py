@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from planner.cache import Cache
 from planner.collector import seldom_collecting
 from planner.errors import NO_PLAN, PlanError, did_you_mean
 from planner.strategy import Strategy
@@ -24,11 +25,11 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
          lr: float = 1e-4, precision: str = DEFAULT_PRECISION, loss: str = "", logits: str = "", shift_labels: bool = False,
          ignore_index: int | None = None, trainable: Sequence[str] = (), freeze: Sequence[str] = (), tie: Sequence[str] = (), lora: str = "", tables: str = "device",
          time_limit_s: float | None = None, seed: int = 0, fold: bool = True, baselines: bool = True, strict: bool = False, progress: Any = None,
-         remedies: bool = True) -> Strategy:  # fmt: skip
+         remedies: bool = True, cache: Cache | str | Path | None = None) -> Strategy:  # fmt: skip
     """Search for the best way to spread a model over a machine.
 
     source: an ONNX file, `zoo:SPEC`, a Hugging Face config.json, or an onnx ModelProto. Exactly one of hardware (with devices) and topology describes the machine. remedies: where
-    nothing fits, plan what would help and say it in the error.
+    nothing fits, plan what would help and say it in the error. cache: a folder where searches are kept and recalled from (planner.cache); it changes no answer.
     Returns a Strategy. Raises PlanError: exit_code 2 for bad input, 3 when no plan fits. Never imports jax.
     """
     from planner.compose import COST_MODEL_VERSION, TOOL_VERSION, compose
@@ -39,7 +40,8 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
     request = make_request(devices=devices, hardware=hardware, topology=topology, workload=workload, mode="auto" if annotated and mode == "semi-auto" else mode, solver=solver,
                            pins=None if annotated else pins, objective=objective,
                            memory_limit_bytes=memory_limit_bytes, memory_reserve_bytes=memory_reserve_bytes, runtime=runtime, optimizer=optimizer,
-                           precision=precision, time_limit_s=time_limit_s, seed=seed, fold=fold, baselines=baselines)  # fmt: skip
+                           precision=precision, time_limit_s=time_limit_s, seed=seed, fold=fold, baselines=baselines,
+                           cache=cache if isinstance(cache, Cache) or cache is None else Cache.chosen(cache))  # fmt: skip
     model = open_model(source, request.topology.devices, workload=workload, batch=batch, tokens_per_step=tokens_per_step, dims=dims, shapes=shapes, loss=loss,
                        logits=logits, shift_labels=shift_labels, ignore_index=ignore_index, trainable=trainable, freeze=freeze, tie=tie, lora=lora,
                        optimizer=optimizer, lr=lr, tables=tables)  # fmt: skip
@@ -76,7 +78,7 @@ def annotated_pins(model: Any) -> Any:
 def make_request(*, devices: int | None, hardware: str | None, topology: str | Path | None, workload: str = "train", mode: str = "auto", solver: str = "auto",
                  pins: Any = None, objective: str = "step", memory_limit_bytes: int | None = None, memory_reserve_bytes: int | None = None,
                  runtime: str = DEFAULT_RUNTIME, optimizer: str = "adamw", precision: str = DEFAULT_PRECISION, time_limit_s: float | None = None,
-                 seed: int = 0, fold: bool = True, baselines: bool = True) -> Any:  # fmt: skip
+                 seed: int = 0, fold: bool = True, baselines: bool = True, cache: Cache | None = None) -> Any:  # fmt: skip
     """Check the options against what exists and build the search request."""
     from costmodels.memory import capacity
     from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
@@ -107,7 +109,7 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
         parsed = replace(parsed, techniques={"zero_stage": 0, "recompute": "none", "microbatches": 1, **parsed.techniques})
     return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
                    RUNTIMES[runtime], solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines,
-                   pinned_offload(parsed, workload, runtime))  # fmt: skip
+                   pinned_offload(parsed, workload, runtime), cache)  # fmt: skip
 
 
 def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:

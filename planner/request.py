@@ -14,6 +14,7 @@ from costmodels.memory import Capacity
 from costmodels.precision import Recipe
 from costmodels.runtime import Runtime
 from planner.assemble import Techniques
+from planner.cache import Cache
 from planner.evaluate import Cost
 from planner.flow import Plan
 from planner.pins import Pins
@@ -46,6 +47,8 @@ class Request:
     baselines: bool = True
     offload: tuple[str, ...] = ()
     """What waits in the host's memory in every plan of the search (planner.possible.OFFLOAD)."""
+    cache: Cache | None = field(default=None, compare=False, repr=False)
+    """Where answers are kept and looked for (planner.recall); it changes none."""
 
     @property
     def limit_bytes(self) -> int:

@@ -22,6 +22,7 @@ from planner.errors import PlanError
 from planner.evaluate import price_plan
 from planner.explore import Explorer
 from planner.families import Allowed, batch_only, megatron_only, no_split, restrict
+from planner.fingerprint import search_key
 from planner.flow import Plan
 from planner.meshes import meshes, pinned_mesh
 from planner.model import Model
@@ -29,12 +30,14 @@ from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan,
 from planner.offered import Family, Offered
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
+from planner.recall import kept, recalled
 from planner.relax import Arithmetic
 from planner.request import Candidate, Found, Progress, Request
 from planner.rule import Limits, legal
 from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
 from planner.topology import Mesh
+from planner.user_loss import is_user_loss
 
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
 """Work units (table entries visited) of one solve: a hundredth of a second on tables of repeated blocks. What it cuts keeps its bound, and the best
@@ -64,7 +67,22 @@ class Search:
         self.offered = Offered(model, request, self.base, self.out_of_time)
 
     def run(self, *, how_close: bool = True) -> Found:
-        """Search everything the request allows. how_close: where nothing fits, also look for the smallest plan."""
+        """Search everything the request allows, or recall what such a search found before. how_close: where nothing fits, also look for the smallest plan."""
+        cache = self.request.cache
+        if cache is None or is_user_loss(self.model.workload.loss):  # what a function in a file says is no part of a key
+            return self._searched(how_close)
+        cache.asked += 1
+        key = search_key(self.model, self.request)
+        found = recalled(Search(self.model, self.request), entry) if (entry := cache.get(key)) is not None else None
+        if found is not None:
+            cache.found += 1
+            return found
+        found = self._searched(how_close)
+        if (entry := kept(found)) is not None:
+            cache.put(key, entry)
+        return found
+
+    def _searched(self, how_close: bool) -> Found:
         request = self.request
         main = Explorer(self, "plan", self.offered.meshes(), self.offered.allowed(), self.offered.levels())
         finer = Explorer(self, "plan", (), None, self.offered.levels())
@@ -89,7 +107,7 @@ class Search:
             smallest = self._smallest(main, baselines)
         if best is not None and not self.model.confirm(best.plan.microbatches):
             warnings.warn(f"{self.model.name}: the graph at {best.plan.microbatches} microbatches was derived wrongly; searching again with every graph read", stacklevel=2)
-            return Search(self.model, self.request, self.progress).run(how_close=how_close)
+            return Search(self.model, self.request, self.progress)._searched(how_close)
         space, choice, problem = self._among_all(best) if best else (None, (), None)
         if best is not None and space is not None:
             best, space = self._named(best, space)

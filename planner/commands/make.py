@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.cache import Cache
 from planner.commands import console, files
 from planner.errors import PlanError
 
@@ -23,8 +24,15 @@ def arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `planner.plan` from the options that the planning commands share."""
     return {
         **machine(args), "mode": args.mode, "solver": getattr(args, "solver", "auto"), "pins": args.pin, "objective": args.objective,
-        "time_limit_s": args.time_limit, "seed": args.seed, "strict": args.strict, **workload(args),
+        "time_limit_s": args.time_limit, "seed": args.seed, "strict": args.strict, "cache": cache(args), **workload(args),
     }  # fmt: skip
+
+
+def cache(args: argparse.Namespace) -> Cache | None:
+    """Where searches are kept; None where the user wants none, or will stop the search by the clock."""
+    if args.no_cache and args.cache is not None:
+        raise PlanError("P003", "--cache and --no-cache contradict each other", help=["give one of them"])
+    return None if args.no_cache else Cache.chosen(args.cache)
 
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:

@@ -133,6 +133,8 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> None:
     g.add_argument("--time-limit", type=seconds, metavar="S", help="seconds; the best plan so far is returned")
     g.add_argument("--seed", type=int, default=0, metavar="N")
     g.add_argument("--strict", action="store_true", help="fail on an operator without a rule")
+    g.add_argument("--cache", metavar="DIR", help="where searches are kept and recalled from (default: MESHWRIGHT_CACHE, or ~/.cache/meshwright): --cache build/plans")
+    g.add_argument("--no-cache", action="store_true", help="search anew, and keep nothing")
 
 
 def add_serving(p: argparse.ArgumentParser) -> None:

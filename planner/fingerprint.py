@@ -1,0 +1,106 @@
+"""The key of a search: a hash of everything its answer follows from.
+
+    program   every source file and figure of this package and of costmodels, Python, and the libraries that compute
+    model     its file (values of large tensors aside), the canonical graph that was made of it, and the workload
+    request   machine, memory, precision, runtime, solver, pins, limits, seed: all of planner.request.Request but where it is kept
+
+Values are written with their types and lengths, so that no two differ in meaning and agree in bytes; a type that is not known is an error, never left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner.model import Model
+    from planner.request import Request
+
+FORMAT = 1
+"""Of what is kept under a key (planner.recall)."""
+LIBRARIES = ("numpy", "highspy", "ortools", "numba", "scipy")
+APART = ("name", "folder", "proto")
+"""Fields of a model that are no part of its key as they are: a name and a place change no plan, the file has a digest of its own."""
+
+
+def search_key(model: Model, request: Request) -> str:
+    """The key of a search for a model under a request."""
+    public = {f.name: getattr(model, f.name) for f in fields(model) if not f.name.startswith("_") and f.name not in APART}
+    return digest((FORMAT, program(), type(model).__qualname__, public, file_digest(model.proto), model.sha256(), request))
+
+
+@lru_cache(maxsize=1)
+def program() -> str:
+    """Digest of the code that plans and of what it computes with."""
+    import costmodels
+    import planner
+
+    known = hashlib.blake2b(digest_size=16)
+    for package in (planner, costmodels):
+        folder = Path(package.__file__ or "").parent
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".toml", ".json")):
+            _add(known, path.relative_to(folder).as_posix())
+            _add(known, path.read_bytes())
+    _add(known, (sys.version, tuple(_version(name) for name in LIBRARIES)))
+    return known.hexdigest()
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def file_digest(proto: Any) -> str:
+    """Digest of an ONNX model but for the values of tensors too large to be constants: what they change is seen in the graph."""
+    from planner.reader.draft import FOLD_ELEMENTS
+
+    known, graph = hashlib.blake2b(digest_size=16), proto.graph
+    for tensor in graph.initializer:
+        large = math.prod(tensor.dims) > FOLD_ELEMENTS
+        _add(known, (tensor.name, tuple(tensor.dims), tensor.data_type, tensor.data_location) if large else tensor.SerializeToString(deterministic=True))
+    rest = (graph.node, graph.input, graph.output, graph.value_info, graph.sparse_initializer, graph.quantization_annotation, proto.opset_import, proto.functions)
+    for messages in rest:
+        _add(known, len(messages))
+        for message in messages:
+            _add(known, message.SerializeToString(deterministic=True))
+    _add(known, (proto.ir_version, proto.producer_name, proto.producer_version))
+    return known.hexdigest()
+
+
+def digest(value: Any) -> str:
+    """Digest of a value made of plain types, tuples, lists, mappings, sets of plain values and dataclasses. Raises TypeError for anything else."""
+    known = hashlib.blake2b(digest_size=16)
+    _add(known, value)
+    return known.hexdigest()
+
+
+def _add(known: Any, value: Any) -> None:
+    if isinstance(value, bytes):
+        known.update(b"b%d:" % len(value) + value)
+    elif value is None or isinstance(value, bool | int | float | str):
+        text = repr(value).encode()
+        known.update(type(value).__name__.encode() + b"%d:" % len(text) + text)
+    elif is_dataclass(value) and not isinstance(value, type):
+        _add(known, type(value).__qualname__)
+        _add(known, {f.name: getattr(value, f.name) for f in fields(value) if f.compare})
+    elif isinstance(value, Mapping):
+        known.update(b"m%d:" % len(value))
+        for pair in value.items():
+            _add(known, pair)
+    elif isinstance(value, tuple | list):
+        known.update(b"s%d:" % len(value))
+        for item in value:
+            _add(known, item)
+    elif isinstance(value, frozenset | set):
+        _add(known, sorted(value))
+    else:
+        raise TypeError(f"{type(value).__qualname__} has no fingerprint")

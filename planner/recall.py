@@ -1,0 +1,147 @@
+"""What a search found, as an entry of the cache and back.
+
+An entry says what was decided, not what it costs: on the way back the graph is read, the winner and the baselines are priced anew, the winner's problem is built again
+from the splits that its space had, and its choice judged (`planner.problem.evaluate`). Where anything comes out other than it was, there is nothing to recall.
+So an entry can leave work out, but not make a plan look better than it is. Searches that were cut short, or found nothing, are not kept.
+
+Splits are written once each, as a list that rows of numbers point into; a row goes through the classes of nodes in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import isfinite, prod
+from typing import TYPE_CHECKING, Any
+
+from planner.assemble import PICO, Techniques, assemble
+from planner.errors import PlanError
+from planner.evaluate import price_plan
+from planner.flow import Plan
+from planner.layout import Layout
+from planner.price import Pricer
+from planner.problem import evaluate
+from planner.request import Candidate, Found
+from planner.rule import Limits, Split, legal
+from planner.space import Base, Space, Variable, build_space
+from planner.topology import Mesh, MeshAxis
+
+if TYPE_CHECKING:
+    from planner.search import Search
+
+
+class Stale(Exception):
+    """An entry that does not hold."""
+
+
+def kept(found: Found) -> dict[str, Any] | None:
+    """The entry of what a search found; None where that is not worth keeping."""
+    best, space = found.best, found.space
+    if best is None or space is None or found.problem is None or found.stopped:
+        return None
+    palette: dict[Split, int] = {}
+
+    def row(splits: Any) -> list[int]:
+        return [palette.setdefault(s, len(palette)) for s in splits]
+
+    def candidate(c: Candidate, base: Base) -> dict[str, Any]:
+        nodes = base.graph.nodes
+        return {"label": c.label, "mesh": [[a.name, a.parts] for a in c.mesh.axes], "group": c.mesh.group, "splits": row(c.plan.splits[nodes[i].id] for i in base.times),
+                "techniques": asdict(c.techniques), "offload": c.plan.offload, "objective_s": c.objective_s, "bound_s": c.bound_s, "status": c.status,
+                "step_time_s": c.cost.step_time_s, "memory_bytes": c.cost.memory.total}  # fmt: skip
+
+    ops = [v for v in space.variables if v.kind == "op"]
+    others = {v.name: _pair(v, k) for v, k in zip(space.variables, found.choice, strict=True) if v.kind != "op"}
+    return {
+        "best": candidate(best, found.base), "baselines": {label: candidate(c, found.base) for label, c in found.baselines.items()},
+        "space": [row(v.splits) for v in ops], "layouts": others, "offload": space.pricer.offload, "cost": evaluate(found.problem, found.choice).cost,
+        "bound_s": found.bound_s, "tried": found.tried, "palette": [s.pairs for s in palette],
+    }  # fmt: skip
+
+
+def recalled(search: Search, entry: Any) -> Found | None:
+    """What the search would find, from an entry; None where it does not hold."""
+    try:
+        return _recalled(search, entry)
+    except (Stale, PlanError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _recalled(search: Search, entry: Mapping[str, Any]) -> Found:
+    palette = tuple(Split.of({_text(f): [_text(a) for a in axes] for f, axes in pairs}) for pairs in entry["palette"])
+    best = _candidate(search, entry["best"], palette)
+    baselines = {_text(label): _candidate(search, row, palette) for label, row in entry["baselines"].items()}
+    base = search.base(best.plan.microbatches)
+    if base is None or not search.model.confirm(best.plan.microbatches) or best.cost.memory.total > search.request.limit_bytes:
+        raise Stale
+    space = _space(search, base, best, entry, palette)
+    choice = tuple(_place(v, best, entry["layouts"], base) for v in space.variables)
+    problem = assemble(space, best.techniques, search.request.limit_bytes)
+    bound, tried = _number(entry["bound_s"]), entry["tried"]
+    if evaluate(problem, choice).cost != entry["cost"] or abs(entry["cost"] / PICO - best.objective_s) > 1e-6 * best.objective_s:
+        raise Stale
+    if not 0 <= bound <= best.cost.step_time_s * (1 + 1e-6) or not isinstance(tried, int) or tried < 1:
+        raise Stale
+    return Found(best, baselines, base, space, choice, problem, bound, tried)
+
+
+def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...]) -> Candidate:
+    """A candidate priced anew. Raises Stale where it is not possible, or no longer at its price."""
+    request, t = search.request, Techniques(**row["techniques"])
+    mesh = Mesh(tuple(MeshAxis(_text(name), tuple((int(at), int(n)) for at, n in parts)) for name, parts in row["mesh"]), tuple(map(_text, row["group"])))
+    base = search.base(t.microbatches)
+    if base is None or prod(n for _, n in mesh.shape) != request.topology.devices:
+        raise Stale
+    inner, limits = dict(Mesh(mesh.inner).shape), Limits(spatial=True)
+    splits = dict(zip(base.times, (palette[k] for k in row["splits"]), strict=True))
+    if not all(legal(base.rules[i], s, inner, limits) for i, s in splits.items()):
+        raise Stale
+    plan = Plan(mesh.shape, {node.id: splits[base.shared[i]] for i, node in enumerate(base.graph.nodes)}, t.zero, mesh.zero_axes, t.recompute, t.microbatches, base.runs,
+                schedule=t.schedule if mesh.stages > 1 else "", virtual=t.virtual, offload=tuple(map(_text, row["offload"])))  # fmt: skip
+    cost, _, _ = price_plan(base, plan, Pricer(request.topology, mesh, request.runtime, request.recipe, offload=request.offload))
+    if cost.step_time_s != row["step_time_s"] or cost.memory.total != row["memory_bytes"] or row["status"] not in ("optimal", "feasible"):
+        raise Stale
+    return Candidate(_text(row["label"]), mesh, plan, cost, t, _number(row["objective_s"]), _number(row["bound_s"]), row["status"])
+
+
+def _space(search: Search, base: Base, best: Candidate, entry: Mapping[str, Any], palette: tuple[Split, ...]) -> Space:
+    """The winner's space, of the splits that it had."""
+    request = search.request
+    allowed = {i: tuple(palette[k] for k in row) for i, row in zip(base.times, entry["space"], strict=True)}
+    pricer = Pricer(request.topology, best.mesh, request.runtime, request.recipe, offload=tuple(map(_text, entry["offload"])))
+    inner, limits = dict(Mesh(best.mesh.inner).shape), Limits(spatial=True)
+    if not all(splits and all(legal(base.rules[i], s, inner, limits) for s in splits) for i, splits in allowed.items()):
+        raise Stale
+    return build_space(base, pricer, limits=limits, allowed=allowed, zero_axes=best.mesh.zero_axes, parts=best.plan.microbatches)
+
+
+def _place(v: Variable, best: Candidate, layouts: Mapping[str, Any], base: Base) -> int:
+    """Where a variable's decision is among its options."""
+    if v.kind == "op":
+        return v.splits.index(best.plan.splits[base.graph.nodes[v.node].id])
+    return next(k for k in range(len(v.layouts)) if _pair(v, k) == _lists(layouts[v.name]))
+
+
+def _pair(v: Variable, k: int) -> list[Any]:
+    """A shared tensor's layout and the branch made from it, as JSON has them."""
+    return [_layout(layout) for layout in v.layouts[k]]
+
+
+def _layout(layout: Layout | None) -> Any:
+    return None if layout is None else _lists((layout.dims, layout.partial, layout.fan))
+
+
+def _lists(value: Any) -> Any:
+    return [_lists(x) for x in value] if isinstance(value, tuple | list) else value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Stale
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise Stale
+    return value
