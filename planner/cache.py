@@ -86,7 +86,7 @@ class Cache:
 
     def said(self) -> str:
         """For people: what was not searched for again; "" where everything was."""
-        return f"{self.found} of {self.asked} searches from the cache (--no-cache: anew)" if self.found else ""
+        return f"{self.found} of {self.asked} search{'es' if self.asked > 1 else ''} from the cache {self.folder} (--no-cache searches anew)" if self.found else ""
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"

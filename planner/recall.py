@@ -19,12 +19,14 @@ from planner.errors import PlanError
 from planner.evaluate import price_plan
 from planner.flow import Plan
 from planner.layout import Layout
+from planner.pipeline import SCHEDULES
+from planner.possible import RECOMPUTE
 from planner.price import Pricer
 from planner.problem import evaluate
 from planner.request import Candidate, Found
 from planner.rule import Limits, Split, legal
-from planner.space import Base, Space, Variable, build_space
-from planner.topology import Mesh, MeshAxis
+from planner.space import ZERO_LEVELS, Base, Space, Variable, build_space
+from planner.topology import Mesh, MeshAxis, Topology
 
 if TYPE_CHECKING:
     from planner.search import Search
@@ -87,10 +89,10 @@ def _recalled(search: Search, entry: Mapping[str, Any]) -> Found:
 
 def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...]) -> Candidate:
     """A candidate priced anew. Raises Stale where it is not possible, or no longer at its price."""
-    request, t = search.request, Techniques(**row["techniques"])
+    request, t = search.request, _techniques(**row["techniques"])
     mesh = Mesh(tuple(MeshAxis(_text(name), tuple((int(at), int(n)) for at, n in parts)) for name, parts in row["mesh"]), tuple(map(_text, row["group"])))
     base = search.base(t.microbatches)
-    if base is None or prod(n for _, n in mesh.shape) != request.topology.devices:
+    if base is None or not _lies_on(mesh, request.topology):
         raise Stale
     inner, limits = dict(Mesh(mesh.inner).shape), Limits(spatial=True)
     splits = dict(zip(base.times, (palette[k] for k in row["splits"]), strict=True))
@@ -102,6 +104,21 @@ def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...
     if cost.step_time_s != row["step_time_s"] or cost.memory.total != row["memory_bytes"] or row["status"] not in ("optimal", "feasible"):
         raise Stale
     return Candidate(_text(row["label"]), mesh, plan, cost, t, _number(row["objective_s"]), _number(row["bound_s"]), row["status"])
+
+
+def _techniques(zero: Any, recompute: Any, microbatches: Any, schedule: Any, virtual: Any) -> Techniques:
+    counted = type(zero) is int and all(type(n) is int and n > 0 for n in (microbatches, virtual))
+    if not counted or zero not in ZERO_LEVELS or recompute not in RECOMPUTE or schedule not in SCHEDULES:
+        raise Stale
+    return Techniques(zero, recompute, microbatches, schedule, virtual)
+
+
+def _lies_on(mesh: Mesh, topology: Topology) -> bool:
+    """Whether the axes of a mesh, of different names, take every level of a machine whole."""
+    parts, names = [part for a in mesh.axes for part in a.parts], [a.name for a in mesh.axes]
+    sizes = [prod(n for at, n in parts if at == i) for i in range(len(topology.levels))]
+    return (len(set(names)) == len(names) and all(0 <= at < len(sizes) and n > 0 for at, n in parts) and sizes == [x.size for x in topology.levels]
+            and {*mesh.group} <= {a.name for a in mesh.inner})  # fmt: skip
 
 
 def _space(search: Search, base: Base, best: Candidate, entry: Mapping[str, Any], palette: tuple[Split, ...]) -> Space:

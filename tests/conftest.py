@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices for every test that uses jax; set before jax is first imported."""
+"""Eight virtual CPU devices for every test that uses jax, set before jax is first imported; and no cache of searches but what a test asks for."""
 
 import os
 
@@ -6,6 +6,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("NPROC", "256")  # threads: see planner.verify.worker.environment
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "float32")
+os.environ["MESHWRIGHT_CACHE"] = "off"  # every test searches itself, whatever ran before it
 
 from hypothesis import settings
 

@@ -33,8 +33,8 @@ MACHINE = "--hardware h100-sxm --memory-limit 40GiB --memory-reserve 1GiB --runt
 SEARCH = "--objective step --time-limit 100 --seed 7 --strict"
 CALLS = list(filter(None, f"""
 plan {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} {SEARCH} --solver ilp --mode semi-auto --pin tp=2 -o a.json --emit a.py --backend jit --quiet --force
-plan {SPEC} --topology two.toml --tokens-per-step 128 {TIED} --json
-plan {SPEC} --devices 2 --batch 8 {LORA} --quiet -o lora.json
+plan {SPEC} --topology two.toml --tokens-per-step 128 {TIED} --json --cache kept
+plan {SPEC} --devices 2 --batch 8 {LORA} --quiet -o lora.json --no-cache
 plan free.onnx --devices 2 {SIZES} --quiet -o free.json
 plan zoo:llama-tiny,cache=1 --devices 2 --workload infer --prompt 8 --generate 4 --concurrency 4 --prefill-tokens 16 --quantize int8 --quiet -o serve.json
 plan zoo:dlrm-tiny --devices 2 --batch 8 {TABLES} --quiet -o dlrm.json
@@ -58,14 +58,14 @@ weights hub/config.json --from hub {LORA} --partial
 weights free.onnx --from bare {SIZES} {TABLES}
 verify p.json --model m.onnx --backend jit --target cpu --compute plan --no-run --tolerance 0.01 --time-limit 300
 compare {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} {SEARCH}
-compare {SPEC} --topology two.toml --tokens-per-step 128 {TIED}
-compare {SPEC} --devices 2 --batch 8 {LORA}
+compare {SPEC} --topology two.toml --tokens-per-step 128 {TIED} --cache kept
+compare {SPEC} --devices 2 --batch 8 {LORA} --no-cache
 compare zoo:dlrm-tiny --devices 2 --batch 8 {TABLES}
 compare free.onnx --devices 2 {SIZES}
 sweep {SPEC} --devices 2,4 --batch 8 {TRAINING} {MACHINE} {SEARCH} --solver dp --mode semi-auto --pin tp=2 --scaling weak
-sweep {SPEC} --devices 2 --tokens-per-step 128 {TIED}
+sweep {SPEC} --devices 2 --tokens-per-step 128 {TIED} --cache kept
 sweep zoo:mlp-tiny --devices 2 --tokens 1B --price 2/h --deadline 30d --budget 1M --pareto
-sweep {SPEC} --devices 2 --batch 8 {LORA} --json
+sweep {SPEC} --devices 2 --batch 8 {LORA} --json --no-cache
 sweep zoo:dlrm-tiny --devices 2 --batch 8 {TABLES}
 sweep free.onnx --devices 2 {SIZES}
 ops {SPEC} --batch 8 {TRAINING} --parameters

@@ -29,10 +29,16 @@ def arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def cache(args: argparse.Namespace) -> Cache | None:
-    """Where searches are kept; None where the user wants none, or will stop the search by the clock."""
+    """Where searches are kept; None where the user wants none."""
     if args.no_cache and args.cache is not None:
         raise PlanError("P003", "--cache and --no-cache contradict each other", help=["give one of them"])
     return None if args.no_cache else Cache.chosen(args.cache)
+
+
+def tell(known: Cache | None) -> None:
+    """Say which searches were spared."""
+    if known is not None and (said := known.said()):
+        console.say(said)
 
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:
@@ -90,12 +96,13 @@ def run(args: argparse.Namespace) -> int:
         from planner.commands.emit import refuse_other
 
         refuse_other(Path(args.emit), args.force)
+    given = arguments(args)
     with console.live(not args.quiet) as line:
         try:
             if args.mode == "manual":
                 strategy = _manual(args)
             else:
-                strategy = api.plan(args.model, progress=line.report, **arguments(args))
+                strategy = api.plan(args.model, progress=line.report, **given)
         except PlanError as e:
             if line.interrupted and e.code == "P026":
                 raise KeyboardInterrupt from e
@@ -117,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet and written:
         saved = f"plan explain {target} · plan emit {target}" if target else ""
         console.say(("interrupted: " if interrupted else "") + f"wrote {', '.join(written)}" + (f"   next: {saved}" if saved and not args.emit else ""))
+    if not args.quiet:
+        tell(given["cache"])
     return INTERRUPTED if interrupted else 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.commands import console
-from planner.commands.make import arguments, workload
+from planner.commands.make import arguments, tell, workload
 from planner.errors import PlanError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def compare(args: argparse.Namespace) -> int:
             raise KeyboardInterrupt
         rows.append((name, strategy))
     console.data(comparison(rows, console.width(), console.colour(sys.stdout)))
+    tell(common["cache"])
     return 0 if any(not isinstance(r, str) for _, r in rows) else NO_PLAN
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.commands import console
-from planner.commands.make import arguments
+from planner.commands.make import arguments, tell
 from planner.errors import PlanError
 from planner.launch.elastic import SUFFIX
 
@@ -103,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         console.data(json.dumps(as_json(args.model, rows, runs, asked), indent=2, sort_keys=True))
     else:
         console.data(sweep_text(args.model, rows, runs, asked, console.width(), console.colour(sys.stdout)))
+        tell(sweeper.common["cache"])
     if stopped:
         console.say("interrupted: these are the rows that were done")
         return INTERRUPTED
