@@ -121,8 +121,8 @@ def again(row: dict[str, Any]) -> dict[str, Any]:
     case = case_of(row)
     graph = graph_of(case.model)
     memory = planned(case, graph, plan_of(case.model, case.mesh, graph))
-    parts = {"peak": sum(memory.values()), "temporaries": sum(memory.values()) - memory["parameters"] - memory["optimizer"]}
-    return {**row, "memory": memory, "figures": [{**f, "predicted": parts.get(f["what"], f["predicted"])} for f in row["figures"]]}
+    more = sum(memory.values()) - sum(row["memory"].values())
+    return {**row, "memory": memory, "figures": [{**f, "predicted": f["predicted"] + more} if f["what"] in ("peak", "temporaries") else f for f in row["figures"]]}
 
 
 def check(case: Case, named: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ and the convolutions of a small ResNet, without the instructions that are not as
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +154,85 @@ allocation 4: size 64, parameter 2, shape |f32[16]| at ShapeIndex {}:
     assert [(h.name, h.size_bytes) for h in found.temporaries] == [("a", 16), ("c", 8)] and found.parameters == {2: 64}
 
 
+PLACED = """allocation 0: size 64, parameter 0, shape |f32[16]| at ShapeIndex {}, maybe-live-out:
+ value: <1 param.1 @0> (size=64,offset=0): f32[16]{0:T(128)}
+ value: <2 late @0> (size=64,offset=0): f32[16]{0:T(128)}
+ value: <3 new @0> (size=64,offset=0): f32[16]{0:T(128)}
+allocation 1: size 4096, preallocated-temp:
+ value: <4 kept @0> (size=2048,offset=0): bf16[4,128]{1,0:T(8,128)(2,1)}
+ value: <5 made{1} @0> (size=1024,offset=2048): f32[256]{0:T(256)}
+ value: <6 body.1{1} (phi) @0> (size=1024,offset=2048): f32[256]{0:T(256)}
+ value: <7 made @0> (size=16,offset=3072): (f32[999]{0:T(256)}, f32[256]{0:T(256)})
+ value: <8 early @0> (size=2048,offset=1024): f32[512]{0:T(512)}
+allocation 2: size 512, color 1, preallocated-temp:
+ value: <9 near @1> (size=512,offset=0): f32[128]{0:T(128)S(1)}
+ value: <10 copy-start.2{0} @1> (size=512,offset=0): f32[128]{0:T(128)S(1)}
+"""
+LIVED = """HloLiveRange (max 5):
+  InstructionSequence:
+    0:param.1
+    1:early
+    2:kept
+    3:made
+    4:late
+    5:new
+  BufferLiveRange:
+    param.1{}:0-3
+    early{}:1-2
+    kept{}:2-4
+    made{}:3-4
+    made{1}:3-4
+    body.1{1}:3-4
+    late{}:3-4
+    new{}:4-5
+    near{}:2-3
+    copy-start.2{0}:3-4
+"""
+
+
+def test_the_fullest_moment_of_a_program_is_found_and_made_up_of_its_parts() -> None:
+    found = read_assignment(PLACED, LIVED)
+    assert found.arena_bytes == 4096 and found.schedule == ("param.1", "early", "kept", "made", "late", "new") and found.moment is not None
+    moment = found.moment
+    # kept and what made{1} and the loop's own name for it share; early is over, and would overlap both.
+    assert (moment.at, moment.used_bytes) == ("made", 2048 + 1024 + 16) and [h.name for h in moment.held] == ["kept", "body.1", "made"]
+    assert [h.tile_bytes for h in moment.held] == [2048 - 4 * 128 * 2, 0, 0]
+    assert [h.name for h in moment.on_chip] == ["near"] and [h.name for h in moment.donated] == ["late"]
+    assert read_assignment(PLACED).moment is None and read_assignment(PLACED).arena_bytes == 4096
+
+
+def test_differences_of_memory_add_up_and_name_their_causes() -> None:
+    text = """ENTRY %main (param.1: f32[16]) -> f32[16] {
+  %param.1 = f32[16]{0} parameter(0)
+  %early = f32[512]{0} fusion(%param.1), kind=kLoop, calls=%a, metadata={op_name="jit(step)/jvp()/mul"}
+  %kept = bf16[4,128]{1,0} fusion(%early), kind=kLoop, calls=%b, metadata={op_name="jit(step)/jvp()/add"}
+  %made = (f32[999]{0}, f32[256]{0}) fusion(%kept), kind=kLoop, calls=%c, metadata={op_name="jit(step)/transpose(jvp())/mul"}
+  ROOT %new = f32[16]{0} fusion(%made), kind=kLoop, calls=%d
+}
+"""
+    lines = differences.of_memory(text, "", read_assignment(PLACED, LIVED), 1000, 1100)
+    assert lines[0] == "temporaries +1,996 B: gaps between values +1,008 B, whole tiles +1,024 B, from the forward pass +24 B, made later -60 B"
+    assert "3,088 B in use of 4,096 B" in lines[1] and "1,024 B from the forward pass (1,000 B of activations predicted), 1,040 B made later" in lines[1]
+    assert lines[2:] == ("whole tiles: 1,024 B (bf16[4,128] 2,048 B (kept))", "beside them in on-chip memory: 512 B (f32[128] 512 B (near))",
+                         "beside them in the places of arguments: 64 B (f32[16] 64 B (late))")  # fmt: skip
+    assert differences.of_memory(text, "", read_assignment(PLACED), 1000, 1100) == ()
+
+
+def test_a_batch_written_as_spatial_dims_counts_what_it_multiplies() -> None:
+    """Eight products of the batch [8, 4] x [8, 4], written by the TPU compiler as one convolution whose other pairs meet padding alone."""
+    line = """ENTRY %main (a: bf16[8,16,4], b: bf16[8,4,32]) -> bf16[8,16,32] {{
+  %a = bf16[8,16,4]{{2,1,0}} parameter(0)
+  %b = bf16[8,4,32]{{2,1,0}} parameter(1)
+  ROOT %c = bf16[8,16,32]{{2,1,0}} convolution(%a, %b), window={{{window}}}, dim_labels=0bf_0io->0bf
+}}
+"""
+    whole = 8 * 2 * 16 * 4 * 32
+    assert dot_flops(line.format(window="size=8 stride=8 pad=7_7 lhs_dilate=7 rhs_reversal=1")) == whole
+    assert dot_flops(line.format(window="size=8 stride=7 lhs_dilate=8")) == whole
+    # A true convolution counts what it does to its padding.
+    assert dot_flops(line.format(window="size=3 pad=1_1")) == 3 * whole
+
+
 def test_passes_that_change_totals_are_named() -> None:
     seen = history(SAMPLES / "tpu_passes", MESH, lambda text: origins(text).name)
     assert seen is not None
@@ -279,6 +359,11 @@ def test_the_tpu_compiler_is_read_and_its_passes_are_named(strategy: planner.Str
     if by["all collectives"].distance:
         assert any("reduce-scatter-decomposer" in line or "all_gather_decomposer" in line for line in report.differences)
     assert not any("seen in no pass" in line for line in report.differences)
+    assert not by["dot FLOPs"].distance
+    (line,) = (line for line in report.differences if line.startswith("temporaries "))
+    off, _, parts = line.partition(": ")
+    apart = by["temporaries"].compiled - (by["temporaries"].predicted or 0)
+    assert sum(int(n) for n in re.findall(r"[+-]\d+", parts.replace(",", ""))) == int(off.split()[1].replace(",", "")) == apart
 
 
 @pytest.mark.slow
@@ -293,8 +378,6 @@ def test_a_compiler_that_ends_its_process_is_an_error_message(strategy: planner.
 @pytest.mark.parametrize("source", ["zoo:mixtral-tiny,layers=1", "zoo:mixtral-tiny,layers=1,form=capacity", "zoo:llama-tiny,layers=1", "zoo:resnet-tiny"])
 def test_products_of_bfloat16_programs_multiply_bfloat16(source: str) -> None:
     """A float32 value anywhere carries on into everything that is added to it: found by a collective twice its size in the GPU compiler's text."""
-    import re
-
     from planner.emit.program import emit
     from planner.flow import Plan
     from planner.model import Model, Workload

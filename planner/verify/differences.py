@@ -4,24 +4,28 @@
     products      nodes whose compiled dots are not those predicted
     arguments     parameters that take more memory than their elements (tiles of TPU layouts)
     temporaries   the largest values of the compiler's buffer assignment, and what they serve
+    memory        what the difference of temporaries is made of when most of them are there: gaps, whole tiles, what came from the forward pass, what came after it
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from planner.account import Use
-from planner.verify.buffers import Assignment
+from planner.verify.buffers import Assignment, Held
 from planner.verify.hlo_flops import dots
 from planner.verify.hlo_groups import MeshAxes
-from planner.verify.hlo_text import Module, parse
+from planner.verify.hlo_text import Instruction, Module, parse
 from planner.verify.origins import Origins
 from planner.verify.passes import history, totals
 
 LINES = 6
 """Differences of one sort that are written out; the rest is counted."""
+_FLOATS = ("bf16", "f16", "f32")
 
 
 def of_traffic(folder: Path, mesh: MeshAxes, uses: Iterable[Use], compiled: Mapping[tuple[str, str], int], source: str, exact: bool) -> tuple[str, ...]:
@@ -114,20 +118,77 @@ def of_arguments(text: str, assignment: Assignment) -> tuple[str, ...]:
 
 def of_temporaries(text: str, source: str, assignment: Assignment, most: int = LINES) -> tuple[str, ...]:
     """Lines about the largest temporary values, of 1 % of all or more, and what they serve."""
-    module, origins = parse(text), Origins.of(text, source)
-    whole = sum(h.size_bytes for h in assignment.temporaries)
-    largest = [h for h in assignment.temporaries[:most] if h.size_bytes >= whole / 100]
-    found = _instructions(module, {h.name for h in largest})
-    lines = []
-    for held in largest:
-        instruction = found.get(held.name)
-        what = origins.name(instruction.attributes) if instruction else ""
-        lines.append(f"temporary: {held.shape} {held.size_bytes:,} B{f' of {what}' if what else ''} ({held.name})")
+    every = assignment.moment.held if assignment.moment else assignment.temporaries
+    whole = sum(h.size_bytes for h in every)
+    serves = _Serves(parse(text), Origins.of(text, source))
+    return tuple(f"temporary: {serves.shown(h)}" for h in every[:most] if h.size_bytes >= whole / 100)
+
+
+def of_memory(text: str, source: str, assignment: Assignment, kept: int, other: int) -> tuple[str, ...]:
+    """Lines about the moment when most of the temporary memory is in use: four sums that add up to the difference, and the values behind them. kept, other:
+    predicted bytes of activations, and of gradients and working memory. Nothing where the compiler wrote no lives of its values."""
+    moment = assignment.moment
+    if moment is None:
+        return ()
+    serves = _Serves(parse(text), Origins.of(text, source))
+    tiles = sum(h.tile_bytes for h in moment.held)
+    turn = serves.backward(assignment.schedule)
+    forward = sum(h.size_bytes - h.tile_bytes for h in moment.held if h.first < turn)
+    after = moment.used_bytes - tiles - forward
+    gaps = assignment.arena_bytes - moment.used_bytes
+    lines = [f"temporaries {assignment.arena_bytes - kept - other:+,} B: gaps between values {gaps:+,} B, whole tiles {tiles:+,} B, "
+             f"from the forward pass {forward - kept:+,} B, made later {after - other:+,} B",
+             f"most of them at {serves.who(moment.at) or 'no line of the program'} ({moment.at}): {moment.used_bytes:,} B in use of {assignment.arena_bytes:,} B; without "
+             f"tiles {forward:,} B from the forward pass ({kept:,} B of activations predicted), {after:,} B made later ({other:,} B of gradients and working memory)"]  # fmt: skip
+    padded = sorted((h for h in moment.held if h.tile_bytes), key=lambda h: -h.tile_bytes)
+    for what, values, total in (("whole tiles", padded, tiles), ("beside them in on-chip memory", moment.on_chip, _sum(moment.on_chip)),
+                                ("beside them in the places of arguments", moment.donated, _sum(moment.donated))):  # fmt: skip
+        if total >= moment.used_bytes / 100:
+            lines.append(f"{what}: {total:,} B ({_few([serves.shown(h) for h in values], 3)})")
     return tuple(lines)
 
 
-def _instructions(module: Module, names: set[str]):  # type: ignore[no-untyped-def]
-    return {i.name: i for c in module.computations.values() for i in c.instructions if i.name in names}
+def _sum(values: Iterable[Held]) -> int:
+    return sum(h.size_bytes for h in values)
+
+
+@dataclass(frozen=True)
+class _Serves:
+    """From an instruction's name to what it serves."""
+
+    module: Module
+    origins: Origins
+
+    @cached_property
+    def _found(self) -> dict[str, Instruction]:
+        return {i.name: i for c in self.module.computations.values() for i in c.instructions}
+
+    def who(self, name: str) -> str:
+        """The node or tensor; of a copy what is copied. "" where nothing tells."""
+        for _ in range(4):
+            instruction = self._found.get(name)
+            if instruction is None:
+                return ""
+            if what := self.origins.name(instruction.attributes):
+                return what
+            if not instruction.operands:
+                return ""
+            name = instruction.operands[0]
+        return ""
+
+    def shown(self, held: Held) -> str:
+        """A value as it is printed."""
+        what = self.who(held.name)
+        return f"{held.shape} {held.size_bytes:,} B{f' of {what}' if what else ''} ({held.name})"
+
+    def backward(self, schedule: Sequence[str]) -> int:
+        """Where the backward pass begins in a schedule: at the first array of floats that it makes (ids may be sorted for it long before, zeros filled in). The
+        schedule's length where there is none."""
+        for at, name in enumerate(schedule):
+            made = self._found.get(name)
+            if made and "transpose(" in made.op_name and made.opcode not in ("constant", "broadcast") and any(s.dims and s.dtype in _FLOATS for s in made.shapes):
+                return at
+        return len(schedule)
 
 
 def _few(names: Sequence[str], most: int = 4) -> str:

@@ -4,8 +4,9 @@
     convolution    2 * (batch and feature elements of the result) * (input features per group) * product over spatial dims of taps
 
 `taps` counts pairs (output position, window position). Pairs that fall into the holes of a dilated base multiply nothing and are not
-counted, so that the gradient of a strided convolution costs what its forward does; padding is counted, as in M N K. Batched products
-that TPU writes as convolutions with a dilated base come out right by the same rule. Library calls (cuBLAS, cuDNN, oneDNN, Eigen)
+counted, so that the gradient of a strided convolution costs what its forward does; padding is counted, as in M N K. Batched products that TPU
+writes as convolutions have a dim of the batch in place of a spatial one: each of its outputs meets the base once, and beyond that padding alone, which
+is not counted. Library calls (cuBLAS, cuDNN, oneDNN, Eigen)
 count as what they compute. Work that is no dot or convolution is not counted: XLA may turn a product with a vector into multiply and sum.
 """
 
@@ -89,25 +90,29 @@ def _convolution(instruction: Instruction, operands: tuple[Shape, ...]) -> int:
     labels = _LABELS.search(instruction.attributes)
     if labels is None:
         raise ValueError(f"no dim_labels in convolution {instruction.name}")
-    _, kernel, result = labels.groups()
+    base, kernel, result = labels.groups()
     out = instruction.shapes[0]
     window = _WINDOW.search(instruction.attributes)
     fields = dict(part.split("=", 1) for part in window.group(1).split()) if window else {}
     spatial = sorted(c for c in result if c.isdigit())
-    taps = math.prod(_taps(out.dims[result.index(d)], fields, k) for k, d in enumerate(spatial))
+    taps = math.prod(_taps(out.dims[result.index(d)], operands[0].dims[base.index(d)], fields, k) for k, d in enumerate(spatial))
     rest = math.prod(size for size, label in zip(out.dims, result, strict=True) if not label.isdigit())
     return 2 * rest * operands[1].dims[kernel.index("i")] * taps
 
 
-def _taps(outputs: int, fields: dict[str, str], k: int) -> int:
-    """(output, window) pairs of one spatial dim that meet no hole: o*stride + w*dilate - pad is a multiple of the base's dilation."""
+def _taps(outputs: int, inputs: int, fields: dict[str, str], k: int) -> int:
+    """(output, window) pairs of one spatial dim that meet no hole: o*stride + w*dilate - pad is a multiple of the base's dilation. Of a dim of the batch,
+    whose outputs meet the base once each, those pairs alone."""
 
     def field(name: str, default: str) -> str:
         return fields[name].split("x")[k] if name in fields else default
 
     size, stride = int(field("size", "1")), int(field("stride", "1"))
     hole, dilate = int(field("lhs_dilate", "1")), int(field("rhs_dilate", "1"))
-    low = int(field("pad", "0_0").split("_")[0])
-    if hole == 1:
+    low, high = (int(n) for n in field("pad", "0_0").split("_"))
+    if hole == 1 and not low and not high:
         return outputs * size
-    return sum((o * stride + w * dilate - low) % hole == 0 for o in range(outputs) for w in range(size))
+    places = [o * stride + w * dilate - low for o in range(outputs) for w in range(size)]
+    met = [p for p in places if p % hole == 0]
+    inside = sum(0 <= p <= (inputs - 1) * hole for p in met)
+    return inside if inside == outputs > 1 else len(met)

@@ -29,7 +29,8 @@ Traffic = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True)
 class Predicted:
-    """One device, one optimizer step (or one forward pass). output_bytes: without the table of pointers."""
+    """One device, one optimizer step (or one forward pass). output_bytes: without the table of pointers; batch_bytes: the part of the arguments that one
+    microbatch of inputs is."""
 
     flow: Flow
     runs: tuple[Run, ...]
@@ -38,6 +39,7 @@ class Predicted:
     flops: int
     argument_bytes: int
     output_bytes: int
+    batch_bytes: int
 
 
 def predict(graph: Graph, plan: Plan, *, workload: str, optimizer: str = "adamw", compute: str = "float32") -> Predicted:
@@ -52,7 +54,8 @@ def predict(graph: Graph, plan: Plan, *, workload: str, optimizer: str = "adamw"
     state = _state_bytes(flow, optimizer, compute)
     extra = state - _state_bytes(flow, optimizer, "float32")
     arguments = account.argument_bytes(flow, optimizer, size) + extra
-    return Predicted(flow, runs, uses, totals, account.dot_flops(flow, runs), arguments, _output_bytes(flow, size, state))
+    batch = sum(_bytes(flow, n, flow.source[n], size(graph.tensors[n].dtype)) for n in graph.inputs if graph.consumers.get(n))
+    return Predicted(flow, runs, uses, totals, account.dot_flops(flow, runs), arguments, _output_bytes(flow, size, state), batch)
 
 
 def item_sizes(compute: str) -> ItemSize:
