@@ -170,9 +170,13 @@ def _handed(flow: Flow, carry: Carry, pipeline: Pipeline, size: ItemSize) -> Ite
 
 def of_other_stages(graph: Graph, pipeline: Pipeline) -> frozenset[str]:
     """Weights of blocks beyond the first stage's; where the blocks do not divide evenly the first stages hold the most."""
-    beyond = [i for i in pipeline.nodes if pipeline.holder(i)]
-    mine = {n for i in range(pipeline.end) if pipeline.holder(i) < 1 for n in graph.nodes[i].inputs}
-    return frozenset(n for i in beyond for n in graph.nodes[i].inputs if n in graph.weights and n not in mine)
+    key = "of other stages", pipeline.first, pipeline.period, pipeline.repeats, pipeline.stages, pipeline.virtual
+    if key not in graph.memo:
+        beyond = [i for i in pipeline.nodes if pipeline.holder(i)]
+        mine = {n for i in range(pipeline.end) if pipeline.holder(i) < 1 for n in graph.nodes[i].inputs}
+        graph.memo[key] = frozenset(n for i in beyond for n in graph.nodes[i].inputs if n in graph.weights and n not in mine)
+    found: frozenset[str] = graph.memo[key]
+    return found
 
 
 def differing(flow: Flow) -> frozenset[str]:

@@ -14,6 +14,7 @@ from planner.graph import Graph
 from planner.kernels import find_savers
 from planner.moments import Passing, find_passing
 from planner.ops.control import Region, region
+from planner.pipeline import dealt
 from planner.rule import PENDING, Rule, Split
 
 STRUCTURE = ("dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "still", "tail", "wires")
@@ -136,11 +137,8 @@ class Base:
 
     @cached_property
     def dealt(self) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
-        """The run whose blocks pipeline stages share, with what `planner.pipeline.read_late` says of it; None where there is none."""
-        from planner.pipeline import pipelined_run, read_late
-
-        run = pipelined_run(self.graph, self.runs)
-        return (run, *read_late(self.graph, run)) if run else None
+        """See planner.pipeline.dealt."""
+        return dealt(self.graph, self.runs)
 
     @cached_property
     def tail(self) -> frozenset[int]:

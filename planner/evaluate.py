@@ -93,17 +93,18 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     plan, graph, mesh = flow.plan, flow.graph, dict(flow.plan.mesh)
     micro, pipeline = plan.microbatches, pipeline_of(graph, plan)
     compute = again = bubble = 0.0
-    replayed, done = made_again(flow, runs), dict[tuple[int, object], tuple[float, float]]()
+    replayed, done = made_again(flow, runs), dict[tuple, tuple[float, float, float]]()
     for i in range(len(graph.nodes)):
-        key = (base.shared[i], flow.split(i))
+        place = (i in pipeline.nodes, pipeline.late(i), i in pipeline.twice) if pipeline else ()
+        key = (base.shared[i], id(flow.split(i)), i in replayed, place)
         if key not in done:
-            done[key] = kernel_times(base, i, flow.split(i), pricer)
-        f, b = done[key]
-        twice = f if i in replayed or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i)) else 0.0
-        turn = (f + b + twice) * (float(pipeline.share(i)) if pipeline else 1.0)
-        wanted = pipeline.wanted(i) if pipeline else micro
-        compute, again = compute + wanted * turn, again + wanted * turn * twice / (f + b + twice or 1.0)
-        bubble += float(pipeline.turns(i) - wanted) * turn if pipeline else 0.0
+            f, b = kernel_times(base, i, flow.split(i), pricer)
+            twice = f if i in replayed or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i)) else 0.0
+            turn = (f + b + twice) * (float(pipeline.share(i)) if pipeline else 1.0)
+            wanted = pipeline.wanted(i) if pipeline else micro
+            done[key] = wanted * turn, wanted * turn * twice / (f + b + twice or 1.0), float(pipeline.turns(i) - wanted) * turn if pipeline else 0.0
+        own, more, idle = done[key]
+        compute, again, bubble = compute + own, again + more, bubble + idle
     overlapped = exposed = 0.0
     by_axes: dict[tuple[str, str], float] = {}
     uses = account.collectives(flow, runs, pricer.itemsize)
@@ -286,8 +287,9 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer, sent: frozenset[str
     inside = {i: (first, period) for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
     total = tail = 0.0
     transient: dict[int, float] = {}
+    many = {block: pipeline.kept(i) * float(pipeline.share(i)) for block, i in ((True, pipeline.first), (False, pipeline.end))} if pipeline else {}
     for i, name, size in kept_tensors(base, flow, pricer):
-        times = pipeline.kept(i) * float(pipeline.share(i)) if pipeline else 1.0
+        times = many[i in pipeline.nodes] if pipeline else 1.0
         if i in base.tail:
             tail += size
         elif plan.recompute != "none" and i in inside:

@@ -26,6 +26,7 @@ from planner.ops import OPERATORS, NoRule
 from planner.rule import Dim, Rule, Split
 
 NO_GRADIENT = frozenset({"Floor", "Ceil", "Round", "Sign"})
+WHOLE = Split()
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Flow:
 
     def split(self, index: int) -> Split:
         """Split of node `index`."""
-        return self.plan.splits.get(self.graph.nodes[index].id, Split())
+        return self.plan.splits.get(self.graph.nodes[index].id, WHOLE)
 
 
 def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] | None = None, grad: frozenset[str] | None = None) -> Flow:
@@ -147,12 +148,11 @@ def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] 
     need: dict[tuple[int, int], Layout] = {}
     source: dict[str, Layout] = {}
     needs: dict[str, list[Layout]] = {}
-    whole = Split()
     # Repeats share rules and splits, so each reading of a rule is made once and its layouts are shared objects: `known` keeps what they led to.
     read: dict[tuple[int, int], tuple[list[tuple[Layout, Layout]], list[Layout]]] = {}
     known: dict[tuple, Any] = {}
     for i, node in enumerate(graph.nodes):
-        rule, split = rules[i], plan.splits.get(node.id, whole)
+        rule, split = rules[i], plan.splits.get(node.id, WHOLE)
         layouts = read.get((id(rule), id(split)))
         if layouts is None:
             asked = [rule.operand(slot, split, order) for slot in range(len(rule.operands))]

@@ -188,6 +188,11 @@ class Graph:
                     found.setdefault(name, []).append((i, slot))
         return {name: tuple(uses) for name, uses in found.items()}
 
+    @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What others derive once per graph: its blocks as one function (planner.emit.runs), what belongs to which stage (planner.pipeline, planner.account)."""
+        return {}
+
     @property
     def parameters(self) -> int:
         """Elements of all weights."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ class Pipeline:
     virtual: int = 1
     """Chunks of blocks that a stage holds."""
 
-    @property
+    @cached_property
     def end(self) -> int:
         """Index after the last node of the blocks."""
         return self.first + self.period * self.repeats
 
-    @property
+    @cached_property
     def per_stage(self) -> int:
         """Blocks a stage runs; where they do not divide evenly the last stages run empty ones."""
         return -(-self.repeats // self.stages)
@@ -133,7 +134,7 @@ class Pipeline:
         """The stage that alone has node i, -1 where every stage has it."""
         return (i - self.first) // self.period // self.per_tick % self.stages if i in self.nodes else -1
 
-    @property
+    @cached_property
     def nodes(self) -> range:
         """Nodes of all repeats."""
         return range(self.first, self.end)
@@ -154,8 +155,17 @@ def pipeline_of(graph: Graph, plan: Plan) -> Pipeline | None:
     """The pipeline of a plan, None where it has none."""
     if plan.stages < 2:
         return None
-    run = pipelined_run(graph, plan.runs)
-    return Pipeline(*run, plan.stages, plan.microbatches, plan.schedule, *read_late(graph, run), plan.virtual) if run else None
+    found = dealt(graph, plan.runs)
+    return Pipeline(*found[0], plan.stages, plan.microbatches, plan.schedule, *found[1:], plan.virtual) if found else None
+
+
+def dealt(graph: Graph, runs: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
+    """The run whose blocks stages share, with what `read_late` says of it; None where there is none."""
+    if ("dealt", runs) not in graph.memo:
+        run = pipelined_run(graph, runs)
+        graph.memo["dealt", runs] = (run, *read_late(graph, run)) if run else None
+    found: tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None = graph.memo["dealt", runs]
+    return found
 
 
 def read_late(graph: Graph, run: tuple[int, int, int]) -> tuple[frozenset[int], frozenset[int]]:

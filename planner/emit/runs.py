@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import PlanError
 from planner.flow import Flow
+from planner.graph import Graph
 from planner.layout import Layout, Tree, convert, distribute
 from planner.pipeline import Pipeline
 
@@ -40,20 +41,58 @@ class Run:
         return self.first + self.period * self.repeats
 
 
+@dataclass(frozen=True)
+class _Wiring:
+    """How repeats are put together, whatever their splits. weights: as in `Run`, with a node that reads each; enters: (node of the block, which of its results) ->
+    what takes its place in the first repeat; leaves: the tensors of all repeats of each of those results."""
+
+    weights: Mapping[tuple[str, ...], str]
+    shared: tuple[str, ...]
+    enters: Mapping[tuple[int, int], str]
+    leaves: tuple[tuple[str, ...], ...]
+    yields: tuple[tuple[str, ...], ...]
+
+
 def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
     """The run, or the reason why these repeats cannot share one function under this flow."""
     graph, nodes = flow.graph, flow.graph.nodes
-    made = {o: (i - first, k) for i in range(first, first + period * repeats) for k, o in enumerate(nodes[i].outputs) if o}
-    weights: dict[tuple[str, ...], None] = {}
+    for j in range(first, first + period):
+        split = flow.split(j)
+        for i in range(j, first + period * repeats, period):
+            if flow.split(i) is not split and flow.split(i) != split:
+                return f"{nodes[i].id} is split otherwise than its first repeat"
+    key = "wiring", first, period, repeats
+    if key not in graph.memo:
+        graph.memo[key] = _wiring(graph, first, period, repeats)
+    wiring: _Wiring | str = graph.memo[key]
+    if isinstance(wiring, str):
+        return wiring
+    for names, reader in wiring.weights.items():
+        if len({flow.weights[n] for n in names}) > 1 or len({n in flow.grad for n in names}) > 1:
+            return f"weights of {reader} are kept differently in its repeats"
+    carries = []
+    for name, leaves in zip(wiring.enters.values(), wiring.leaves, strict=True):
+        hub = flow.trees[leaves[0]].hub
+        if hub.partial or graph.tensors[name].shape != graph.tensors[leaves[0]].shape or (name in flow.grad) != (leaves[0] in flow.grad):
+            return f"{name} cannot be carried from block to block"
+        carries.append(Carry(name, leaves, hub))
+    return Run(first, period, repeats, tuple(carries), tuple(wiring.weights), wiring.shared, wiring.yields)
+
+
+def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | str:
+    """The wiring, or why repeats are put together differently."""
+    nodes, places = graph.nodes, range(first, first + period * repeats)
+    made = {o: (i - first, k) for i in places for k, o in enumerate(nodes[i].outputs) if o}
+    weights: dict[tuple[str, ...], str] = {}
     shared: dict[str, None] = {}
     enters: dict[tuple[int, int], str] = {}
     for j in range(period):
         base = nodes[first + j]
-        for r in range(repeats):
-            if flow.split(first + j) != flow.split(first + r * period + j) or nodes[first + r * period + j].op != base.op:
-                return f"{nodes[first + r * period + j].id} is split otherwise than its first repeat"
+        alike = [nodes[i] for i in range(first + j, places.stop, period)]
+        if other := next((node for node in alike if node.op != base.op), None):
+            return f"{other.id} is split otherwise than its first repeat"
         for slot, name in enumerate(base.inputs):
-            names = tuple(nodes[first + r * period + j].inputs[slot] for r in range(repeats))
+            names = tuple([node.inputs[slot] for node in alike])
             if not name:
                 continue
             if len(set(names)) == 1:
@@ -61,9 +100,9 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
                     return f"{name} is made in one repeat and read by others"
                 shared[name] = None
             elif all(n in graph.weights for n in names):
-                if len({flow.weights[n] for n in names}) > 1 or len({n in flow.grad for n in names}) > 1 or len(set(names)) < repeats:
+                if len(set(names)) < repeats:
                     return f"weights of {base.id} are kept differently in its repeats"
-                weights[names] = None
+                weights[names] = base.id
             else:
                 if name in made:  # inside the block
                     if any(made.get(n) != (made[name][0] + r * period, made[name][1]) for r, n in enumerate(names)):
@@ -74,27 +113,20 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
                 key = made[names[1]]
                 if any(made[n] != (key[0] + (r - 1) * period, key[1]) for r, n in enumerate(names) if r) or enters.setdefault(key, name) != name:
                     return f"{base.id} reads another place in a later repeat"
-    places = range(first, first + period * repeats)
     stacked = Counter(n for names in weights for n in names)
     for n, times in stacked.items():
         if times > 1 or n in shared or any(i not in places for i, _ in graph.consumers[n]):
             return f"{graph.labels.get(n, n)} is also used elsewhere, so it cannot be stacked"
-    carries = []
-    for (j, k), name in enters.items():
-        leaves = tuple(nodes[first + r * period + j].outputs[k] for r in range(repeats))
-        hub = flow.trees[leaves[0]].hub
-        if hub.partial or graph.tensors[name].shape != graph.tensors[leaves[0]].shape or (name in flow.grad) != (leaves[0] in flow.grad):
-            return f"{name} cannot be carried from block to block"
-        carries.append(Carry(name, leaves, hub))
-    last = {c.leaves[-1] for c in carries}
-    rows = {o: tuple(nodes[first + r * period + j].outputs[k] for r in range(repeats)) for o, (j, k) in made.items() if j < period and o not in {c.leaves[0] for c in carries}}
-    yields = tuple(rows[o] for o in graph.outputs if o in rows and set(rows[o]) <= set(graph.outputs))
+    rows = {o: tuple(nodes[first + r * period + j].outputs[k] for r in range(repeats)) for o, (j, k) in made.items() if j < period}
+    leaves = tuple(rows[nodes[first + j].outputs[k]] for j, k in enters)
+    last, first_leaves = {row[-1] for row in leaves}, {row[0] for row in leaves}
+    yields = tuple(rows[o] for o in graph.outputs if o in rows and o not in first_leaves and set(rows[o]) <= set(graph.outputs))
     handed = {o for row in yields for o in row}
     for o in made:
         outside = [i for i, _ in graph.consumers.get(o, ()) if i not in places]
         if (outside or (o in graph.outputs and o not in handed)) and o not in last:
             return f"{o} leaves the middle of a repeated block"
-    return Run(first, period, repeats, tuple(carries), tuple(weights), tuple(shared), yields)
+    return _Wiring(weights, tuple(shared), enters, leaves, yields)
 
 
 def handed_out(layout: Layout) -> Layout:
