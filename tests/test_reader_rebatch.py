@@ -45,6 +45,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sliced_halves": ("{ m = Neg(x) c = Concat <axis = 0> (x, m) y = Slice(c, two, four, zero) }",
                       {"two": np.array([2]), "four": np.array([4]), "zero": np.array([0])}),
     "reductions": ("{ s = ReduceSum <keepdims = 0> (x, ax) t = Softmax(s) u = Unsqueeze(t, ax) y = Mul(x, u) }", {"ax": np.array([2])}),
+    "one_of_stacked_heads": ("{ p = MatMul(x, w) a = Reshape(p, stack) b = Transpose <perm = [2,0,3,1,4]> (a) c = Slice(b, one, two, zero) d = Squeeze(c, zero)"
+                             " e = Transpose <perm = [0,2,1,3]> (d) f = Reshape(e, back) y = Add(x, f) }",
+                             {"w": rand(8, 24), "stack": np.array([2, 3, 3, 2, 4]), "one": np.array([1]), "two": np.array([2]), "zero": np.array([0]),
+                              "back": np.array([2, 3, 8])}),
     "einsum": ('{ e = Einsum <equation = "bsd,btd->bst"> (x, x) y = Einsum <equation = "bst,btd->bsd"> (e, x) }', {}),
 }  # fmt: skip
 

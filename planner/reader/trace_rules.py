@@ -78,7 +78,7 @@ def _reshape(t: Tracer, op: Op) -> list[Dims]:
         return [whole]
     if found is None:
         raise t.fail(op, f"splits the batch: {list(t.draft.shape(op.inputs[0]))} to {list(target)}")
-    return [tuple(tuple(0 if a.batch else a.size for a in group) or (1,) for group in found)]
+    return [tuple(tuple(0 if a.batch else a.size for a in group if a.batch or a.size > 1) or (1,) for group in found)]  # a squeezed 1 is no factor
 
 
 def _one_batch(dims: Dims, target: tuple[int, ...], batch: int) -> Dims | None:
