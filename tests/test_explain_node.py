@@ -114,3 +114,13 @@ def test_details_of_the_wrong_shape_are_refused(change: Any, said: str, tmp_path
     path.write_text(json.dumps(data))
     assert main(["explain", str(path), "mlp.c_fc"]) == 2
     assert "P057" in (err := capsys.readouterr().err) and said in err
+
+
+def test_a_numbered_node_is_found_by_its_parameter() -> None:
+    """torch's exporter calls nodes node_MatMul_6 and keeps the module's path in the parameter's name alone."""
+    s = made("data")
+    numbered = {n: f"node_{i}" for i, n in enumerate(s.nodes)}
+    there = replace(s, nodes={numbered[n]: {**row, "outputs": [f"val_{i}"]} for i, (n, row) in enumerate(s.nodes.items())},
+                    details={numbered[n]: row for n, row in s.details.items()})  # fmt: skip
+    name = next(n for n in s.nodes if n.endswith("c_fc/MatMul"))
+    assert find_nodes(there, "mlp.c_fc")[0] == numbered[name] == find_nodes(there, "h.0.mlp.c_fc.weight")[0] == find_nodes(there, "h.1.mlp.c_fc")[0]

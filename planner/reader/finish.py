@@ -37,12 +37,12 @@ def finish(draft: Draft) -> Graph:
     merge_identical(draft, trainable)
     if not draft.ops:
         raise PlanError("P114", "every output of the model is constant: there is nothing to plan")
-    draft.notes.extend(lost_ties(draft, uses))
     weights, constants = _roles(draft, trainable)
     idle = [w for w in weights if named(w) and w not in trainable and draft.is_float(w) and not w.endswith(("running_mean", "running_var"))]
     _name_ids(draft.ops)
     tensors = _tensors(draft, weights, constants)
     labels = _labels(draft, list(weights), uses)
+    draft.notes.extend(lost_ties(draft, uses, labels))
     if idle:
         draft.notes.append(_left_out([labels.get(w, w) for w in idle], [labels.get(w, w) for w in weights]))
     nodes = tuple(map(frozen, draft.ops))

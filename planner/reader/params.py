@@ -17,7 +17,7 @@ initializers of equal value: scales of one and biases of zero that belong to dif
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -248,8 +248,8 @@ def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> None:
         draft.notes.append(f"{kept} scales and biases that the exporter stored once because their values are equal are separate parameters")
 
 
-def lost_ties(draft: Draft, uses: list[Use]) -> Iterator[str]:
-    """Notes on embeddings and output layers that are equal copies: training would untie them."""
+def lost_ties(draft: Draft, uses: list[Use], labels: Mapping[str, str]) -> Iterator[str]:
+    """Notes on embeddings and output layers that are equal copies: training would untie them. They are called by their labels, which --tie takes."""
     tables = {u.leaf: u for u in uses if u.op.op == "Gather"}
     heads = {u.leaf: u for u in uses if u.op.op == "MatMul" and u.leaf not in tables}
     for table in tables:
@@ -259,8 +259,9 @@ def lost_ties(draft: Draft, uses: list[Use]) -> Iterator[str]:
             if len(draft.shape(table)) != 2 or v < 2 or tuple(sorted(shape)) != tuple(sorted((v, d))) or draft.dtype(head) != draft.dtype(table):
                 continue
             a, b = draft.value(table, 1 << 33), draft.value(head, 1 << 33)
+            both = f"{labels.get(table, table)!r} and {labels.get(head, head)!r}"
             if a is not None and b is not None:
                 if (a.shape == b.shape and np.array_equal(a, b)) or (a.shape == b.T.shape and np.array_equal(a, b.T)):
-                    yield f"{table!r} and {head!r} hold equal values: the tie was lost in the export, and training would untie them (--tie joins them)"
+                    yield f"{both} hold equal values: the tie was lost in the export, and training would untie them (--tie joins them)"
             elif use.op.outputs[0] in draft.outputs and d and shape[0 if use.op.attrs.get("trans_b") else 1] == v:
-                yield f"{table!r} and {head!r} have matching shapes: if they were tied before the export, training would untie them (--tie joins them)"
+                yield f"{both} have matching shapes: if they were tied before the export, training would untie them (--tie joins them)"

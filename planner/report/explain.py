@@ -144,7 +144,8 @@ def _others(s: Strategy, width: int, style: Style) -> list[str]:
 
 
 def find_nodes(s: Strategy, text: str) -> list[str]:
-    """The nodes a name may mean, the best first: an id, a fused member, a result, else every id that holds it, the costliest first.
+    """The nodes a name may mean, the best first: an id, a fused member, a result, else every id that holds it, else every node that reads a tensor (a parameter) of
+    which it is a part: exporters number their nodes and name the parameters. The costliest first.
 
     Dots and slashes are alike, and numbers match any where nothing else does: later repeats of a block are decided by its first one.
     Raises PlanError P052 with a suggestion.
@@ -156,10 +157,12 @@ def find_nodes(s: Strategy, text: str) -> list[str]:
         return exact
 
     wanted = plain(text)
-    for form in (plain, lambda name: re.sub(r"\d+", "*", plain(name))):
-        hits = [n for n in s.nodes if wanted and form(wanted) in form(n)]
-        if hits:
-            return sorted(hits, key=lambda n: (named_repeat(s, n, text) < 0, -s.nodes[n].get("time_s", 0.0)))
+    read = {n: [x["tensor"] for x in row["operands"]] for n, row in s.details.items()}
+    for names in ({n: [n] for n in s.nodes}, read):
+        for form in (plain, lambda name: re.sub(r"\d+", "*", plain(name))):
+            hits = [n for n in names if wanted and any(form(wanted) in form(name) for name in names[n])]
+            if hits:
+                return sorted(hits, key=lambda n: (named_repeat(s, n, text) < 0, -s.nodes[n].get("time_s", 0.0)))
     # A part of a name is what people type: it is held against the parts of names, too.
     whole = [*s.nodes, *s.tensors]
     near = did_you_mean(text, list(dict.fromkeys([*whole, *(part for name in whole for part in re.split(r"[./]+", name) if part)])))
