@@ -29,6 +29,7 @@ from planner.errors import PlanError
 from planner.flow import Plan
 from planner.graph import Graph
 from planner.rule import Split
+from planner.verify.ahead import PADDING
 from planner.verify.report import Figure
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +127,7 @@ def again(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(case: Case, named: bool) -> dict[str, Any]:
-    """Compile one program and put the figures side by side. Runs in a process made for the target. named: compile again where collectives differ, for the passes."""
+    """Compile one program and put the figures side by side. Runs in a process made for the target. named: compile again where collectives or products differ, for the passes."""
     from planner.verify import ahead
     from planner.verify.targets import parse_target
 
@@ -168,7 +169,8 @@ def show(row: dict[str, Any]) -> str:
     peak = by["peak"]
     assert peak.predicted is not None
     traffic = by["all collectives"]
-    lines = [f"{name:56} collectives {traffic.compiled / 2**20:>8,.1f} MiB {_apart(traffic):>10}   FLOPs {_apart(by['dot FLOPs'])}   arguments {_apart(by['argument bytes'])}"
+    lines = [f"{name:56} collectives {traffic.compiled / 2**20:>8,.1f} MiB {_apart(traffic):>10}   FLOPs {_apart(by['dot FLOPs'])}{_padding(by)}"
+             f"   arguments {_apart(by['argument bytes'])}"
              f"   outputs {_apart(by['output bytes'])}   peak {peak.predicted / 2**30:.3f} predicted, {peak.compiled / 2**30:.3f} GiB compiled,"
              f" ratio {peak.predicted / peak.compiled:.3f}   host {row['host_bytes'] / 2**30:.2f} GiB, {row['cpu_s']} s cpu"]  # fmt: skip
     for figure in by.values():
@@ -180,6 +182,10 @@ def show(row: dict[str, Any]) -> str:
 def by_name(row: dict[str, Any]) -> dict[str, Figure]:
     """The figures of a row."""
     return {f["what"]: Figure(**f) for f in row["figures"]}
+
+
+def _padding(by: dict[str, Figure]) -> str:
+    return f" and {by[PADDING].compiled:,} of padding" if PADDING in by else ""
 
 
 def _apart(figure: Figure) -> str:
@@ -208,7 +214,9 @@ def marks(rows: list[dict[str, Any]]) -> Iterator[tuple[str, bool, str]]:
     both = pick("cpu", "shard_map") + pick("gpu", "shard_map")
     if both:
         counts = {w: sum(not f[w].distance for f in both) for w in ("dot FLOPs", "argument bytes", "output bytes")}
-        yield MARKS[2], all(n == len(both) for n in counts.values()), ", ".join(f"{w} {n} of {len(both)}" for w, n in counts.items())
+        padded = sum(PADDING in f for f in both)
+        yield (MARKS[2], all(n == len(both) for n in counts.values()), ", ".join(f"{w} {n} of {len(both)}" for w, n in counts.items())
+               + (f"; in {padded} of them a pass padded products, which is named and counted apart" if padded else ""))  # fmt: skip
     for kind, limit, mean, mark in (("gpu", 0.10, 0.05, MARKS[3]), ("tpu", 0.25, 0.25, MARKS[4])):
         off = [abs((f["peak"].predicted or 0) / f["peak"].compiled - 1) for f in pick(kind) if f["peak"].compiled >= LARGE]
         if off:

@@ -1,20 +1,22 @@
 """A plan's program compiled for a target that is not there, predicted beside compiled. Runs in `plan verify`'s worker process.
 
 Compiled from shapes alone: nothing is allocated on any device, and what the compiler itself needs of this host is estimated first.
-Where collectives differ, the program is compiled a second time with dumps after every pass, so that each difference is named by the pass.
+Where collectives or products differ, the program is compiled a second time with dumps after every pass, so that each difference is named by the pass.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from planner.verify import differences
 from planner.verify.buffers import Assignment, assignment_in
 from planner.verify.hlo import dot_flops, traffic
+from planner.verify.origins import Origins
+from planner.verify.paddings import Padding, paddings
 from planner.verify.predicted import Predicted, Traffic, as_spoken, flops_by_node, predict
 from planner.verify.report import CompiledSizes, Figure
 from planner.verify.targets import Target
@@ -28,6 +30,8 @@ LARGE = 10**9
 """Programs below this many bytes a device are not judged by their peak: what compilers keep for themselves is a large part of them."""
 PEAK_TOLERANCE = {"gpu": 0.10, "tpu": 0.25}
 TRAFFIC_TOLERANCE = 0.01
+PADDING = "padding of products"
+"""The figure of what compiler passes added to products; it is there only where they did."""
 FLOPS_TOLERANCE = {"cpu": 0.0, "gpu": 0.0, "tpu": 0.01}
 
 
@@ -76,9 +80,10 @@ def compiled_traffic(text: str, plan: Plan, exact: bool) -> Traffic:
     return {(kind, axes): int(cell["payload"]) for kind, by in found.items() for axes, cell in by.items()}
 
 
-def figures(predicted: Predicted, compiled: Compiled, plan: Plan, target: Target, exact: bool, memory: Mapping[str, int], tolerance: float | None) -> tuple[Figure, ...]:
+def figures(predicted: Predicted, compiled: Compiled, plan: Plan, target: Target, exact: bool, memory: Mapping[str, int], tolerance: float | None,
+            padded: Sequence[Padding] = ()) -> tuple[Figure, ...]:  # fmt: skip
     """Predicted beside compiled. memory: the planned parts of a device's memory without an allowance for fragmentation; tolerance: instead of the
-    target's own for every judged figure."""
+    target's own for every judged figure; padded: what passes added to products, which has a line of its own and is no part of their FLOPs."""
     actual = compiled_traffic(compiled.text, plan, exact)
     rows = []
     for key in sorted({*predicted.traffic, *actual}):
@@ -90,7 +95,10 @@ def figures(predicted: Predicted, compiled: Compiled, plan: Plan, target: Target
         return Figure(what, a, b, unit, tolerance=own if tolerance is None else tolerance, off=off)
 
     rows.append(judged("all collectives", sum(predicted.traffic.values()), sum(actual.values()), TRAFFIC_TOLERANCE, off=off))
-    rows.append(judged("dot FLOPs", predicted.flops, dot_flops(compiled.text), FLOPS_TOLERANCE[target.kind], "FLOPs"))
+    added = sum(p.flops for p in padded)
+    rows.append(judged("dot FLOPs", predicted.flops, dot_flops(compiled.text) - added, FLOPS_TOLERANCE[target.kind], "FLOPs"))
+    if added:
+        rows.append(Figure(PADDING, None, added, "FLOPs", judged=False, note=f"beside them, by {', '.join(dict.fromkeys(p.by for p in padded))}"))
     rows.append(judged("argument bytes", predicted.argument_bytes, inside, 0.0))
     rows.append(judged("output bytes", predicted.output_bytes, results, 0.0))
     if compiled.argument_bytes != inside:
@@ -111,18 +119,17 @@ def _temporaries(predicted: Predicted, memory: Mapping[str, int]) -> tuple[int, 
 
 
 def explain(predicted: Predicted, compiled: Compiled, rows: tuple[Figure, ...], plan: Plan, program: Program, exact: bool, memory: Mapping[str, int],
-            again: Any) -> tuple[str, ...]:  # fmt: skip
-    """A line per tensor, operator or pass behind a difference. memory: as in `figures`; again(folder): compiles once more with dumps after every pass."""
+            folder: Path, padded: Sequence[Padding]) -> tuple[str, ...]:  # fmt: skip
+    """A line per tensor, operator or pass behind a difference. memory: as in `figures`; folder: dumps after every pass, where collectives or products differ."""
     by = {f.what: f for f in rows}
     lines: list[str] = []
     if by["all collectives"].distance:
-        with tempfile.TemporaryDirectory() as folder:
-            again(Path(folder))
-            actual = compiled_traffic(compiled.text, plan, exact)
-            uses = as_spoken(predicted.flow.graph, predicted.runs, predicted.uses)
-            lines += differences.of_traffic(Path(folder), plan.mesh, uses, actual, program.text, exact)
+        actual = compiled_traffic(compiled.text, plan, exact)
+        uses = as_spoken(predicted.flow.graph, predicted.runs, predicted.uses)
+        lines += differences.of_traffic(folder, plan.mesh, uses, actual, program.text, exact)
+    lines += map(str, padded)
     if by["dot FLOPs"].distance:
-        lines += differences.of_flops(compiled.text, program.text, flops_by_node(predicted.flow, predicted.runs))
+        lines += differences.of_flops(compiled.text, program.text, flops_by_node(predicted.flow, predicted.runs), padded)
     lines += differences.of_arguments(compiled.text, compiled.assignment)
     if by["temporaries"].distance:
         lines += differences.of_memory(compiled.text, program.text, compiled.assignment, *_temporaries(predicted, memory))
@@ -179,4 +186,14 @@ def check(graph: Graph, plan: Plan, target: Target, memory: Mapping[str, int], *
 
     compiled = build()
     rows = figures(predicted, compiled, plan, target, exact, memory, tolerance)
-    return Outcome(rows, explain(predicted, compiled, rows, plan, program, exact, memory, build) if named else (), compiled)
+    if not named:
+        return Outcome(rows, (), compiled)
+    by = {f.what: f for f in rows}
+    with tempfile.TemporaryDirectory() as name:
+        folder, padded = Path(name), tuple[Padding, ...]()
+        if by["all collectives"].distance or by["dot FLOPs"].distance:
+            build(folder)
+        if by["dot FLOPs"].distance:
+            padded = paddings(folder, lambda text: Origins.of(text, program.text).name, placed=not exact)
+            rows = figures(predicted, compiled, plan, target, exact, memory, tolerance, padded)
+        return Outcome(rows, explain(predicted, compiled, rows, plan, program, exact, memory, folder, padded), compiled)

@@ -1,7 +1,7 @@
 """The tensors, operators and compiler passes behind every difference between a prediction and a compiled program, a line each.
 
     collectives   the passes whose changes add up to the difference, and the arrays that no predicted use explains (and the reverse)
-    products      nodes whose compiled dots are not those predicted
+    products      nodes whose compiled dots are not those predicted, beside what passes padded (`paddings`)
     arguments     parameters that take more memory than their elements (tiles of TPU layouts)
     temporaries   the largest values of the compiler's buffer assignment, and what they serve
     memory        what the difference of temporaries is made of when most of them are there: gaps, whole tiles, what came from the forward pass, what came after it
@@ -21,6 +21,7 @@ from planner.verify.hlo_flops import dots
 from planner.verify.hlo_groups import MeshAxes
 from planner.verify.hlo_text import Instruction, Module, parse
 from planner.verify.origins import Origins
+from planner.verify.paddings import Padding
 from planner.verify.passes import history, totals
 
 LINES = 6
@@ -77,10 +78,12 @@ def _unexplained(wanted: Counter[tuple[int, str]], found: Counter[tuple[str, int
     return "; ".join(parts + ([f"predicted and not there: {_few(missing)}"] if missing else []))
 
 
-def of_flops(text: str, source: str, predicted: Mapping[str, int]) -> tuple[str, ...]:
-    """Lines about nodes whose dots differ. predicted: node id -> FLOPs (`predicted.flops_by_node`)."""
+def of_flops(text: str, source: str, predicted: Mapping[str, int], padded: Iterable[Padding] = ()) -> tuple[str, ...]:
+    """Lines about nodes whose dots differ. predicted: node id -> FLOPs (`predicted.flops_by_node`); padded: what passes added, left out of what is compiled."""
     origins = Origins.of(text, source)
     compiled: dict[str, int] = {}
+    for one in padded:
+        compiled[one.what] = compiled.get(one.what, 0) - one.flops
     for instruction, flops in dots(text):
         name = origins.name(instruction.attributes) or instruction.name
         compiled[name] = compiled.get(name, 0) + flops
