@@ -153,9 +153,8 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
         size += kept_elements(node) * _share(rule, split, pricer.sizes) * itemsize
     elif node.op == "RoutedExperts":
         size += _experts_bytes(base, i, split, trained, pricer)
-    elif node.op == "MaxPool" and trained:  # positions of the largest elements, an int32 for each dim
-        made = graph.tensors[node.outputs[0]]
-        size += 4 * len(made.shape) * outs / pricer.itemsize(made.dtype)
+    elif node.op == "MaxPool" and trained:
+        size += _positions(base, i, split, pricer)
     elif node.op == "UserLoss":
         size += USER_BYTES * prod(graph.tensors[node.inputs[0]].shape) * _share(rule, split, pricer.sizes)
     elif node.op == "CrossEntropyLoss":  # a block of rows in float32; the gradient takes the logits' place
@@ -175,6 +174,14 @@ def _experts_bytes(base: Base, i: int, split: Split, trained: bool, pricer: Pric
     if experts.exchanges(rule, split):
         size += (5 if trained else 3) * experts.IMBALANCE * experts.token_rows(rule, local) * local["h"] * itemsize
     return size
+
+
+def _positions(base: Base, i: int, split: Split, pricer: Pricer) -> float:
+    """Bytes of where the largest elements of max pooling are: one a window, along one dim after the other from the last."""
+    graph, node, rule, order = base.graph, base.graph.nodes[i], base.rules[i], tuple(pricer.sizes)
+    given = local_shape(graph.tensors[node.inputs[0]].shape, rule.operand(0, split, order), pricer.sizes)
+    made = local_shape(graph.tensors[node.outputs[0]].shape, rule.result(0, split, order), pricer.sizes)
+    return float(sum(prod(given[:d] + made[d:]) for d in range(2, len(made))))
 
 
 def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float, float]:
@@ -206,13 +213,8 @@ def _keys(base: Base, i: int, split: Split, pricer: Pricer) -> float:
 def kept_beside(base: Base, i: int, slot: int, split: Split, pricer: Pricer) -> float:
     """Bytes that a kernel keeps for its backward pass beside operands and results of the graph, counted with its operand `slot`.
 
-    Attention on a ring keeps its result, and a float32 a row of scores. The gradient of a largest element in a window is written through its position:
-    compilers make room for it, filled with zeros, as soon as the backward pass begins.
+    Attention on a ring keeps its result, and a float32 a row of scores.
     """
-    node = base.graph.nodes[i]
-    if node.op == "MaxPool" and slot == 0:
-        order, sizes = tuple(pricer.sizes), pricer.sizes
-        return _bytes(base, pricer, node.inputs[0], local_shape(base.graph.tensors[node.inputs[0]].shape, base.rules[i].operand(0, split, order), sizes))
     if slot or base.graph.nodes[i].op != "Attention" or not split.axes("ring"):
         return 0.0
     (out,), local = base.rules[i].results, base.rules[i].local(split, pricer.sizes)

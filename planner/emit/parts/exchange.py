@@ -31,7 +31,7 @@ def gather_after(cause, shard, axes, dim, size=0):
 
 
 def after(values, cause):
-    """`values` unchanged, but computed after `cause`: no square is below -1, which compilers do not know.
+    """`values` unchanged, but computed after `cause`.
 
     Values that vary over fewer mesh axes than `cause` are left alone: tying them would change their type.
     """
@@ -40,15 +40,20 @@ def after(values, cause):
         return values
     values, cause = lax.optimization_barrier((values, cause))
     first = min(cause, key=lambda c: len(jax.typeof(c).manual_axis_type.varying))
-    never = jnp.square(first[(0,) * first.ndim].astype(jnp.float32)) < -1.0
-    axes = jax.typeof(never).manual_axis_type.varying
+    no = never(first)
+    axes = jax.typeof(no).manual_axis_type.varying
 
     @jax.custom_vjp
-    def unless(never, v):
-        return jnp.where(never, jnp.zeros((), v.dtype), v)
+    def unless(no, v):
+        return jnp.where(no, jnp.zeros((), v.dtype), v)
 
-    unless.defvjp(lambda never, v: (unless(never, v), None), lambda _, g: (None, g))  # a gradient does not wait for the cause
-    return jax.tree.map(lambda v: unless(never, v) if axes <= jax.typeof(v).manual_axis_type.varying else v, values)
+    unless.defvjp(lambda no, v: (unless(no, v), None), lambda _, g: (None, g))  # a gradient does not wait for the cause
+    return jax.tree.map(lambda v: unless(no, v) if axes <= jax.typeof(v).manual_axis_type.varying else v, values)
+
+
+def never(x):
+    """False, once x is there: no square is below -1, which compilers do not know."""
+    return jnp.square(x[(0,) * x.ndim].astype(jnp.float32)) < -1.0
 
 
 def recompute(block, policy=None):

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from planner.emit.parts.exchange import lean, recompute
+from planner.emit.parts.exchange import lean, never
 
 
 def conv(x, w, strides, pads, dilations, groups):
@@ -67,11 +67,51 @@ def batch_norm_live(x, scale, bias, mean, variance, epsilon, momentum, count, ax
 
 
 def max_pool(x, kernel, strides, pads, dilations, out):
-    """Max pooling over the spatial dims of x [N, C, ...] to the spatial shape `out`. Where the largest elements are is looked up when their gradient is there:
-    compilers would do so as soon as x is, and keep an int32 for each dim of every result from then on."""
+    """Max pooling over the spatial dims of x [N, C, ...] to the spatial shape `out`. Of equal elements the first of a window gets its gradient.
+
+    Where the largest elements are is looked up when their gradient is there, dim by dim, and gradients are put there by padding. Left to themselves, compilers keep an
+    int32 for each dim of every result from the forward pass on, and make an array of zeros to write into whenever their schedule has time.
+    """
     window = _window(x, kernel, strides, pads, dilations, out)
-    low = np.array(-np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min, x.dtype)
-    return recompute(lambda x: lax.reduce_window(x, low, lax.max, *window))(x)
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    low = np.array(-np.inf if floating else jnp.iinfo(x.dtype).min, x.dtype)
+    along = [(2 + i, kernel[i], strides[i], *window[2][2 + i], dilations[i]) for i in range(len(kernel))]
+
+    def largest(x):
+        return lax.reduce_window(x, low, lax.max, *window)
+
+    def back(x, g):
+        steps, x = [], jnp.where(never(g), low, x)
+        for how in along[::-1]:
+            size, (at, x) = x.shape[how[0]], _first_largest(x, low, *how)
+            steps.append((at, size, how))
+        for at, size, how in steps[::-1]:
+            g = _put(g, at, size, *how)
+        return (g,)
+
+    pool = jax.custom_vjp(largest)
+    pool.defvjp(lambda x: (largest(x), x), back)
+    return pool(x) if floating else largest(x)
+
+
+def _first_largest(x, low, dim, kernel, stride, before, behind, dilation):
+    """The first largest element of each window along a dim: which tap it is, and itself."""
+    padded = lax.pad(x, low, [(before, behind, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)])
+    taps = [lax.slice_in_dim(padded, k * dilation, padded.shape[dim] - (kernel - 1 - k) * dilation, stride, dim) for k in range(kernel)]
+    best, at = taps[0], jnp.zeros_like(taps[0], np.min_scalar_type(kernel - 1))
+    for k, tap in enumerate(taps[1:], 1):
+        best, at = jnp.maximum(best, tap), jnp.where(tap > best, k, at)
+    return at, best
+
+
+def _put(g, at, size, dim, kernel, stride, before, behind, dilation):
+    """Gradients of windows along a dim, at the taps `at`, summed up over an array with that size of the dim."""
+    zero, placed = np.zeros((), g.dtype), []
+    for k in range(kernel):
+        first = k * dilation - before
+        ends = (first, size - first - (g.shape[dim] - 1) * stride - 1, stride - 1)
+        placed.append(lax.pad(jnp.where(at == k, g, zero), zero, [ends if d == dim else (0, 0, 0) for d in range(g.ndim)]))
+    return sum(placed[1:], placed[0])
 
 
 def average_pool(x, kernel, strides, pads, dilations, out, count_include_pad):
