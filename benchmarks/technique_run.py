@@ -51,7 +51,7 @@ def errors(graph: Any, plan: Any, source_values: dict[str, np.ndarray]) -> dict[
             state = jax.jit(module.start_state, out_shardings=cuts)(module.place(whole, module.specs_of(module.GRADIENTS), mesh))
             step = module.make_step(mesh)
         params, state, found = step(params, state, frozen, module.place(feeds, module.specs_of(module.INPUTS), mesh), jnp.float32(count))
-        first = unstacked(program, {key: np.asarray(m[0]) for key, m in state.items()}, gradients)
+        first = unstacked(module, program, {key: np.asarray(m[0]) for key, m in state.items()}, gradients)
         own = {label: (m - BETA1 * before[label]) / (1 - BETA1) for label, m in first.items()}
         before = first
         for label, g in gradients.items():
@@ -61,7 +61,7 @@ def errors(graph: Any, plan: Any, source_values: dict[str, np.ndarray]) -> dict[
             trained[label] = p - RATE * ((m / (1 - BETA1**count)) / (np.sqrt(v / (1 - BETA2**count)) + epsilon) + module.WEIGHT_DECAY * p)
         worst["loss"] = max(worst["loss"], abs(float(found) - float(loss)) / abs(float(loss)))
         worst["gradients"] = max(worst["gradients"], worst_error(own, gradients)[0])
-        worst["parameters"] = max(worst["parameters"], worst_error(unstacked(program, params, gradients), trained)[0])
+        worst["parameters"] = max(worst["parameters"], worst_error(unstacked(module, program, params, gradients), trained)[0])
     return worst
 
 

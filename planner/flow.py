@@ -50,6 +50,7 @@ class Plan:
     runs: repeated blocks as (first node, nodes per block, repeats). recompute: "none", "block" (collectives replayed)
     or "block-keep" (collective results kept). microbatches: gradient-accumulation steps; the graph is that of one microbatch.
     schedule: "" or how microbatches pass through pipeline stages (planner.pipeline); the mesh then has an axis "stage". virtual: chunks of blocks a stage holds.
+    cuts: of unequal pipeline stages (planner.unequal) the first node of every stage after the first.
     offload: what waits in the host's memory between its uses, of OFFLOAD (planner.possible).
     """
 
@@ -64,6 +65,7 @@ class Plan:
     schedule: str = ""
     virtual: int = 1
     offload: tuple[str, ...] = ()
+    cuts: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:

@@ -152,8 +152,8 @@ def pipelined_run(graph: Graph, runs: Iterable[Sequence[int]]) -> tuple[int, int
 
 
 def pipeline_of(graph: Graph, plan: Plan) -> Pipeline | None:
-    """The pipeline of a plan, None where it has none."""
-    if plan.stages < 2:
+    """The pipeline of a plan's repeated blocks, None where it has none (and of unequal stages: planner.unequal)."""
+    if plan.stages < 2 or plan.cuts:
         return None
     found = dealt(graph, plan.runs)
     return Pipeline(*found[0], plan.stages, plan.microbatches, plan.schedule, *found[1:], plan.virtual) if found else None

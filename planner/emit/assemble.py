@@ -8,6 +8,7 @@ from planner.emit.external import external_table
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import gradients_table, hosted_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
 from planner.emit.text import array_table, inlined
+from planner.emit.unequal import packed_tables
 from planner.emit.writer import Workload, Writer
 
 LOOPLESS = ("Conv", "ConvTranspose")
@@ -23,22 +24,23 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     many = train and w.flow.plan.microbatches > 1
     files = [*KERNELS, "frame"]
     if train:
-        how = f"pipeline_{w.pipeline.schedule}" if w.pipeline else f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{steps}"
+        how = "pipeline_unequal" if w.stages else f"pipeline_{w.pipeline.schedule}" if w.pipeline else f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{steps}"
         convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
-        files += ["stages"] if w.pipeline else ["loop_convolutions" if convolves else "loop_scan"]
+        files += ["stages"] if w.pipeline or w.stages else ["loop_convolutions" if convolves else "loop_scan"]
         state = [f"state_{'host' if 'optimizer' in w.flow.plan.offload else 'device'}"] if sharded else []
         files += [w.training.optimizer, how, f"step_{steps}", *state, "feed", "checkpoint", "start", *(["hosted", "main_hosted"] if w.flow.graph.hosted else ["main_train"])]
     else:
         files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
     roots = {"main", "make_gradients"} if train else {"main"}
     mentioned = names_in(model)
-    functions = parts_for(roots | mentioned, files)
+    instead = "packed" if w.stages else ""
+    functions = parts_for(roots | mentioned, files, instead)
     before = parts_for(mentioned, files)
     tables = _tables(w, workload, compute, model_folder)
     if kept(w):
         file = literal(weights_file or "program.safetensors")
         constants = f'CONSTANTS = read_safetensors(Path(__file__).with_name({file}), "constant/")'
-        functions = parts_for(roots | mentioned | {"read_safetensors"}, files)
+        functions = parts_for(roots | mentioned | {"read_safetensors"}, files, instead)
         before = [*parts_for(mentioned | {"read_safetensors"}, files), constants]
     after = [text for text in functions if text not in before]
     tail = tail_of(files[-1])
@@ -56,6 +58,8 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
         parts.append(f"LEARNING_RATE = {w.training.lr!r}\n")
         parts.append(f"MICROBATCHES = {w.flow.plan.microbatches}\n")
     parts.append(inputs_table(w))
+    if w.stages:
+        return "".join([*parts, *packed_tables(w), external_table(w, model_folder), *w.tables, *_small(w)])
     parts.append(parameter_table(w, "PARAMS", "trained parameter", params))
     parts.append(parameter_table(w, "FROZEN", "weight that does not change", frozen))
     parts.append(hosted_table(w))
@@ -65,8 +69,12 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
         parts.append(gradients_table(w, params))
     else:
         parts.append(outputs_line(w))
-    small = [array_table(key.upper(), value) for key, value in w.arrays.items() if inlined(value)]
-    return "".join(parts + w.tables + small)
+    return "".join(parts + w.tables + _small(w))
+
+
+def _small(w: Writer) -> list[str]:
+    """Constants that are short enough for the text."""
+    return [array_table(key.upper(), value) for key, value in w.arrays.items() if inlined(value)]
 
 
 def kept(w: Writer) -> dict[str, np.ndarray]:

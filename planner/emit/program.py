@@ -19,6 +19,7 @@ from planner.emit.runs import Run, find_run, handed_out, outer_flow
 from planner.emit.source import comment, literal, user_function
 from planner.emit.stages import write_stages
 from planner.emit.tables import collect_parameters
+from planner.emit.unequal import write_unequal
 from planner.emit.writer import Function, Program, Training, Workload, Writer
 from planner.errors import PlanError
 from planner.flow import Flow, Plan, derive
@@ -27,6 +28,7 @@ from planner.layout import Layout
 from planner.ops import OPERATORS
 from planner.pipeline import pipeline_of
 from planner.training import counted_rows
+from planner.unequal import stages_of
 
 __all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_runs"]
 
@@ -51,14 +53,15 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     if "activations" in plan.offload and unroll:  # the GPU compiler holds more on the device then than it would without
         raise PlanError("P076", "blocks whose activations wait in the host's memory are written as a loop only", help=["leave --unroll out"])
     flow = derive(graph, plan, training=workload == "train")
+    stages = stages_of(flow)
     runs, reasons = emitted_runs(flow)
     counted = counted_rows(graph) if workload == "train" and plan.microbatches > 1 else ""
     pipeline = pipeline_of(graph, plan)
-    w = Writer(flow, backend, unroll and pipeline is None, training, runs, reasons=reasons, counted=counted, pipeline=pipeline, gpu_memory=gpu_memory)
+    w = Writer(flow, backend, unroll and pipeline is None, training, runs, reasons=reasons, counted=counted, pipeline=pipeline, stages=stages, gpu_memory=gpu_memory)
     collect_parameters(w)
     w.tables += [user_function(node) for node in graph.nodes if node.op == "UserLoss"]
-    if w.pipeline:
-        write_stages(w)
+    if w.pipeline or w.stages:
+        (write_unequal if w.stages else write_stages)(w)
         return _program(w, workload, header, weights_file, compute, model_folder)
     body = forward_body(w)
     name = "loss_of" if workload == "train" else "forward"
@@ -75,6 +78,7 @@ def _program(w: Writer, workload: Workload, header: str, weights_file: str, comp
     graph = w.flow.graph
     text = assemble(w, workload, header, weights_file, compute, model_folder)
     labels = {p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in w.parameters.values()}
+    labels = {b.key: tuple(graph.labels.get(p.name, p.name) for p in b.pieces) for b in w.packed} or labels
     return Program(text, kept(w), labels, tuple(w.reasons))
 
 
@@ -88,10 +92,10 @@ def check_kernels(graph: Graph) -> None:
 
 
 def emitted_runs(flow: Flow) -> tuple[list[Run], list[str]]:
-    """The repeated blocks that become one function, and why the others do not."""
+    """The repeated blocks that become one function, and why the others do not; none in unequal pipeline stages."""
     runs: list[Run] = []
     reasons: list[str] = []
-    for first, period, repeats in flow.plan.runs:
+    for first, period, repeats in flow.plan.runs if not flow.plan.cuts else ():
         run = find_run(flow, first, period, repeats)
         if isinstance(run, str):
             reasons.append(run)

@@ -11,7 +11,9 @@ import numpy as np
 from planner.emit.body import Backend, Body, Line
 from planner.emit.runs import Run
 from planner.flow import Flow, WeightPlan
+from planner.packing import Buffer
 from planner.pipeline import Pipeline
+from planner.unequal import Stages
 
 Workload = Literal["train", "infer"]
 
@@ -94,6 +96,8 @@ class Writer:
     reasons: list[str] = field(default_factory=list)
     counted: str = ""  # with microbatches: the tensor that counts the rows of each, where that is a part of the data
     pipeline: Pipeline | None = None
+    stages: Stages | None = None  # unequal pipeline stages
+    packed: tuple[Buffer, ...] = ()  # what the weights of unequal stages lie in
     gpu_memory: float | None = None  # share of a GPU's memory that the plan may use, None where no GPU is planned for
     tables: list[str] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)

@@ -104,7 +104,7 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Va
             loss, found, update = _step(module, program, (params, frozen, data), want, top)
         else:
             loss, grads = module.make_gradients(mesh)(params, frozen, data)
-            found = unstacked(program, grads, want)
+            found = unstacked(module, program, grads, want)
         worst, where = worst_error(found, want)
         blind = tuple(label for label, g in want.items() if g.size and float(np.abs(g).max()) <= BLIND * top)
         if update is not None and update[0] > worst:
@@ -125,15 +125,15 @@ def _step(module: types.ModuleType, program: Program, given: tuple[Any, Any, Any
     import jax.numpy as jnp
 
     params, frozen, data = given
-    mesh, old, epsilon = module.make_mesh(), unstacked(program, params, want), max(top, 1e-30)
+    mesh, old, epsilon = module.make_mesh(), unstacked(module, program, params, want), max(top, 1e-30)
     module.__dict__.update(LEARNING_RATE=STEP_RATE, EPSILON=epsilon)  # read when the step is traced, below
     cuts = {key: module.state_at(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
     whole = {key: np.asarray(p)[tuple(slice(0, n) for n in module.PARAMS[key][0])] for key, p in params.items()}
     state = jax.jit(module.start_state, out_shardings=cuts)(module.place(whole, module.specs_of(module.GRADIENTS), mesh))
     new, moments, loss = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))
-    found = unstacked(program, {key: np.asarray(m[0]) / (1 - module.BETA1) for key, m in moments.items()}, want)
+    found = unstacked(module, program, {key: np.asarray(m[0]) / (1 - module.BETA1) for key, m in moments.items()}, want)
     moved, wanted = {}, {}
-    for label, p in unstacked(program, new, want).items():
+    for label, p in unstacked(module, program, new, want).items():
         before, g = old[label].astype(np.float64), found[label].astype(np.float64)
         moved[label] = (before - p) / STEP_RATE
         wanted[label] = g / (np.abs(g) + epsilon) + module.WEIGHT_DECAY * before
@@ -187,19 +187,26 @@ class Twin:
 
 
 def placed(module: types.ModuleType, program: Program, table: str, values: Values, mesh: Any) -> Any:
-    """The parameters of a program's table on its mesh, from label -> array; repeats of a block stacked."""
+    """The parameters of a program's table on its mesh, from label -> array; repeats of a block stacked, weights of unequal stages packed."""
     rows = getattr(module, table)
     whole = {}
     for key, row in rows.items():
+        if hasattr(module, "PACKED"):
+            whole[key] = module.packed(key, row, {label: values[label] for label in program.labels[key]})
+            continue
         arrays = [values[label] for label in program.labels[key]]
         whole[key] = np.stack(arrays).reshape(row[0]) if row[2] else arrays[0]
     return module.place(whole, module.specs_of(rows), mesh)
 
 
-def unstacked(program: Program, found: Mapping[str, Any], want: Values) -> dict[str, np.ndarray]:
-    """label -> array of a program's parameters or gradients: repeats apart, padding left out where `want` says how large an array is."""
+def unstacked(module: types.ModuleType, program: Program, found: Mapping[str, Any], want: Values) -> dict[str, np.ndarray]:
+    """label -> array of a program's parameters or gradients: repeats and what is packed apart, padding left out where `want` says how large an array is."""
     out = {}
     for key, value in found.items():
+        if hasattr(module, "PACKED"):
+            row = module.PARAMS[key]
+            out |= module.unpacked(key, row, np.asarray(value)[tuple(slice(0, n) for n in row[0])])
+            continue
         names, whole = program.labels[key], np.asarray(value)
         more = whole.ndim - want.get(names[0], whole).ndim
         stacked = len(names) > 1 or more > 0

@@ -18,6 +18,10 @@
     CARRIED           tensors handed from one pipeline stage to the next
     CHUNKS, DEALT     chunks of blocks that a stage holds, where it holds several, and the parameters whose first dim they are
     IN_TRUNK, IN_FINISH   trained parameters that only `trunk`, or only `finish`, reads
+    PACKED            buffer of weights of unequal stages -> of each weight in it (stage, first element, shape of a device's piece, whole shape, mean of
+                      a fresh start, PartitionSpec), in the order of LABELS
+    HANDED, ROOM      per stage what it is given: (axes, first element, shape) of each; axes -> elements of the buffer that is handed on
+    FIRST_BACKWARD    tick of the first backward pass of unequal stages
     OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
 
 and by programs that generate, whose two phases are `prompts` and `step`:
@@ -66,6 +70,10 @@ CHUNKS = 1
 DEALT: set[str] = set()
 IN_TRUNK: set[str] = set()
 IN_FINISH: set[str] = set()
+PACKED: dict[str, tuple[Any, ...]] = {}
+HANDED: tuple[Any, ...] = ()
+ROOM: dict[tuple[str, ...], int] = {}
+FIRST_BACKWARD = 0
 
 
 def loss_of(params: Any, frozen: Any, batch: Any) -> Any:
@@ -85,6 +93,11 @@ def trunk(params: Any, frozen: Any, batch: Any, x: Any, chunk: Any = 0) -> Any:
 
 def finish(params: Any, frozen: Any, batch: Any, x: Any) -> Any:
     """The program's own, with pipeline stages: loss of one microbatch times its weight, and the weight, from what leaves the last block."""
+    raise NotImplementedError
+
+
+def each_stage() -> Any:
+    """The program's own, with unequal pipeline stages: the functions of the stages."""
     raise NotImplementedError
 
 

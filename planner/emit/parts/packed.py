@@ -1,0 +1,82 @@
+"""Weights of unequal pipeline stages, which lie in flat buffers. These functions take the place of those of their names in other files."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+
+import jax
+import numpy as np
+
+from planner.emit.parts.checkpoint import values_of
+from planner.emit.parts.frame import labels_of
+from planner.emit.parts.tables import MESH, PACKED, PARAMS
+
+
+def places_of(key, row):
+    """(label, place in the buffer, shape of a device's piece, place in the weight) of every device's piece of every weight in a buffer, padding of the weight left out."""
+    axes = tuple(row[-1])[1 : len(row[0]) - 1]
+    for label, (stage, first, piece, whole, _, spec) in zip(labels_of(key, row), PACKED[key], strict=True):
+        cells = [c if isinstance(c, tuple) else (c,) if c else () for c in (*spec, *[None] * (len(whole) - len(spec)))]
+        for index in np.ndindex(*(MESH[a] for a in axes)):
+            at, starts = dict(zip(axes, index, strict=True)), []
+            for cell, size in zip(cells, piece, strict=True):
+                place = 0
+                for a in cell:
+                    place = place * MESH[a] + at[a]
+                starts.append(place * size)
+            inside = tuple(slice(s, max(s, min(s + n, end))) for s, n, end in zip(starts, piece, whole, strict=True))
+            yield label, (stage, *index, slice(first, first + int(np.prod(piece, dtype=int)))), piece, inside
+
+
+def packed(key, row, values):
+    """A buffer from its weights by label, in the type of the first."""
+    out = np.zeros(row[0], next(iter(values.values())).dtype)
+    for label, where, piece, inside in places_of(key, row):
+        part = values[label][inside]
+        out[where] = np.pad(part, [(0, n - m) for n, m in zip(piece, part.shape, strict=True)]).ravel()
+    return out
+
+
+def unpacked(key, row, buffer):
+    """label -> weight of what is in a buffer (of parameters, gradients or moments)."""
+    out = {label: np.zeros(whole, buffer.dtype) for label, (_, _, _, whole, *_) in zip(labels_of(key, row), PACKED[key], strict=True)}
+    for label, where, piece, inside in places_of(key, row):
+        out[label][inside] = buffer[where].reshape(piece)[tuple(slice(0, s.stop - s.start) for s in inside)]
+    return out
+
+
+def initial_value(key, row, seed, weights):
+    """A buffer of stored values, else seeded normal (norm scales around one), drawn by their names: the same under every plan. Floats as float32."""
+    values, dtype = {}, np.float32 if row[1] == "float" else row[1]
+    for label, (_, _, _, whole, mean, _) in zip(labels_of(key, row), PACKED[key], strict=True):
+        if label in weights:
+            values[label] = np.asarray(weights[label]).astype(dtype)
+        elif row[1] == "float":
+            values[label] = mean + np.float32(0.02) * np.random.default_rng([seed, zlib.crc32(label.encode())]).standard_normal(whole, np.float32)
+        else:
+            values[label] = np.zeros(whole, dtype)
+    return packed(key, row, values)
+
+
+def export(path, params, state):
+    """Parameters in float32 by their names in the model, as .safetensors: what --weights reads. Written aside by the first process, then named."""
+    from jax.experimental import multihost_utils
+
+    header, end = {}, 0
+    for key, row in PARAMS.items():
+        for label, (_, _, _, whole, *_) in zip(labels_of(key, row), PACKED[key], strict=True):
+            header[label] = {"dtype": "F32", "shape": whole, "data_offsets": [end, end + 4 * int(np.prod(whole, dtype=int))]}
+            end = header[label]["data_offsets"][1]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    aside = path.with_name(f".{path.name}.part") if jax.process_index() == 0 else os.devnull
+    with open(aside, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for key, values in values_of(params, state).items():
+            whole = np.asarray(multihost_utils.process_allgather(values[0], tiled=True))
+            for array in unpacked(key, PARAMS[key], whole[tuple(slice(n) for n in PARAMS[key][0])]).values():
+                out.write(np.ascontiguousarray(array, np.float32).tobytes())
+    if jax.process_index() == 0:
+        os.replace(aside, path)

@@ -1,0 +1,120 @@
+"""The functions and tables of a program whose pipeline stages have no block in common (planner.unequal).
+
+    stage0, stage1, ...   (weights, frozen, batch, x) -> what is handed to the next stage; of the last [loss of one microbatch times its weight, the weight]
+    each_stage            () -> all of them
+
+Weights lie in flat buffers (planner.packing), and so does what is handed over; the tables say where.
+"""
+
+from __future__ import annotations
+
+from planner.emit.body import Body, precise
+from planner.emit.source import comment, literal
+from planner.emit.tables import initial_mean
+from planner.emit.text import spec_text
+from planner.emit.writer import Function, Writer
+from planner.errors import PlanError
+from planner.layout import STAGE, Layout
+from planner.ops.base import tuple_text
+from planner.packing import Buffer, Piece, buffers
+from planner.unequal import Stages, handed, rooms, stage_flow
+
+FIRST = ("w", "c", "batch", "x")
+
+
+def write_unequal(w: Writer) -> None:
+    """Adds the stages to the writer, and says what buffers the parameters are packed in."""
+    stages = w.stages
+    assert stages is not None
+    if w.backend != "shard_map":
+        raise PlanError("P068", "pipeline stages are written for shard_map only", help=["--backend shard_map"])
+    w.packed = buffers(w.flow, stages)
+    rows = handed(w.flow, stages)
+    for k in range(stages.count):
+        _stage(w, stages, k)
+    every = Body(w.flow, w.backend, results=[f"stage{k}" for k in range(stages.count)])
+    w.functions.append(Function("each_stage", "The stages, in order.", every))
+    first = w.flow.plan.stages - 1 + (w.flow.plan.microbatches if w.flow.plan.schedule == "gpipe" else 0)
+    cells = ["(" + "".join(f"({tuple_text(h.room)}, {h.first}, {h.shape}), " for h in row).rstrip() + ")" for row in rows]
+    room = ", ".join(f"{tuple_text(axes)}: {size}" for axes, size in rooms(rows).items())
+    w.tables.append(f"FIRST_BACKWARD = {first}  # tick of the first backward pass\n")
+    w.tables.append(f"ROOM = {{{room}}}  # axes over which devices hand on different values -> elements of the buffer that is handed on\n")
+    w.tables.append("\n".join(["# per stage what it is given: (axes of the buffer, first element, shape)", "HANDED = (", *(f"    {c}," for c in cells), ")", ""]))
+
+
+def _stage(w: Writer, stages: Stages, k: int) -> None:
+    """One stage."""
+    graph, flow = w.flow.graph, stage_flow(w.flow, stages, k)
+    body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, counter=w.counter, float_dtype="COMPUTE", precise=precise(graph))
+    body.weights = {t: f"{'w' if t in w.flow.grad else 'c'}[{literal(w.parameters[t].key)}]" for t in stages.weights(k)}
+    for name in graph.inputs:
+        if name in flow.source:
+            body.bind(name, flow.source[name], f"batch[{literal(name)}]")
+    names = [body.fresh("x") for _ in stages.entering[k]]
+    if names:
+        body.lines.append(f"{', '.join(names)}, = x")
+    for name, variable in zip(stages.entering[k], names, strict=True):
+        body.bind(name, flow.source[name], variable)
+    for i in stages.nodes[k]:
+        body.node(i)
+    first, last = (comment(graph.nodes[i].id, 60) for i in (stages.starts[k], [*stages.starts, len(graph.nodes)][k + 1] - 1))
+    if k + 1 < stages.count:
+        handed_on = stages.leaving(k)
+        body.results = [body.value(name, stage_flow(w.flow, stages, k + 1).source[name]) for name in handed_on]
+        doc = f"{first} to {last}, on one microbatch: hands on {comment(', '.join(handed_on), 60)}."
+        w.functions.append(Function(f"stage{k}", doc, body, FIRST, as_tuple=True))
+        return
+    source = flow.source[graph.outputs[0]]
+    loss = body.value(graph.outputs[0], source.stored if source.partial else source)
+    if w.counted:
+        rows = body.value(w.counted, Layout(()))
+        body.results = [f"jnp.stack([({loss} * {rows}).astype(jnp.float32), {rows}.astype(jnp.float32)])"]
+    else:
+        body.results = [f"jnp.stack([{loss}.astype(jnp.float32), 1.0])"]
+    w.functions.append(Function(f"stage{k}", f"{first} to {last}, on one microbatch: its loss times its weight, and the weight.", body, FIRST))
+
+
+def packed_tables(w: Writer) -> list[str]:
+    """PARAMS, FROZEN, LABELS, GRADIENTS and PACKED of a program with such stages."""
+    parts = [_table(w, "PARAMS", "buffer of trained parameters", [b for b in w.packed if b.trained])]
+    parts.append(_table(w, "FROZEN", "buffer of weights that do not change", [b for b in w.packed if not b.trained]))
+    rows = [f"    {literal(b.key)}: ({', '.join(literal(_label(w, p)) for p in b.pieces)},)," for b in w.packed]
+    parts.append("\n".join(["# buffer -> names in the weights file of what it holds", "LABELS = {", *rows, "}", ""]))
+    rows = ["# buffer -> its weights, in the order of LABELS: (stage, first element, a device's piece, whole shape, mean of a fresh start, how it is cut)", "PACKED = {"]
+    for b in w.packed:
+        rows += [f"    {literal(b.key)}: (", *(f"        {_row(w, p)}," for p in b.pieces), "    ),"]
+    parts.append("\n".join([*rows, "}", ""]))
+    return [*parts, _gradients(w)]
+
+
+def _table(w: Writer, name: str, what: str, own: list[Buffer]) -> str:
+    rows = [f"# {what} -> (shape, dtype, 0, mean of a fresh start, how it is cut)", f"{name} = {{"]
+    kind = {b.key: "float" if w.flow.graph.tensors[b.pieces[0].name].is_float else b.dtype for b in own}
+    rows += [f'    {literal(b.key)}: ({_shape(w, b)}, "{kind[b.key]}", 0, 0.0, {spec_text(Layout(b.dims))}),' for b in own]
+    return "\n".join([*rows, "}", ""]) if own else f"{name} = {{}}\n"
+
+
+def _shape(w: Writer, b: Buffer) -> tuple[int, ...]:
+    mesh = dict(w.flow.plan.mesh)
+    return (mesh[STAGE], *(mesh[a] for a in b.axes), b.length)
+
+
+def _row(w: Writer, p: Piece) -> str:
+    graph = w.flow.graph
+    return f"({p.stage}, {p.first}, {p.shape}, {graph.tensors[p.name].shape}, {initial_mean(graph, p.name)}, {spec_text(p.layout)})"
+
+
+def _label(w: Writer, p: Piece) -> str:
+    return w.flow.graph.labels.get(p.name, p.name)
+
+
+def _gradients(w: Writer) -> str:
+    rows = ["# buffer -> (axes its gradient is pending over, of these: summed over, scattered over; the dim scattered; how its gradient and its optimizer state are cut)"]
+    rows.append("GRADIENTS = {")
+    own = [b for b in w.packed if b.trained]
+    for b in own:
+        dims = (*b.dims[:-1], b.zero)
+        dim = len(dims) - 1 if b.zero else 0
+        rows.append(f"    {literal(b.key)}: ({tuple_text(b.fan)}, {tuple_text(b.rest)}, {tuple_text(b.zero)}, {dim}, {spec_text(Layout(dims))}),")
+    each = any(b.level == 2 for b in own)
+    return "\n".join([*rows, "}", f"SCATTER_EACH_MICROBATCH = {each}", ""])
