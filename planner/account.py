@@ -50,6 +50,10 @@ class Use:
 def collectives(flow: Flow, runs: Iterable[Run] = (), itemsize: ItemSize | None = None) -> tuple[Use, ...]:
     """Every collective of one optimizer step (training) or one forward pass. `runs` as emitted (none: every node by itself)."""
     size = itemsize or float32_sizes
+    if flow.plan.cuts:
+        from planner import unequal_account
+
+        return tuple(u for u in unequal_account.collectives(flow, size) if u.payload_bytes and u.count)
     return tuple(u for u in _uses(flow, tuple(runs), size) if u.payload_bytes and u.count)
 
 
@@ -85,13 +89,13 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         for path in tree.paths():
             with_ends = _with_ends(outer, name, path, pipeline, last) if pipeline else {False}
             times = (ticks if False in with_ends else 0) + (ends if True in with_ends else 0)
-            yield from _way(outer, name, path, times, times if name in varying else 1, once, size, "before" if False in with_ends else "after")
+            yield from way_uses(outer, name, path, times, times if name in varying else 1, once, size, "before" if False in with_ends else "after")
     for i in loose:
         late = pipeline is not None and pipeline.late(i)
-        yield from _inner(flow, i, int(pipeline.turns(i)) if pipeline else micro, size, "after" if late else "before")
+        yield from kernel_uses(flow, i, int(pipeline.turns(i)) if pipeline else micro, size, "after" if late else "before")
     if pipeline and pipeline.schedule == "gpipe":  # head and loss are one function that keeps nothing but what it is given
         ending = [i for i in loose if pipeline.late(i)]
-        yield from _replayed(outer, replay(outer, ending, "all", (*graph.inputs, *last)), "all", ends, once, size, "after")
+        yield from again_uses(outer, replay(outer, ending, "all", (*graph.inputs, *last)), "all", ends, once, size, "after")
     gathered: dict[str, list[bool]] = {}  # sharded weight -> per function that gathers it, whether the backward pass gathers it again
     for run in runs:
         dealt = pipeline is not None and run.first == pipeline.first
@@ -106,8 +110,8 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         for name, tree in trees.items():
             yield from _tree(body, name, tree, times, times, once, size, place)
         for i in own:
-            yield from _inner(flow, i, times, size, place)
-        yield from _replayed(body, again, block_mode(flow), times, once, size, place)
+            yield from kernel_uses(flow, i, times, size, place)
+        yield from again_uses(body, again, block_mode(flow), times, once, size, place)
         for names in run.weights:
             for name in names[: pipeline.per_stage] if pipeline and dealt else names:
                 gathered.setdefault(name, []).append(again is not None and names[0] in again.weights)
@@ -190,11 +194,11 @@ def differing(flow: Flow) -> frozenset[str]:
 
 def _tree(flow: Flow, name: str, tree: Tree, times: int, forward_times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
     for path in tree.paths():
-        yield from _way(flow, name, path, times, forward_times, once, size, where)
+        yield from way_uses(flow, name, path, times, forward_times, once, size, where)
 
 
-def _way(flow: Flow, name: str, path: tuple[Step, ...], times: int, forward_times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
-    """The last step of a way."""
+def way_uses(flow: Flow, name: str, path: tuple[Step, ...], times: int, forward_times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
+    """The collectives of the last step of a way: backward so many times, forward so many."""
     yield from _step(flow, name, path[-1], 0 if (name, path) in once.backward else times, 0 if (name, path) in once.forward else forward_times, size, where)
 
 
@@ -208,7 +212,7 @@ def _step(flow: Flow, name: str, step: Step, times: int, forward_times: int, siz
         yield Use(step.backward, step.axes, int(step.backward_elements * size(tensor.dtype)), times, "backward", what, place=where)
 
 
-def _replayed(flow: Flow, again: Replay | None, mode: str, times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
+def again_uses(flow: Flow, again: Replay | None, mode: str, times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
     """Collectives of a function's forward pass that its backward pass runs again. mode: how it is wrapped (planner.emit.replay)."""
     if again is None:
         return
@@ -217,12 +221,12 @@ def _replayed(flow: Flow, again: Replay | None, mode: str, times: int, once: Mer
             continue
         yield from _step(flow, name, path[-1], 0, times, size, where, "recompute")
     for i in again.nodes if mode in ("all", "keep") else ():
-        for use in _inner(flow, i, times, size, where, mode):
+        for use in kernel_uses(flow, i, times, size, where, mode):
             if use.phase == "forward":
                 yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what, place=where)
 
 
-def _inner(flow: Flow, i: int, times: int, size: ItemSize, where: str, again: str = "") -> Iterator[Use]:
+def kernel_uses(flow: Flow, i: int, times: int, size: ItemSize, where: str, again: str = "") -> Iterator[Use]:
     rule, split, node = flow.rules[i], flow.split(i), flow.graph.nodes[i]
     local = rule.local(split, dict(flow.plan.mesh))
     differentiated = any(o in flow.grad for o in node.outputs)
@@ -278,6 +282,10 @@ def dot_flops(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> in
 
 def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> dict[int, Fraction]:
     """2MNK per node, as in `dot_flops`; of blocks on pipeline stages what one stage runs, spread over all repeats."""
+    if flow.plan.cuts:
+        from planner import unequal_account
+
+        return unequal_account.flops_by_index(flow, again=again)
     runs, graph, pipeline = tuple(runs), flow.graph, pipeline_of(flow.graph, flow.plan)
     micro = flow.plan.microbatches if flow.training else 1
     total: dict[int, Fraction] = {}
@@ -322,7 +330,11 @@ def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_siz
     pipeline = pipeline_of(graph, flow.plan)
     elsewhere = of_other_stages(graph, pipeline) if pipeline else frozenset()
     total = 4 if flow.training and optimizer == "adamw" else 0  # the step count
-    for name, plan in flow.weights.items():
+    if flow.plan.cuts:
+        from planner import unequal_account
+
+        total += unequal_account.parameter_bytes(flow, size) + (8 * unequal_account.state_elements(flow) if optimizer == "adamw" else 0)
+    for name, plan in flow.weights.items() if not flow.plan.cuts else ():
         if name in used and name not in elsewhere:
             total += local(name, stored_layout(plan), size(graph.tensors[name].dtype))
             if flow.training and name in flow.grad and optimizer == "adamw":

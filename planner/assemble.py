@@ -6,7 +6,8 @@ Everything that is kept is alive at the end of the last forward pass, so one liv
 reserved apart (planner.memory). Under recompute a repeated block keeps only what is handed from block to block, and one block's activations at a time.
 
 With pipeline stages (planner.pipeline) a device runs and holds its part of the blocks, everything runs as often as there are ticks, and activations are kept of all
-microbatches that wait. What stages hand to each other is left to the price of the whole plan.
+microbatches that wait. What stages hand to each other is left to the price of the whole plan; so is, of unequal stages (planner.unequal), where the graph is cut and
+what runs again: here each takes an equal part of everything, which none of the longest can be below.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
 def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> float:
     """Bytes that no plan can use for what it keeps: what only lives for a while takes at least as much."""
     flat, pieces = _flat(space), techniques.microbatches / space.parts if uncut else 1.0
+    if unequal(space):
+        return 0.0
     end = flat.least_end / pieces - (flat.most_late if techniques.zero < 3 else 0.0)
     return max(flat.least_work / pieces, end)
 
@@ -102,7 +105,7 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
     """Seconds of every option of every variable in a row, as in `assemble`; +inf where the batch does not divide that far. [options]"""
     flat, micro = _flat(space), techniques.microbatches
     each = flat.once
-    if techniques.recompute != "none":
+    if techniques.recompute != "none" and not unequal(space):
         each = each + flat.again_keep_s if techniques.recompute == "block-keep" else each + flat.again_s
     dealt, least = _dealt(space, techniques), max(micro, space.parts if uncut else 1)
     weights = flat.each[techniques.zero] + (flat.sums[techniques.zero] if least > 1 else 0.0)
@@ -116,7 +119,7 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
     """Bytes of state and kept activations of every option of every variable in a row, as in `assemble`. [options]"""
     flat, dealt = _flat(space), _dealt(space, techniques)
-    again = techniques.recompute != "none"
+    again = techniques.recompute != "none" and not unequal(space)
     kept = flat.again if again else flat.kept
     state = flat.state[techniques.zero] + flat.held[techniques.zero] if techniques.microbatches > 1 else flat.state[techniques.zero]
     if dealt is not None:
@@ -160,6 +163,11 @@ def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
     return Pipeline(*run, stages, techniques.microbatches, techniques.schedule, ending, twice, techniques.virtual)
 
 
+def unequal(space: Space) -> bool:
+    """Whether plans of the space have unequal pipeline stages (planner.unequal)."""
+    return space.pricer.mesh.stages > 1 and space.base.dealt is None
+
+
 def ticking(space: Space, techniques: Techniques) -> np.ndarray:
     """Seconds of what a pipeline stage runs in every tick, over all microbatches and without recomputation (space: as for `uncut`). [options]"""
     flat, dealt = _flat(space), _dealt(space, techniques)
@@ -181,11 +189,15 @@ def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> li
 def slowdown(space: Space, techniques: Techniques) -> float:
     """How often a stage runs each of its blocks per microbatch, no more often than anything but what follows them; 1 without a pipeline."""
     pipeline, micro = pipeline_in(space, techniques), techniques.microbatches
+    if unequal(space) and micro:
+        return (micro + space.pricer.mesh.stages - 1) / micro
     return float(pipeline.turns(pipeline.first) / micro) if pipeline is not None and micro else 1.0
 
 
 def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
     pipeline = pipeline_in(space, techniques)
+    if unequal(space):
+        return _in_parts(space, techniques)
     if pipeline is None:
         return None
     key = ("dealt", techniques.microbatches, techniques.schedule, techniques.virtual)
@@ -200,6 +212,14 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
         space.memo[key] = _Dealt(share_of, ratio_of, links, kept_of, copies_of, places)
     found: _Dealt = space.memo[key]
     return found
+
+
+def _in_parts(space: Space, techniques: Techniques) -> _Dealt:
+    """Unequal stages as if each took an equal part of every variable and link."""
+    options, links = sum(len(v.kept_bytes) for v in space.variables), len(space.links)
+    share, ratio = 1 / space.pricer.mesh.stages, slowdown(space, techniques)
+    nowhere = _Places([], np.zeros(options, np.int64), np.zeros(options, bool), np.zeros(links, bool), np.zeros(links, bool))
+    return _Dealt(np.full(options, share), np.full(options, ratio), np.full(links, share * ratio), np.ones(options), np.zeros(options), nowhere)
 
 
 def _places(space: Space, pipeline: Pipeline) -> _Places:
@@ -231,7 +251,7 @@ def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
 def replayed(space: Space, techniques: Techniques) -> list[bool]:
     """Whether each link's conversion runs again in the backward pass: inside repeated blocks when their collectives are replayed, and only of what
     the backward pass reads, directly or on the way."""
-    if techniques.recompute != "block":
+    if techniques.recompute != "block" or unequal(space):
         return [False] * len(space.links)
     base, inside = space.base, _inside_runs(space)
     graph = base.graph
@@ -349,6 +369,8 @@ def usage_of(space: Space, techniques: Techniques, choice: Sequence[int] | np.nd
     """(state and kept activations, what lives only for a while) of a choice, in bytes, as in `assemble` and planner.evaluate."""
     flat, pieces = _flat(space), techniques.microbatches / space.parts if uncut else 1.0
     at = flat.first + np.asarray(choice, np.int64)
+    if unequal(space):
+        return float(bytes_of(space, techniques, uncut)[at].sum()), float(flat.work[at].max(initial=0.0)) / pieces
     if flat.weights is not None:
         return float(bytes_of(space, techniques, uncut)[at].sum()), _walked(space, techniques, np.asarray(choice, np.int64), pieces, flat.weights)
     dealt = _dealt(space, techniques)

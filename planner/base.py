@@ -14,7 +14,7 @@ from planner.graph import Graph
 from planner.kernels import find_savers
 from planner.moments import Passing, find_passing
 from planner.ops.control import Region, region
-from planner.pipeline import dealt
+from planner.pipeline import SHARE, dealt
 from planner.rule import PENDING, Rule, Split
 
 STRUCTURE = ("dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "still", "tail", "wires")
@@ -137,8 +137,19 @@ class Base:
 
     @cached_property
     def dealt(self) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
-        """See planner.pipeline.dealt."""
-        return dealt(self.graph, self.runs)
+        """The run whose blocks pipeline stages share, as planner.pipeline.dealt has it; None where it is too small a part of the graph (`SHARE`)."""
+        found, products = dealt(self.graph, self.runs), [i for i, rule in enumerate(self.rules) if rule.flops]
+        if found is None:
+            return None
+        first, period, repeats = found[0]
+        return found if sum(first <= i < first + period * repeats for i in products) >= SHARE * len(products) else None
+
+    @cached_property
+    def places(self) -> Mapping[int, float]:
+        """Nodes before which unequal pipeline stages may begin, where no repeated block is dealt out, and how many elements are handed over there."""
+        from planner.unequal import places
+
+        return places(self) if self.training and self.dealt is None and not self.graph.hosted else {}
 
     @cached_property
     def tail(self) -> frozenset[int]:

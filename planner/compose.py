@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -24,6 +25,7 @@ from planner.problem import FORBIDDEN, Problem
 from planner.request import Candidate, Found, Request
 from planner.space import Base, Space
 from planner.strategy import Strategy
+from planner.unequal import Stages, stages_of
 
 TOOL_VERSION, COST_MODEL_VERSION = "0.1.0", "1"
 ROUNDING_S = 10 / PICO
@@ -47,8 +49,11 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
                               "plans_tried": found.tried, "problem_status": best.status, "from": best.label}  # fmt: skip
     if found.stopped:
         solver["stopped"] = found.stopped
-    techniques = {"microbatches": best.plan.microbatches, "schedule": best.plan.schedule or "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
-                  "recompute": best.plan.recompute, "offload": list(best.plan.offload), "copies": 1, "fused_collective_bytes": 0} | chunks(best.plan) | tables(graph)  # fmt: skip
+    techniques: dict[str, Any] = {
+        "microbatches": best.plan.microbatches, "schedule": best.plan.schedule or "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
+        "recompute": best.plan.recompute, "offload": list(best.plan.offload), "copies": 1, "fused_collective_bytes": 0,
+    }  # fmt: skip
+    techniques |= chunks(best.plan) | places(best.plan, graph) | tables(graph)
     workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}
     made = Strategy(
         {"name": model.name, "sha256": model.sha256(), "nodes": len(graph.nodes), "parameters": graph.parameters}, request.topology.to_json(), workload,
@@ -71,6 +76,11 @@ def chunks(plan: Plan) -> dict[str, int]:
     return {"virtual": plan.virtual} if plan.virtual > 1 else {}
 
 
+def places(plan: Plan, graph: Graph) -> dict[str, list[str]]:
+    """The entry of files for unequal pipeline stages: the node that each begins with after the first."""
+    return {"cuts": [graph.nodes[i].id for i in plan.cuts]} if plan.cuts else {}
+
+
 def _pricer(request: Request, c: Candidate):
     from planner.price import Pricer
 
@@ -82,15 +92,16 @@ def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]
     from planner.price import Pricer
 
     rows = {}
-    pipeline = pipeline_of(base.graph, flow.plan)
-    held = held_times(base, pipeline)
+    pipeline, unequal = pipeline_of(base.graph, flow.plan), stages_of(flow)
+    held = held_times(base, pipeline) if unequal is None else most_times(base, unequal)
     space, problem = found.space, found.problem
     pricer = space.pricer if space is not None else None
     others = runner_ups(space, problem, found.choice) if space is not None and problem is not None else {}
     for i, node in enumerate(base.graph.nodes):
         if base.shared[i] != i:
             continue
-        row: dict[str, Any] = {"op": node.op, "split": flow.split(i).as_dict(), "stage": stage_of(i, pipeline), "recompute": flow.plan.recompute != "none" and _inside(base, i),
+        row: dict[str, Any] = {"op": node.op, "split": flow.split(i).as_dict(), "stage": stage_of(i, pipeline) if unequal is None else unequal.holder(i),
+                               "recompute": flow.plan.recompute != "none" and (unequal is not None or _inside(base, i)),
                                "outputs": [o for o in node.outputs if o], "times": base.times[i]}  # fmt: skip
         if node.members:
             row["members"] = list(node.members)
@@ -111,6 +122,14 @@ def held_times(base: Base, pipeline: Pipeline | None) -> dict[int, float]:
     for i, first in enumerate(base.shared):
         found[first] = found.get(first, Fraction(0)) + (pipeline.share(i) * pipeline.wanted(i) / pipeline.microbatches if pipeline else 1)
     return {i: float(n) for i, n in found.items()}
+
+
+def most_times(base: Base, unequal: Stages) -> dict[int, float]:
+    """First node of a class -> how many of the class the unequal stage with the most of them runs in a microbatch."""
+    found: dict[int, Counter[int]] = {}
+    for i, first in enumerate(base.shared):
+        found.setdefault(first, Counter())[unequal.holder(i)] += 1
+    return {first: float(max(counts.values())) for first, counts in found.items()}
 
 
 def block_table(graph: Graph, flow: Flow, base: Base) -> tuple[dict[str, Any], ...]:
@@ -171,7 +190,8 @@ def runner_ups(space: Space, problem: Problem, choice: tuple[int, ...]) -> dict[
 
 def tensor_table(graph: Graph, flow: Flow, base: Base) -> dict[str, dict[str, Any]]:
     """Producer's layout per tensor; of repeated blocks only the first repeat's, except parameters, which are all listed."""
-    rows, pipeline = {}, pipeline_of(graph, flow.plan)
+    rows, pipeline, unequal = {}, pipeline_of(graph, flow.plan), stages_of(flow)
+    holder = {n: k for k in range(unequal.count) for n in unequal.weights(k)} if unequal is not None else {}
     for name, layout in flow.source.items():
         made = graph.producer.get(name)
         if name in graph.constants or (made is not None and base.shared[made] != made):
@@ -183,6 +203,8 @@ def tensor_table(graph: Graph, flow: Flow, base: Base) -> dict[str, dict[str, An
             row["label"] = graph.labels.get(name, name)
             w = flow.weights[name]
             stages = {pipeline.holder(i) for i, _ in graph.consumers[name]} if pipeline else set[int]()
+            if name in holder:
+                row["stage"] = holder[name]
             if len(stages) == 1 and -1 not in stages:
                 row["stage"] = stages.pop()
             if w.zero and w.dim >= 0:

@@ -77,7 +77,7 @@ def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tupl
 def derived(base: Base, plan: Plan) -> tuple[Flow, tuple[Run, ...]]:
     """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be dealt out over pipeline stages."""
     flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
-    found = [find_run(flow, *run) for run in plan.runs]
+    found = [find_run(flow, *run) for run in plan.runs] if not plan.cuts else []
     runs = tuple(r for r in found if isinstance(r, Run))
     if pipeline := pipeline_of(base.graph, plan):
         dealt_run(flow, runs, pipeline, [r for r in found if isinstance(r, str)])
@@ -90,6 +90,10 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
         from planner.framework import price
 
         return price(base, flow, runs, pricer)
+    if flow.plan.cuts:
+        from planner import unequal_cost
+
+        return unequal_cost.price(base, flow, pricer)
     plan, graph, mesh = flow.plan, flow.graph, dict(flow.plan.mesh)
     micro, pipeline = plan.microbatches, pipeline_of(graph, plan)
     compute = again = bubble = 0.0

@@ -236,7 +236,7 @@ class Explorer:
     def _leaves(self, index: int) -> Iterator[Leaf]:
         """The leaves of a mesh that was expanded, each with what bounds all levels of it in seconds."""
         mesh, offered, relaxed = self.meshes[index], self.search.offered, self._relaxed[index]
-        again = {r: relaxed.again(r) for r in offered.recomputes(relaxed.space.base)}
+        again = {r: relaxed.again(r) for r in offered.recomputes(relaxed.space.base, mesh)}
         for micro, (schedule, virtual) in product(offered.microbatches(mesh), offered.schedules(mesh)):
             if virtual > 1 and micro % mesh.stages:
                 continue

@@ -17,6 +17,7 @@ from planner.rule import Limits, Split, candidates
 from planner.space import Base
 from planner.spread import by_hand, propagated
 from planner.topology import Mesh
+from planner.unequal import MOST_STAGES
 
 FINER = 2
 """Three-axis meshes tried around the best plan: most of what more axes gain is in the most even ones."""
@@ -96,11 +97,20 @@ class Offered:
     def staged(self) -> tuple[Mesh, ...]:
         """Meshes with pipeline stages, unless the user says what the mesh is."""
         base, pins, topology = self.base(1), self.request.pins, self.request.topology
-        run = base.dealt[0] if base is not None and self.training and base.dealt else None
+        most = self.most_stages(base) if base is not None else 0
         sent = "activations" in pins.techniques.get("offload", ())
-        if run is None or pins.axes or sent or self.request.mode == "data-parallel" or self.out_of_time():
+        if not most or pins.axes or sent or self.request.mode == "data-parallel" or self.out_of_time():
             return ()
-        return tuple(m for n in divisors(topology.devices) if 1 < n <= run[2] for m in staged_meshes(topology, n))
+        return tuple(m for n in divisors(topology.devices) if 1 < n <= most for m in staged_meshes(topology, n))
+
+    def most_stages(self, base: Base) -> int:
+        """Pipeline stages that the graph may have at most: one for every repeated block, or where none is dealt out as many as it can be cut into."""
+        if not self.training:
+            return 0
+        if base.dealt:
+            return base.dealt[0][2]
+        whole = self.request.runtime.kernels is None and not self.request.offload
+        return min(MOST_STAGES, len(base.places) + 1) if base.places and whole else 0
 
     def allowed(self) -> Family | None:
         """What the mode leaves; None leaves everything the pins do."""
@@ -131,8 +141,10 @@ class Offered:
             return (int(pinned),)
         return (0, 1, 2, 3) if self.training and self.request.topology.devices > 1 else (0,)
 
-    def recomputes(self, base: Base) -> tuple[str, ...]:
-        """Recomputation to consider, the least first."""
+    def recomputes(self, base: Base, mesh: Mesh) -> tuple[str, ...]:
+        """Recomputation to consider, the least first. Unequal stages run their forward pass again."""
+        if mesh.stages > 1 and base.dealt is None:
+            return ("block",)
         if not self.training or not base.runs:
             return ("none",)
         pinned = self.request.pins.techniques.get("recompute")
@@ -174,13 +186,17 @@ class Offered:
         schedule, chunks, micro = str(techniques.get("schedule", SCHEDULES[0])), int(techniques.get("virtual", 1)), int(techniques.get("microbatches", 0))
         level, most = int(techniques.get("zero_stage", 0)), MOST_LEVEL[schedule]
         what, instead = "", list[str]()
-        if run is None or run[2] < mesh.stages:
-            what = "it is run, not trained" if not self.training else f"the model has {run[2] if run else 'no'} repeated blocks"
+        if self.most_stages(base) < mesh.stages:
+            what = self._too_few(base)
+        elif run is None and (schedule == INTERLEAVED or chunks > 1):
+            what = "the model has no repeated blocks to make chunks of"
+        elif run is None and techniques.get("recompute", "block") != "block":
+            what = f"stages without a block in common run their forward pass again (recompute=block), pinned is {techniques['recompute']}"
         elif level > most:
             what = f"under {schedule} the optimizer level is at most {most}, pinned is {level}"
         elif micro == 1:
             what = "they need at least two microbatches, pinned is one"
-        elif not self.schedules(mesh):
+        elif run is not None and not self.schedules(mesh):
             what = f"{run[2]} repeated blocks do not divide into {mesh.stages} stages of {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} chunks"
             other = next((v for v in range(2, run[2] // mesh.stages + 1) if run[2] % (mesh.stages * v) == 0), 0)
             instead = [f"virtual={other}"] if other else []
@@ -188,7 +204,16 @@ class Offered:
             what = f"chunks are passed by groups of {mesh.stages} microbatches, and {micro} do not divide into them"
         if not what:
             return None
-        return PlanError("P068", f"{mesh.stages} pipeline stages are not possible: {what}", help=[*instead, "pin less, or other stages"] if run else [])
+        return PlanError("P068", f"{mesh.stages} pipeline stages are not possible: {what}", help=[*instead, "pin less, or other stages"] if self.most_stages(base) else [])
+
+    def _too_few(self, base: Base) -> str:
+        """Why the graph has too few places for stages."""
+        if not self.training:
+            return "it is run, not trained"
+        if base.dealt:
+            return f"the model has {base.dealt[0][2]} repeated blocks"
+        most = self.most_stages(base)
+        return "the model has no repeated blocks" + (f", and is cut into {most} stages at most" if most else "")
 
     def replicas(self) -> Mesh:
         """The mesh of data parallelism: all devices, or where they do not divide the batch (a little padding aside) as many as do, the rest doing the same again."""

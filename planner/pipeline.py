@@ -36,6 +36,8 @@ SCHEDULES = ("1f1b", "gpipe", INTERLEAVED)
 MOST_LEVEL = {"1f1b": 2, "gpipe": 1, "interleaved": 2}
 """Optimizer levels that go with stages: level 3 would gather weights anew in every tick, and under gpipe there is one backward pass for all microbatches."""
 
+SHARE = 1 / 3
+"""Of a graph's products: repeated blocks with fewer are not dealt out, as all others would run on every stage (planner.unequal has other stages for them)."""
 BESIDE = {"1f1b": 1.5, "gpipe": 0.0, "interleaved": 1.5}
 """Ticks' residuals beside those that wait, measured with the GPU compiler on GPT-2 medium, 2 and 4 stages: 1.3 to 1.5."""
 

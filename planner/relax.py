@@ -45,21 +45,22 @@ class Arithmetic:
 
     @classmethod
     def of(cls, base: Base, pricer: Pricer) -> Arithmetic:
-        """base: of the whole batch."""
-        run = base.dealt[0] if base.dealt else (0, 0, 1)
+        """base: of the whole batch. repeats: 0 where stages may be cut anywhere."""
+        run = base.dealt[0] if base.dealt else (0, len(base.graph.nodes), 1) if base.places else (0, 0, 1)
         inside, found = range(run[0], run[0] + run[1] * run[2]), [0.0, 0.0]
         for i, rule in enumerate(base.rules):
             node = base.graph.nodes[i]
             if rule.flops and node.op not in OWN and not node.bodies:
                 backward = base.backward[i] if base.training and any(o in base.grad for o in node.outputs) else 0.0
                 found[i not in inside] += (1 + backward) * pricer.kernel_s(rule.flops, 0.0, pricer.recipe.compute)
-        return cls(found[0], found[1], run[2])
+        return cls(found[0], found[1], run[2] if base.dealt or not base.places else 0)
 
     def least(self, mesh: Mesh, microbatches: int, virtual: int = 1) -> float:
         """No plan on the mesh with at most so many microbatches, and chunks of blocks a stage, is faster (seconds): every stage runs its blocks in as many
         ticks as it has chunks, and the rest itself."""
         stages, devices = mesh.stages, prod(a.size for a in mesh.inner)
-        share = -(-self.repeats // stages) / self.repeats * (1 + (stages - 1) / (microbatches * virtual)) if stages > 1 else 1.0
+        part = -(-self.repeats // stages) / self.repeats if self.repeats else 1 / stages
+        share = part * (1 + (stages - 1) / (microbatches * virtual)) if stages > 1 else 1.0
         return (share * self.blocks_s + self.rest_s) / devices * (1 - ROUNDING)
 
 

@@ -181,7 +181,8 @@ class DetailTable(TypedDict):
 
 
 class TechniqueTable(TypedDict):
-    """What was chosen beside the splits; `virtual`: chunks of blocks that a pipeline stage holds, where several.
+    """What was chosen beside the splits; `virtual`: chunks of blocks that a pipeline stage holds, where several. cuts: of stages without a block in common the node
+    that each begins with after the first.
 
     offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks."""
 
@@ -194,6 +195,7 @@ class TechniqueTable(TypedDict):
     copies: int
     fused_collective_bytes: int
     virtual: NotRequired[int]
+    cuts: NotRequired[list[str]]
     hosted: NotRequired[list[str]]
 
 

@@ -37,6 +37,7 @@ from planner.rule import Limits, legal
 from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
 from planner.topology import Mesh
+from planner.unequal import cuts
 from planner.user_loss import is_user_loss
 
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
@@ -304,6 +305,8 @@ class Search:
                     space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "", virtual=techniques.virtual,
                     offload=tuple(w for w in self.request.offload if w != "activations" or (techniques.recompute != "none" and mesh.stages == 1)))  # fmt: skip
         try:
+            if mesh.stages > 1 and space.base.dealt is None:
+                plan = replace(plan, cuts=cuts(space.base, mesh.stages, techniques.microbatches, space.pricer))
             cost, _, _ = price_plan(space.base, plan, space.pricer)
         except PlanError as e:
             if e.code != "P068":
@@ -335,7 +338,8 @@ class Search:
         ]
         if self.training:
             families.append(("zero3", one, lambda b, m: batch_only(b, m.shape, ("data",)), (3,)))
-        staged = tuple(m for m in self.offered.staged() if dict(m.shape).get("model", 1) <= node)
+        base = self.base(1)
+        staged = tuple(m for m in self.offered.staged() if dict(m.shape).get("model", 1) <= node) if base is not None and base.dealt else ()
         if n > 1 and (inner or staged):
             families.append(("megatron", inner + staged, megatron_only, levels))
         for label, on, allowed, at in families:

@@ -96,9 +96,20 @@ class Strategy:
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
         t = self.techniques
         plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs,
-                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t))  # fmt: skip
+                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self._cuts(graph))  # fmt: skip
         check_splits(graph, plan)
         return plan
+
+    def _cuts(self, graph: Graph) -> tuple[int, ...]:
+        """Where unequal pipeline stages begin. Raises PlanError P051, P060."""
+        names = [str(n) for n in self.techniques.get("cuts", ())]
+        index = {node.id: i for i, node in enumerate(graph.nodes)}
+        if missing := next((n for n in names if n not in index), None):
+            raise PlanError("P051", f"a pipeline stage begins with node {missing!r}, which the graph has not: this strategy was made for another", help=["plan again"])
+        found = tuple(index[n] for n in names)
+        if found and found != tuple(sorted(set(found) - {0})):
+            raise PlanError("P060", f"this strategy cannot be: its pipeline stages begin with {', '.join(names)}, which do not follow one another", help=["plan again"])
+        return found
 
     def layout(self, name: str) -> Layout:
         """Layout of a tensor, or of the first result of a node, by name or id (also by scope suffix such as "mlp.up")."""

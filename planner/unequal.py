@@ -17,7 +17,7 @@ handed over the best cuts (dynamic programming over the possible places), and of
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.errors import PlanError
 from planner.layout import STAGE, Axes, Layout, Tree, distribute, local_shape
 from planner.pipeline import needed
 from planner.rule import Split
@@ -39,8 +40,6 @@ MOST_STAGES = 16
 """Stages of this kind that are searched: every device's program holds the code of all of them."""
 LIMITS = 8
 """Limits of what may be handed over that are tried."""
-SHARE = 1 / 3
-"""Of a graph's products: a run of repeated blocks with fewer is not worth dealing out, the rest would run on every stage."""
 
 
 @dataclass(frozen=True)
@@ -193,19 +192,8 @@ def differs(layout: Layout, order: Axes) -> Axes:
     return tuple(a for a in order if a in own)
 
 
-def uneven(base: Base) -> bool:
-    """Whether stages of the graph are cut out of it, as no repeated block makes up enough of it to be dealt out."""
-    if not base.training or base.graph.hosted:
-        return False
-    if base.dealt is None:
-        return True
-    first, period, repeats = base.dealt[0]
-    places = [i for i, rule in enumerate(base.rules) if rule.flops]
-    return sum(first <= i < first + period * repeats for i in places) < SHARE * len(places)
-
-
-def places(base: Base) -> tuple[tuple[int, ...], dict[int, float]]:
-    """Nodes before which the graph may be cut, and how many elements are handed over there (module docstring)."""
+def places(base: Base) -> dict[int, float]:
+    """Nodes before which the graph may be cut -> how many elements are handed over there (module docstring)."""
     graph, again, n = base.graph, batch_only(base.graph), len(base.graph.nodes)
     barred, over = np.zeros(n + 1, np.int64), np.zeros(n + 1)
     for name, readers in graph.consumers.items():
@@ -220,17 +208,16 @@ def places(base: Base) -> tuple[tuple[int, ...], dict[int, float]]:
         sums[low + 1] += size
         sums[high + 1] -= size
     crossing, closed = np.cumsum(over), np.cumsum(barred)
-    found = tuple(i for i in range(1, n) if not closed[i] and i not in again and crossing[i] > 0)
-    return found, {i: float(crossing[i]) for i in found}
+    return {i: float(crossing[i]) for i in range(1, n) if not closed[i] and i not in again and crossing[i] > 0}
 
 
-def cuts(base: Base, stages: int, microbatches: int, pricer: Pricer) -> tuple[int, ...] | None:
-    """First nodes of the stages after the first (module docstring); None where there are fewer places. base: of one microbatch."""
+def cuts(base: Base, stages: int, microbatches: int, pricer: Pricer) -> tuple[int, ...]:
+    """First nodes of the stages after the first (module docstring). base: of one microbatch. Raises PlanError P068 where there are too few places."""
     from planner.kernels import kernel_times
 
     key = ("cuts", id(base), stages, microbatches)
     if key not in pricer.memo:
-        where, over = places(base)
+        over = base.places
         both, twice, known = [0.0], [0.0], dict[int, tuple[float, float]]()
         devices = prod(pricer.sizes.values())
         for i in range(len(base.graph.nodes)):
@@ -242,17 +229,19 @@ def cuts(base: Base, stages: int, microbatches: int, pricer: Pricer) -> tuple[in
             twice.append(twice[-1] + 2 * f + b)
         ticks, best = microbatches + stages - 1, None
         for limit in _limits(over, stages):
-            found = _balanced([i for i in where if over[i] <= limit], np.array(both), np.array(twice), stages)
+            found = _balanced([i for i in over if over[i] <= limit], np.array(both), np.array(twice), stages)
             if found is not None:
                 sent = max(over[i] for i in found[1]) * pricer.itemsize("float32") / devices
                 price = ticks * (found[0] + 2 * pricer.collective_s("collective-permute", (STAGE,), sent))
                 best = min(best, (price, found[1])) if best else (price, found[1])
-        pricer.memo[key] = base, best[1] if best else None
-    kept: tuple[int, ...] | None = pricer.memo[key][1]
+        if best is None:
+            raise PlanError("P068", f"{stages} pipeline stages are not possible: the graph can be cut at {len(over)} places", help=["fewer stages"])
+        pricer.memo[key] = base, best[1]  # the base is kept, so that its id stays unique
+    kept: tuple[int, ...] = pricer.memo[key][1]
     return kept
 
 
-def _limits(over: dict[int, float], stages: int) -> Iterator[float]:
+def _limits(over: Mapping[int, float], stages: int) -> Iterator[float]:
     """Some sizes of what is handed over, the least first."""
     sizes = sorted(over.values())
     if len(sizes) >= stages - 1:

@@ -178,7 +178,6 @@ def test_the_search_takes_stages_where_links_are_slow_and_the_model_large() -> N
         ("zoo:gpt-tiny,layers=8", "pp=4,micro=2,virtual=2", "groups of 4 microbatches, and 2 do not divide"),
         ("zoo:gpt-tiny,layers=4", "pp=4,zero=2,schedule=gpipe", "at most 1"),
         ("zoo:gpt-tiny,layers=4", "pp=4,micro=1", "at least two microbatches"),
-        ("zoo:mlp-tiny", "pp=2", "repeated blocks"),
         ("zoo:dit-tiny", "pp=2", "reads different outside values"),
     ],
 )

@@ -201,7 +201,7 @@ def placed(module: types.ModuleType, program: Program, table: str, values: Value
 
 def unstacked(module: types.ModuleType, program: Program, found: Mapping[str, Any], want: Values) -> dict[str, np.ndarray]:
     """label -> array of a program's parameters or gradients: repeats and what is packed apart, padding left out where `want` says how large an array is."""
-    out = {}
+    out: dict[str, np.ndarray] = {}
     for key, value in found.items():
         if hasattr(module, "PACKED"):
             row = module.PARAMS[key]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
-from planner import account
+from planner import account, unequal_account
 from planner.account import ItemSize, Use
 from planner.emit.blocks import spoken
 from planner.emit.program import emitted_runs
@@ -105,6 +105,8 @@ def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
     if not flow.training:
         return 0
     each = (8 if optimizer == "adamw" else 0) + (0 if compute == "float32" else 4)
+    if flow.plan.cuts:
+        return each * unequal_account.state_elements(flow)
     elsewhere = _elsewhere(flow)
     return sum(_bytes(flow, name, cut_layout(w), each) for name, w in flow.weights.items() if name in flow.grad and name not in elsewhere)
 
@@ -117,6 +119,8 @@ def _elsewhere(flow: Flow) -> frozenset[str]:
 
 def _output_bytes(flow: Flow, size: ItemSize, state_bytes: int) -> int:
     graph = flow.graph
+    if flow.plan.cuts:
+        return unequal_account.parameter_bytes(flow, size, trained=True) + state_bytes + 4
     if flow.training:
         elsewhere = _elsewhere(flow)
         mine = {n: w for n, w in flow.weights.items() if n in flow.grad and n not in elsewhere}

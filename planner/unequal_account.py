@@ -1,0 +1,145 @@
+"""The exact communication, arithmetic and bytes of a program with unequal pipeline stages (planner.unequal), as planner.account has them of other programs.
+
+In a tick every device runs the forward pass of its stage, and the backward pass of its stage, or one of both. What is counted is the heaviest stage's of
+either: the others wait for it. A stage but the last runs what its backward pass reads a second time there; the last has its forward pass there alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import prod
+
+from planner import account
+from planner.account import ItemSize, Use
+from planner.emit.merge import merged
+from planner.emit.replay import Replay, products, replay
+from planner.flow import Flow
+from planner.layout import STAGE, local_shape
+from planner.packing import buffers
+from planner.unequal import Stages, handed, rooms, stage_flow, stages_of
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What a stage does in a tick. forward, backward: collectives, each once; again: what the backward pass runs a second time, None of the last stage."""
+
+    flow: Flow
+    forward: tuple[Use, ...]
+    backward: tuple[Use, ...]
+    again: Replay | None
+
+
+def ticks(flow: Flow) -> int:
+    """Ticks with forward passes, and as many with backward passes."""
+    return flow.plan.microbatches + flow.plan.stages - 1
+
+
+def of_stages(flow: Flow, size: ItemSize) -> tuple[Tick, ...]:
+    """The work of every stage."""
+    stages = found(flow)
+    return tuple(_tick(flow, stages, k, size) for k in range(stages.count))
+
+
+def found(flow: Flow) -> Stages:
+    """The stages of a plan that has some."""
+    stages = stages_of(flow)
+    assert stages is not None
+    return stages
+
+
+def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
+    own, nodes, last = stage_flow(flow, stages, k), stages.nodes[k], k + 1 == stages.count
+    graph = flow.graph
+    made = [o for i in nodes for o in graph.nodes[i].outputs if o]
+    read = [n for i in nodes for n in graph.nodes[i].inputs if n and n not in graph.constants]
+    trees = {n: own.trees[n] for n in dict.fromkeys((*stages.entering[k], *made, *read)) if n in own.trees}
+    once = merged(own, nodes, trees, stages.leaving(k))
+    again = None if last else replay(own, nodes, "all", (*stages.entering[k], *graph.inputs))
+    forward, backward = list[Use](), list[Use]()
+    for name, tree in trees.items():
+        for path in tree.paths():
+            if not last:
+                forward += account.way_uses(own, name, path, 0, 1, once, size, "blocks")
+            backward += account.way_uses(own, name, path, 1, int(last), once, size, "blocks")
+    for i in nodes:
+        uses = [*account.kernel_uses(own, i, 1, size, "blocks")]
+        (backward if last else forward).extend(u for u in uses if u.phase == "forward")
+        backward += [u for u in uses if u.phase != "forward"]
+    backward += account.again_uses(own, again, "all", 1, once, size, "blocks")
+    return Tick(own, tuple(u for u in forward if u.total_bytes), tuple(u for u in backward if u.total_bytes), again)
+
+
+def collectives(flow: Flow, size: ItemSize) -> Iterator[Use]:
+    """Every collective of one optimizer step, of each pass that of the stage that sends the most."""
+    work, n = of_stages(flow, size), ticks(flow)
+    for uses in (max((t.forward for t in work), key=lambda u: _wire(flow, u)), max((t.backward for t in work), key=lambda u: _wire(flow, u))):
+        yield from (replace(u, count=u.count * n) for u in uses)
+    yield from outside(flow, size)
+
+
+def outside(flow: Flow, size: ItemSize) -> Iterator[Use]:
+    """What stages hand to each other and back, the loss, and gradients of packed weights. Between two stages the last way back is a loop of one tick, which
+    compilers unroll: nobody reads what it sends."""
+    n = ticks(flow)
+    for axes, elements in rooms(handed(flow, found(flow))).items():
+        what = "what stages hand on" + (f" ({'+'.join(axes)})" if axes else "")
+        payload = int(elements * size("float32"))
+        yield Use("collective-permute", (STAGE,), payload, n, "forward", what)
+        yield Use("collective-permute", (STAGE,), payload, n - (flow.plan.schedule == "1f1b" and flow.plan.stages == 2), "backward", what)
+    yield Use("all-reduce", (STAGE,), 8, 1, "forward", "loss and its weight")
+    mesh = dict(flow.plan.mesh)
+    for b in (b for b in buffers(flow, found(flow)) if b.trained):
+        full, piece = int(b.length * size(b.dtype)), int(b.state_length(mesh) * size(b.dtype))
+        if b.level:
+            yield Use("reduce-scatter", b.zero, full, n if b.level == 2 else 1, "gradient", b.key, True)
+            yield Use("all-gather", b.zero, full, 1, "optimizer", b.key, True)
+        if b.rest:
+            yield Use("all-reduce", b.rest, piece, 1, "gradient", b.key, True)
+
+
+def _wire(flow: Flow, uses: tuple[Use, ...]) -> Fraction:
+    """Bytes on the wire."""
+    cells = account.traffic(uses, flow.plan.order, dict(flow.plan.mesh))
+    return sum((Fraction(cell["wire"]) for axes in cells.values() for cell in axes.values()), Fraction(0))
+
+
+def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
+    """2MNK per node, device and step, of the heaviest stage forward and the heaviest backward; without what is computed again of the heaviest in both."""
+    stages, n = found(flow), ticks(flow)
+    passes: list[tuple[dict[int, Fraction], dict[int, Fraction]]] = []
+    for k, tick in enumerate(of_stages(flow, account.float32_sizes)):
+        ahead, back = dict[int, Fraction](), dict[int, Fraction]()
+        for i in stages.nodes[k]:
+            dots = products(tick.flow, i)
+            ahead[i] = sum((dot.flops for dot in dots), Fraction(0))
+            back[i] = sum((dot.flops * (dot.backward + again * dot.again) + dot.beyond for dot in dots), Fraction(0))
+            if again and tick.again is not None and i in tick.again.nodes:
+                back[i] += sum((dot.flops for dot in dots if tick.again.nodes[i] or dot.inside), Fraction(0))
+        last = tick.again is None
+        passes.append(({}, {i: f + ahead[i] for i, f in back.items()}) if last and again else (ahead, back))
+    if again:
+        chosen = [max((p[side] for p in passes), key=lambda found: sum(found.values())) for side in (0, 1)]
+    else:
+        chosen = [*max(passes, key=lambda pair: sum(pair[0].values()) + sum(pair[1].values()))]
+    total: dict[int, Fraction] = {}
+    for i, f in (item for side in chosen for item in side.items()):
+        total[i] = total.get(i, Fraction(0)) + f * n
+    return {i: f for i, f in total.items() if f}
+
+
+def parameter_bytes(flow: Flow, size: ItemSize, *, trained: bool = False) -> int:
+    """Bytes of the buffers a device has its part of; of trained weights alone."""
+    return int(sum(b.length * size(b.dtype) for b in buffers(flow, found(flow)) if b.trained or not trained))
+
+
+def state_elements(flow: Flow) -> int:
+    """Elements that a device has the optimizer's state of."""
+    return sum(b.state_length(dict(flow.plan.mesh)) for b in buffers(flow, found(flow)) if b.trained)
+
+
+def opened_bytes(flow: Flow, stages: Stages, k: int, size: ItemSize) -> float:
+    """Bytes of stage k's weights as its nodes read them, beside the buffers: XLA cuts each out of them."""
+    mesh = dict(flow.plan.mesh)
+    return sum(prod(local_shape(flow.graph.tensors[n].shape, flow.weights[n].layout, mesh)) * size(flow.graph.tensors[n].dtype) for n in stages.weights(k))

@@ -1,0 +1,103 @@
+"""The price of a plan with unequal pipeline stages (planner.unequal): time and memory of a device, as planner.evaluate has them of other plans.
+
+    step = (m + S - 1) * (longest forward pass + longest backward pass + handing on and back) + reductions + optimizer
+    peak = parameters + gradients (of a microbatch, and their sums) + optimizer state + what waits in the ring + the stage that needs most
+
+Of the ticks S - 1 are the bubble. A stage's forward pass cuts its weights out of the buffers they lie in, its backward pass does so again and puts their gradients
+together: copies of the stage's weights, in time and in memory. While the backward pass of a stage runs it keeps what a microbatch's passes need of it.
+"""
+
+from __future__ import annotations
+
+from costmodels.memory import Breakdown
+from planner import account, unequal_account
+from planner.base import Base
+from planner.evaluate import Cost, kept_tensors, passes
+from planner.flow import Flow
+from planner.kernels import kernel_times
+from planner.packing import buffers
+from planner.price import Pricer
+from planner.unequal import handed, rooms
+
+SLOTS = 4
+"""Buffers of what is handed on, beside the ring: what comes and goes, forward and backward."""
+
+
+def price(base: Base, flow: Flow, pricer: Pricer) -> Cost:
+    """Price of a derived flow."""
+    plan, stages, n = flow.plan, unequal_account.found(flow), unequal_account.ticks(flow)
+    work = unequal_account.of_stages(flow, pricer.itemsize)
+    known: dict[tuple[int, object], tuple[float, float]] = {}
+    ahead, back = list[_Pass](), list[_Pass]()
+    for k, tick in enumerate(work):
+        forward = backward = again = 0.0
+        for i in stages.nodes[k]:
+            key = base.shared[i], flow.split(i)
+            if key not in known:
+                known[key] = kernel_times(base, i, flow.split(i), pricer)
+            f, b = known[key]
+            forward, backward = forward + f, backward + b
+            again += f if tick.again is not None and tick.again.nodes.get(i) else 0.0
+        opened = pricer.kernel_s(0.0, 2 * unequal_account.opened_bytes(flow, stages, k, pricer.itemsize), pricer.recipe.compute)
+        if tick.again is None:
+            back.append(_Pass(forward + backward + 2 * opened, 0.0, tick.backward, pricer))
+        else:
+            ahead.append(_Pass(forward + opened, 0.0, tick.forward, pricer))
+            back.append(_Pass(again + backward + 2 * opened, again, tick.backward, pricer))
+    slowest = max(ahead, key=lambda p: p.seconds), max(back, key=lambda p: p.seconds)
+    kernels, replayed = sum(p.kernels_s for p in slowest), sum(p.again_s for p in slowest)
+    by_axes: dict[tuple[str, str], float] = {}
+    exposed = hidden = 0.0
+    outside = [*unequal_account.outside(flow, pricer.itemsize)]
+    for times, use in (*((n, u) for p in slowest for u in p.uses), *((1, u) for u in outside)):
+        seconds = times * pricer.use_s(use)
+        beside = seconds * pricer.runtime.overlap if use.phase == "gradient" else 0.0
+        exposed, hidden = exposed + seconds - beside, hidden + beside
+        label = use.kind, "+".join(use.axes)
+        by_axes[label] = by_axes.get(label, 0.0) + seconds - beside
+    compute, bubble, optimizer = plan.microbatches * kernels, (n - plan.microbatches) * kernels, _optimizer_s(flow, pricer)
+    flops = account.dot_flops(flow, again=False)
+    distinct = float(base.model_flops * plan.microbatches / (flops * plan.devices)) if flops else 1.0
+    assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
+    uses = account.collectives(flow, (), pricer.itemsize)
+    return Cost(compute + bubble + exposed + optimizer, compute, plan.microbatches * replayed, bubble, exposed + hidden, exposed, optimizer, flops,
+                memory(base, flow, pricer), account.traffic(uses, plan.order, dict(plan.mesh)), distinct, by_axes)  # fmt: skip
+
+
+class _Pass:
+    """One pass of one stage in a tick: seconds of kernels (those made again apart), and its collectives."""
+
+    def __init__(self, kernels_s: float, again_s: float, uses: tuple[account.Use, ...], pricer: Pricer) -> None:
+        self.kernels_s, self.again_s, self.uses = kernels_s, again_s, uses
+        self.seconds = kernels_s + sum(pricer.use_s(u) for u in uses)
+
+
+def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
+    """Seconds of the update, and of adding each microbatch's gradients to their sums."""
+    mesh = dict(flow.plan.mesh)
+    added = sum(b.state_length(mesh) if b.level == 2 else b.length for b in buffers(flow, unequal_account.found(flow)) if b.trained)
+    sums = pricer.sum_s(unequal_account.ticks(flow) * added * pricer.recipe.gradient_bytes)
+    return pricer.optimizer_s(unequal_account.state_elements(flow), ()) + sums
+
+
+def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
+    """Peak memory by part, in bytes of the recipe."""
+    plan, recipe, mesh, stages = flow.plan, pricer.recipe, dict(flow.plan.mesh), unequal_account.found(flow)
+    parameters = gradients = state = 0.0
+    for b in buffers(flow, stages):
+        parameters += b.length * (recipe.parameter_bytes if b.dtype.startswith(("float", "bfloat")) else pricer.itemsize(b.dtype))
+        if b.trained:
+            piece = b.state_length(mesh)
+            gradients += (b.length + (piece if b.level == 2 else b.length)) * recipe.gradient_bytes
+            state += piece * recipe.state_bytes
+    boundary = sum(rooms(handed(flow, stages)).values()) * pricer.itemsize("float32")
+    waiting = unequal_account.ticks(flow) if plan.schedule == "gpipe" else min(2 * plan.stages - 1, plan.microbatches + 1)
+    slack, own = 1 + pricer.runtime.memory_slack, dict[int, list[float]]()
+    kept, working = dict[int, float](), {p.i: p.work for p in passes(base, flow, pricer, {})}
+    for i, _, size in kept_tensors(base, flow, pricer):
+        kept[i] = kept.get(i, 0.0) + size
+    for k in range(stages.count):
+        opened = unequal_account.opened_bytes(flow, stages, k, pricer.itemsize)
+        own[k] = [sum(kept.get(i, 0.0) for i in stages.nodes[k]), max(working[base.shared[i]] for i in stages.nodes[k]) + opened]
+    held, work = max(own.values(), key=sum)
+    return Breakdown(int(parameters), int(gradients), int(state), int((waiting * boundary + held) * slack), int((work + SLOTS * boundary) * slack))

@@ -1,0 +1,167 @@
+"""Pipeline stages without a block in common: where graphs are cut, what such programs hold and send, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planner
+from planner.api import reopen
+from planner.base import Base
+from planner.errors import PlanError
+from planner.evaluate import derived
+from planner.model import Model, Workload
+from planner.pins import parse_pins
+from planner.unequal import Stages, _balanced, handed, places, rooms, stages_of
+from planner.verify import worker
+
+RESNET, UNET = "zoo:resnet-tiny", "zoo:unet-tiny"
+EAGER = str(Path(__file__).parents[1] / "benchmarks" / "eager.toml")
+
+
+def plan(source: str, pins: str, devices: int = 4, **options: Any) -> planner.Strategy:
+    return planner.plan(source, devices=devices, batch=16, pins=parse_pins(pins), baselines=False, hardware=EAGER, **options)
+
+
+def based(source: str) -> Base:
+    return Base.of(Model.open(source, Workload(kind="train", batch=16), 8).graph(1), training=True)
+
+
+@pytest.mark.parametrize(("source", "count"), [(RESNET, 2), (RESNET, 4), (UNET, 2), (UNET, 5)])
+def test_every_node_and_weight_has_one_stage_and_what_it_reads_reaches_it(source: str, count: int) -> None:
+    """At cuts spread over all places: nodes that a gradient passes run on one stage, and a stage has all that its nodes read, handed over or made there."""
+    base = based(source)
+    graph, where = base.graph, sorted(base.places)
+    starts = (0, *(where[len(where) * k // count] for k in range(1, count)))
+    stages = Stages(graph, base.grad, starts, graph.outputs[:1])
+    for k in range(count):
+        made = {o for i in stages.nodes[k] for o in graph.nodes[i].outputs}
+        has = made | {*stages.entering[k], *graph.inputs, *graph.constants, *stages.weights(k), ""}
+        assert all(n in has for i in stages.nodes[k] for n in graph.nodes[i].inputs) and {*stages.leaving(k)} <= has
+        assert {*stages.entering[k]} <= base.grad, "only what has a gradient is handed over"
+    runs = [i for own in stages.nodes for i in own if any(o in base.grad for o in graph.nodes[i].outputs)]
+    assert sorted(runs) == [i for i, n in enumerate(graph.nodes) if any(o in base.grad for o in n.outputs)]
+    held = [n for k in range(count) for n in stages.weights(k)]
+    assert sorted(held) == sorted(graph.weights)
+
+
+def test_long_skips_are_handed_through_the_stages_between() -> None:
+    """A UNet cut in three: what the first stage makes and the last reads is also given to the second, and counts at both boundaries."""
+    base = based(UNET)
+    where = sorted(base.places)
+    stages = Stages(base.graph, base.grad, (0, where[len(where) // 3], where[2 * len(where) // 3]), base.graph.outputs[:1])
+    through = {*stages.entering[1]} & {*stages.entering[2]}
+    assert through and all(base.graph.producer[n] < stages.starts[1] for n in through)
+    assert all(any(i >= stages.starts[2] for i, _ in base.graph.consumers[n]) for n in through)
+    over = base.places
+    for k in (1, 2):
+        assert over[stages.starts[k]] == sum(base.graph.tensors[n].elements for n in stages.entering[k])
+
+
+def test_a_weight_that_two_places_read_is_not_cut_between_them() -> None:
+    """A table read first and last leaves no place for a cut, two tied layers none between them."""
+    tied = Base.of(Model.open("zoo:gpt-tiny,layers=1,seq=32", Workload(kind="train", batch=8), 8).graph(1), training=True)
+    readers = {n: [i for i, _ in tied.graph.consumers[n]] for n in tied.graph.weights}
+    shared = {n: at for n, at in readers.items() if max(at) > min(at)}
+    assert shared and not any(min(at) < b <= max(at) for at in shared.values() for b in places(tied))
+
+
+def test_cuts_are_the_best_of_all() -> None:
+    """Dynamic programming against trying everything."""
+    from itertools import combinations
+
+    rng = np.random.default_rng(3)
+    for count in (2, 3, 4):
+        both = np.cumsum([0.0, *rng.random(9)])
+        twice = both + np.cumsum([0.0, *rng.random(9)])
+        where = [1, 2, 4, 5, 7, 8]
+        found = _balanced(where, both, twice, count)
+        assert found is not None
+
+        def longest(cut: tuple[int, ...], both: np.ndarray = both, twice: np.ndarray = twice) -> float:
+            ends = (0, *cut)
+            return max(*(twice[b] - twice[a] for a, b in zip(ends, ends[1:], strict=False)), both[-1] - both[cut[-1]])
+
+        best = min(longest(cut) for cut in combinations(where, count - 1))
+        assert found[0] == pytest.approx(best) == pytest.approx(longest(found[1]))
+
+
+def test_a_stage_holds_its_own_weights_alone() -> None:
+    """Parameters of the strategy name their stage, and what a device holds is the fullest stage's part, not the model."""
+    s = plan(RESNET, "pp=2,micro=4,dp=2,zero=0")
+    weights = [row for row in s.tensors.values() if "label" in row]
+    assert {row["stage"] for row in weights} == {0, 1} and len(s.techniques["cuts"]) == 1
+    sizes = [sum(int(np.prod(row["shape"])) for row in weights if row["stage"] == k) for k in (0, 1)]
+    held = s.costs["memory_breakdown_bytes"]["parameters"] / 2
+    assert max(sizes) <= held < sum(sizes)
+
+
+def test_a_boundary_is_as_wide_as_its_widest() -> None:
+    """What is sent in every tick is what the widest boundary needs."""
+    s = plan(UNET, "pp=4,micro=4,recompute=block", solver="recursive")
+    graph = reopen(s, UNET).graph(4)
+    flow, _ = derived(Base.of(graph, training=True), s.plan_for(graph))
+    stages = stages_of(flow)
+    assert stages is not None and stages.count == 4
+    rows = handed(flow, stages)
+    each = [sum(int(np.prod(h.shape)) for h in row) for row in rows]
+    assert not rows[0] and sum(rooms(rows).values()) >= max(each) > 0
+    sent = s.costs["communication_bytes_per_device"]["collective-permute"]["stage"]["payload"]
+    assert sent == 2 * (4 + 3) * 2 * sum(rooms(rows).values())
+
+
+@pytest.mark.parametrize(
+    ("source", "pins", "said"),
+    [
+        (RESNET, "pp=2,dp=2,micro=4,virtual=2", "no repeated blocks to make chunks of"),
+        (RESNET, "pp=2,dp=2,micro=4,recompute=none", "run their forward pass again"),
+        (RESNET, "pp=2,dp=2,micro=4,zero=3", "optimizer level is at most 2"),
+        ("zoo:resnet-tiny,blocks=1", "pp=32,micro=16", "is cut into 16 stages at most"),
+    ],
+)
+def test_what_is_not_built_is_refused(source: str, pins: str, said: str) -> None:
+    with pytest.raises(PlanError) as e:
+        plan(source, pins, devices=32 if "32" in pins else 4)
+    assert e.value.code == "P068" and said in str(e.value)
+
+
+def test_a_program_equals_the_unsharded_one_and_sends_what_was_counted() -> None:
+    """Weights packed, stages by lax.switch, optimizer state cut: loss, gradients, bytes, FLOPs and arguments."""
+    s = plan(RESNET, "pp=2,dp=2,micro=4,zero=2")
+    report = worker.verify(s, RESNET)
+    assert report.ok, str(report)
+    assert report.numbers is not None and report.numbers.gradients < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "pins"),
+    [
+        (RESNET, "pp=4,micro=8,schedule=gpipe"),
+        (RESNET, "pp=2,tp=2,micro=4,schedule=gpipe"),
+        (RESNET, "pp=2,dp=2,tp=2,micro=4,zero=1"),
+        (UNET, "pp=2,dp=2,micro=4"),
+        (UNET, "pp=4,micro=4"),
+    ],
+)
+def test_more_programs_equal_the_unsharded_ones(source: str, pins: str) -> None:
+    s = plan(source, pins, devices=8 if "dp=2,tp=2" in pins else 4)
+    report = worker.verify(s, source, timeout_s=1800)
+    assert report.ok, str(report)
+
+
+def test_models_of_blocks_keep_their_stages() -> None:
+    """Stages are cut only where no repeated block makes up a third of the products."""
+    for source in ("zoo:gpt-tiny,layers=4,seq=32", "zoo:t5-tiny", "zoo:mixtral-tiny,layers=4"):
+        assert based(source).dealt is not None and not based(source).places
+    assert based(RESNET).dealt is None and based("zoo:resnet50").dealt is None and based(UNET).dealt is None
+
+
+def test_frameworks_that_deal_blocks_get_no_cut_stages() -> None:
+    """Runtime profiles of frameworks price how those deal blocks."""
+    with pytest.raises(PlanError) as e:
+        plan(RESNET, "pp=2,dp=2,micro=4", runtime="megatron")
+    assert e.value.code == "P068"
