@@ -114,7 +114,7 @@ def planned(case: Case, graph: Graph, plan: Plan) -> dict[str, int]:
     """Predicted memory of a device by part, bytes."""
     from planner.verify.ahead import planned_memory
 
-    return planned_memory(graph, plan, case.compute, True, f"jax-{case.backend}", "adamw", unroll=True)
+    return planned_memory(graph, plan, case.compute, True, f"jax-{case.backend}", "adamw", unroll=True, kind=case.target.partition(":")[0])
 
 
 def again(row: dict[str, Any]) -> dict[str, Any]:

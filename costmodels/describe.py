@@ -27,7 +27,7 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
     rows += [("matmul.efficiency", ", ".join(f"{y:g} at {x:g} FLOPs" for x, y in points)), ("attention.efficiency", f"{device.attention_efficiency:g}"),
              ("memory.capacity", f"{show_bytes(device.memory_bytes)} ({device.memory_bytes} B)"), ("memory.context", show_bytes(device.context_bytes)),
              ("memory.bandwidth", _bandwidth(device.memory_bytes_per_s)), ("memory.efficiency", f"{device.memory_efficiency:g}"),
-             ("kernel.launch", _micro(device.launch_s))]  # fmt: skip
+             *([("memory.tile", "{} rows x {} lanes".format(*device.tile))] if device.tile else []), ("kernel.launch", _micro(device.launch_s))]  # fmt: skip
     for name, link in (("package", device.package), ("inner", device.inner), ("outer", device.outer)):
         if link:
             rows += _link(name, link, device.package_size)

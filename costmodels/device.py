@@ -68,7 +68,7 @@ _WIDER = {
     "float8_e4m3fn": ("bfloat16", "float16"), "int8": ("bfloat16", "float16"), "float16": ("bfloat16",), "bfloat16": ("float16",),
 }  # fmt: skip
 _KEYS: dict[str, set[str]] = {
-    "matmul": {"flops", "efficiency"}, "attention": {"efficiency"}, "memory": {"capacity", "context", "bandwidth", "efficiency"}, "kernel": {"launch"},
+    "matmul": {"flops", "efficiency"}, "attention": {"efficiency"}, "memory": {"capacity", "context", "bandwidth", "efficiency", "tile"}, "kernel": {"launch"},
     "inner": {"bandwidth", "efficiency", "latency", "kind", "all_reduce_bandwidth", "all_reduce_latency", "torus_dims", "torus_pod"},
     "outer": {"bandwidth", "efficiency", "latency"}, "package": {"size", "bandwidth", "efficiency", "latency"}, "host": {"bandwidth"},
     "power": {"device"}, "price": {"device"},
@@ -137,6 +137,8 @@ class Device:
     """"table.key" -> relative standard error of a measured figure."""
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Runtime profile -> fields of costmodels.runtime.Rates that were fitted to runs on this device."""
+    tile: tuple[int, int] | None = None
+    """Rows and lanes that arrays are stored in whole tiles of (costmodels.memory); None where they are packed."""
     file: str = ""
     """Where a device that does not ship was read from."""
 
@@ -219,6 +221,7 @@ def from_table(data: Mapping[str, Any], where: str) -> Device:
             _above_zero(price_usd_per_h(data["price"]["device"]), "price.device") if "price" in data else None,
             measured={str(k): str(v) for k, v in data.get("measured", {}).items()},
             uncertainty={str(k): fraction(v, f"uncertainty of {k}") for k, v in data.get("uncertainty", {}).items()}, rates=_rates(data.get("rates", {})),
+            tile=_tile(memory["tile"]) if "tile" in memory else None,
         )  # fmt: skip
     except KeyError as e:
         raise DeviceError(f"{where}: key {e.args[0]!r} is missing") from e
@@ -257,6 +260,11 @@ def _curve(table: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ..
         if not y0 <= y1 <= y0 * x1 / x0:
             raise ValueError(f"[matmul] efficiency {y0:g} -> {y1:g} between {x0:g} and {x1:g} FLOPs: it must rise, and no faster than the FLOPs do")
     return points, values
+
+
+def _tile(value: Any) -> tuple[int, int]:
+    rows, lanes = (count(n, "memory.tile") for n in value)
+    return rows, lanes
 
 
 def _link(table: Mapping[str, Any]) -> Link:

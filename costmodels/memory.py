@@ -1,17 +1,33 @@
 """What a device can hold, part by part.
 
     usable = capacity - context - collective buffers - reserve
+
+A TPU stores the last two dims of an array, as laid out, in whole tiles of 8 rows x 128 lanes. The compiler chooses which dims these are, and of most arrays finds
+some that fit; convolutions want batch and channels there, whatever their extents: 64 images of 64 channels take twice their bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from math import prod
 
 from costmodels.device import Device
 
 COLLECTIVE_BUFFERS_BYTES = 512 * 2**20
 """Staging buffers of the collectives library on a GPU with several devices: a guess in the range users report."""
 DEFAULT_RESERVE_BYTES = 2 * 2**30
+
+
+def tiled_image(shape: tuple[int, ...], tile: tuple[int, int]) -> int:
+    """Elements that an image [batch, channels, *extents] takes in whole tiles, batch in rows and channels in lanes or the other way round, whichever is less. Fewer
+    rows than a tile's take the next power of two."""
+    rows, lanes = tile
+
+    def stored(a: int, b: int) -> int:
+        return (-(-a // rows) * rows if a > rows else 1 << (a - 1).bit_length()) * -(-b // lanes) * lanes
+
+    batch, channels, *extents = shape
+    return min(stored(batch, channels), stored(channels, batch)) * prod(extents)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from planner.rule import PENDING, Rule, Split
 
 STRUCTURE = ("dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "still", "tail", "wires")
 """Derived parts of a Base that follow from the nodes and how they are wired, whatever the extents."""
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,12 @@ class Base:
     def passing(self) -> Passing:
         """See planner.moments.Passing."""
         return find_passing(self)
+
+    @cached_property
+    def images(self) -> frozenset[tuple[int, ...]]:
+        """Shapes of what convolutions read and make: [batch, channels, *extents]. What lies between them has the same."""
+        found = {(node.inputs[0], *node.outputs) for node in self.graph.nodes if node.op in CONVOLUTIONS}
+        return frozenset(self.graph.tensors[name].shape for names in found for name in names if name)
 
     @property
     def written_out(self) -> bool:

@@ -274,7 +274,7 @@ def kept_tensors(base: Base, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, 
         layout, tensor = flow.need[i, slot] if slot >= 0 else flow.source[name], graph.tensors[name]
         key = (tensor.shape, tensor.dtype, id(layout))
         if key not in sizes:
-            sizes[key] = prod(local_shape(tensor.shape, layout, mesh)) * pricer.itemsize(tensor.dtype)
+            sizes[key] = pricer.stored_bytes(local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images)
         yield i, name, sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer)
 
 
@@ -332,7 +332,8 @@ def passes(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]
     graph, mesh = base.graph, dict(flow.plan.mesh)
 
     def local(name: str, layout: Layout) -> float:
-        return prod(local_shape(graph.tensors[name].shape, layout, mesh)) * pricer.itemsize(graph.tensors[name].dtype)
+        tensor = graph.tensors[name]
+        return pricer.stored_bytes(local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images)
 
     for i, node in enumerate(graph.nodes):
         if base.shared[i] != i:

@@ -201,7 +201,8 @@ def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float
 
 
 def _bytes(base: Base, pricer: Pricer, name: str, shape: tuple[int, ...]) -> float:
-    return prod(shape) * pricer.itemsize(base.graph.tensors[name].dtype)
+    tensor = base.graph.tensors[name]
+    return pricer.stored_bytes(shape, tensor.dtype, tensor.shape in base.images)
 
 
 def _keys(base: Base, i: int, split: Split, pricer: Pricer) -> float:

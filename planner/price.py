@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from costmodels import collectives, compute
+from costmodels.memory import tiled_image
 from costmodels.precision import Recipe
 from costmodels.runtime import Rates, Runtime
 from planner.account import Use
@@ -100,6 +102,11 @@ class Pricer:
         if dtype == "int64":
             return 4
         return DTYPE_BYTES[dtype]
+
+    def stored_bytes(self, shape: tuple[int, ...], dtype: str, image: bool) -> float:
+        """Bytes that an array takes on the device. image: one that convolutions read or make (planner.base.Base.images), in whole tiles where the device has those."""
+        tile = self.topology.device.tile if image else None
+        return (tiled_image(shape, tile) if tile else prod(shape)) * self.itemsize(dtype)
 
     def sum_s(self, size_bytes: float) -> float:
         """Seconds to add a microbatch's gradients, so many bytes of a device, to the sums. Profiles of frameworks: nothing, their products add to the sums they write."""

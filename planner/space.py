@@ -225,6 +225,8 @@ class _Builder:
 
     def _bytes(self, name: str, layout: int) -> float:
         t = self.graph.tensors[name]
+        if self.pricer.topology.device.tile and t.shape in self.base.images:
+            return self.pricer.stored_bytes(local_shape(t.shape, self.atlas.layouts[layout], self.sizes), t.dtype, True)
         return self._local(t.shape, layout) * self.pricer.itemsize(t.dtype)
 
     def weight_costs(self, name: str, layout: int, twice: bool) -> np.ndarray:

@@ -20,7 +20,7 @@ from costmodels.collectives import KINDS, Span, collective_lines, collective_tim
 from costmodels.compute import attention_time_s, optimizer_time_s, roofline_time_s
 from costmodels.describe import as_json, describe, figures, origin, overview
 from costmodels.device import DEVICES, from_table
-from costmodels.memory import COLLECTIVE_BUFFERS_BYTES, Breakdown, capacity
+from costmodels.memory import COLLECTIVE_BUFFERS_BYTES, Breakdown, capacity, tiled_image
 from costmodels.precision import load_recipe, recipe_names
 from costmodels.units import UnitError, bandwidth_bytes_per_s, rate_flops_per_s, show_bytes, show_time, size_bytes, time_s
 
@@ -517,6 +517,22 @@ def test_capacity_parts_add_up(shipped: Device) -> None:
         assert c.collective_buffers == (COLLECTIVE_BUFFERS_BYTES if devices > 1 and shipped.kind == "gpu" else 0)
         assert 0.85 * c.capacity < c.usable < c.capacity == shipped.memory_bytes
     assert capacity(shipped, 8, 0).usable - capacity(shipped, 8, 10**9).usable == 10**9
+
+
+@pytest.mark.parametrize(("shape", "stored"), [
+    ((64, 64, 112, 112), 64 * 128 * 112**2), ((64, 256, 56, 56), 64 * 256 * 56**2), ((64, 3, 224, 224), 4 * 128 * 224**2), ((4, 512, 7, 7), 4 * 512 * 49),
+    ((9, 130, 5), min(16 * 256, 136 * 128) * 5), ((1, 1, 8), 128 * 8),
+])  # fmt: skip
+def test_images_take_whole_tiles(shape: tuple[int, ...], stored: int) -> None:
+    """The first three as libtpu 0.0.42 stores them: bf16[64,64,112,112]{1,0,3,2:T(8,128)(2,1)} in 205,520,896 B, [64,3,224,224]{0,1,3,2:T(4,128)(2,1)} in 51,380,224 B."""
+    assert tiled_image(shape, (8, 128)) == stored >= math.prod(shape)
+
+
+def test_tiles_are_read_and_checked() -> None:
+    assert all((load_device(name).tile == (8, 128)) == (load_device(name).kind == "tpu") for name in device_names())
+    table = tomllib.loads((DEVICES / "tpu-v5e.toml").read_text())
+    with pytest.raises(DeviceError, match="memory.tile"):
+        from_table({**table, "memory": {**table["memory"], "tile": [8, 0]}}, "here")
 
 
 def test_default_reserve_is_two_gib_or_a_small_share() -> None:

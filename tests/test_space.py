@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -27,8 +28,9 @@ from planner.topology import for_devices
 MODELS = [("zoo:gpt2-small,layers=3", 8), ("zoo:llama3-8b,layers=3,seq=512", 16), ("zoo:resnet50", 32)]
 
 
-def space_of(source: str, batch: int, devices: int = 8, model: int = 2, runtime: str = "jax-shard_map", fold: bool = True, atlas: Atlas | None = None) -> Space:
-    topology = for_devices("h100-sxm", devices)
+def space_of(source: str, batch: int, devices: int = 8, model: int = 2, runtime: str = "jax-shard_map", fold: bool = True, atlas: Atlas | None = None,
+             hardware: str = "h100-sxm") -> Space:  # fmt: skip
+    topology = for_devices(hardware, devices)
     mesh = next(m for m in meshes(topology) if [a.size for a in m.axes] == ([devices // model, model] if model > 1 else [devices]))
     pricer = Pricer(topology, mesh, RUNTIMES[runtime], load_recipe("bf16-mixed"), atlas or Atlas())
     base = Base.of(Model.open(source, Workload(batch=batch), devices).graph(1), training=True, fold=fold)
@@ -82,6 +84,21 @@ def test_usage_without_a_loop_is_the_peak_of_the_walk(source: str, batch: int, t
         assert above >= 0
         assert held + above == pytest.approx(cost.memory.total, rel=1e-6, abs=16)
         assert least_usage(space, techniques) <= cost.memory.total + 16
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_images_in_whole_tiles_cost_the_search_what_they_cost_the_plan(fold: bool) -> None:
+    """On a TPU a batch of 8 with 64 channels takes twice its bytes; programs without convolutions take what they take elsewhere."""
+    tpu, packed = (space_of("zoo:resnet50,blocks=2-1-1-1", 32, model=1, fold=fold, hardware=name) for name in ("tpu-v5e", "h100-sxm"))
+    choice = solve(assemble(tpu, Techniques(1), None), "dp", Budget()).choice
+    plan = plan_of(tpu, choice, Techniques(1))
+    cost, elsewhere = price_plan(tpu.base, plan, tpu.pricer)[0], price_plan(tpu.base, plan, replace(tpu.pricer, topology=packed.pricer.topology))[0]
+    assert sum(usage_of(tpu, Techniques(1), choice)) == pytest.approx(cost.memory.total, rel=1e-6, abs=16)
+    assert evaluate(assemble(tpu, Techniques(1), None), choice).cost / PICO == pytest.approx(cost.step_time_s, rel=1e-6)
+    assert (cost.memory.parameters, cost.memory.optimizer) == (elsewhere.memory.parameters, elsewhere.memory.optimizer)
+    assert 1.2 * elsewhere.memory.activations < cost.memory.activations < 2 * elsewhere.memory.activations
+    text = space_of("zoo:gpt2-small,layers=1", 8, hardware="tpu-v5e")
+    assert not text.base.images
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])

@@ -57,11 +57,11 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
         "matmul": {"flops": [float(f"{x:.6g}") for x, _ in figures.curve], "efficiency": [_share(y / peak, "products", base) for _, y in figures.curve]},
         "attention": {"efficiency": _share(min(1.0, figures.attention.value * figures.rate.value / peak), "attention", base)},
         "memory": {"capacity": _bytes(_capacity(measured, base)), "context": _bytes(base.context_bytes), "bandwidth": _rate(memory),
-                   "efficiency": _share(figures.memory.value / memory, "memory", base)},
+                   "efficiency": _share(figures.memory.value / memory, "memory", base), **({"tile": list(base.tile)} if base.tile else {})},
         "kernel": {"launch": _time(figures.launch.value)},
     }  # fmt: skip
     sources["memory.capacity"] = f"host memory / {measured.devices} devices" if host else "as the file of " + base.name
-    guessed["memory.context"] = f"as the file of {base.name}"
+    guessed |= {f"memory.{k}": f"as the file of {base.name}" for k in ("context", "tile") if k in out["memory"]}
     for link, found, shipped in (("inner", figures.inner, base.inner), ("outer", figures.outer, base.outer)):
         out[link], more, unsure = _link_table(link, found, shipped, base, host, figures.inner)
         errors |= more

@@ -137,14 +137,17 @@ def explain(predicted: Predicted, compiled: Compiled, rows: tuple[Figure, ...], 
     return tuple(lines)
 
 
-def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runtime: str, optimizer: str, *, unroll: bool = False) -> dict[str, int]:
-    """The planner's memory of a device by part, as its cost model has it, without the allowance for fragmentation. Bytes do not depend on the machine.
+def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runtime: str, optimizer: str, *, unroll: bool = False,
+                   kind: str = "cpu") -> dict[str, int]:  # fmt: skip
+    """The planner's memory of a device by part, as its cost model has it, without the allowance for fragmentation. Bytes depend on the machine by its tiles alone,
+    which all TPUs have in common. kind: of the target.
 
     unroll: priced as a program without a loop over its blocks, a few blocks at most: of many, compilers put off more gradients than one, and the
     price as a loop, which is the plan's own, is the nearer. Recomputed blocks and pipeline stages are priced as loops in any case.
     """
     from dataclasses import asdict, replace
 
+    from costmodels.device import load_device
     from costmodels.precision import load_recipe
     from costmodels.runtime import RUNTIMES
     from planner.base import Base
@@ -154,6 +157,7 @@ def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runti
     from planner.topology import for_devices
 
     topology = for_devices("cpu", plan.devices)
+    topology = replace(topology, device=replace(topology.device, tile=load_device("tpu-v5e").tile)) if kind == "tpu" else topology
     mesh = pinned_mesh(topology, dict(plan.mesh))
     recipe = load_recipe("bf16-mixed" if compute == "bfloat16" else "fp32", optimizer, training)
     pricer = Pricer(topology, mesh, replace(RUNTIMES[runtime], memory_slack=0.0), recipe)

@@ -268,7 +268,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     unroll, written = written_out(graph, plan)
     target = parse_target(request["target"], plan.devices)
     refuse_if_too_large(target, written, free_bytes())
-    memory = ahead.planned_memory(graph, plan, compute, kind == "train", str(strategy.workload["runtime"]), optimizer)
+    memory = ahead.planned_memory(graph, plan, compute, kind == "train", str(strategy.workload["runtime"]), optimizer, kind=target.kind)
     found = ahead.check(graph, plan, target, memory, workload=kind, backend=backend, optimizer=optimizer, compute=compute, unroll=unroll,
                         tolerance=request["tolerance"])  # fmt: skip
     how = f"from shapes, {'unrolled' if unroll else 'repeated blocks as loops'}, {compute}"
