@@ -15,12 +15,12 @@ LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from outside docs/, the raw outputs that the results link to, and the examples."""
+    """Add the pages from outside docs/, the raw outputs and quotations that pages link to, and the examples."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
-    for room, kind in (("benchmarks/results", "*.*"), ("examples", "*.py")):
+    for room, kind in (("benchmarks/results", "*.*"), ("examples", "*.py"), ("benchmarks", "peers.toml")):
         for path in sorted((ROOT / room).glob(kind)):
-            files.append(File.generated(config, f"{room.removeprefix('benchmarks/')}/{path.name}", abs_src_path=str(path)))
+            files.append(File.generated(config, path.relative_to(ROOT).as_posix().removeprefix("benchmarks/"), abs_src_path=str(path)))
     return files
 
 
