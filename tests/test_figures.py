@@ -22,7 +22,10 @@ PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) 
 FENCE = re.compile(r"^(?:<!-- illustration -->\n)?```.*?^```$", re.M | re.S)
 SCALE = {"%": 0.01, "us": 1e-6, "ms": 1e-3, "s": 1.0, "seconds": 1.0, "CPU-seconds": 1.0, "minutes": 60.0, "W": 1.0, "x": 1.0, "": 1.0}
 SCALE |= {f"{k}{b}": float(n**i) for i, k in enumerate("kMGTP", 1) for b, n in (("B", 1000), ("iB", 1024))} | {"KiB": 1024.0}
-FIGURE = re.compile(r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)(?: ?(%|[um]?s\b|CPU-seconds|seconds|minutes|[kMGTP]i?B\b|KiB|W\b)|(x)\b)|(?<![\w.,-])(?<!Python )(?<!MindSpore )(\d+\.\d+|\d(?:\.\d+)?e-\d+)(?![\w.]|\.\d)")
+FIGURE = re.compile(
+    r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)(?: ?(%|[um]?s\b|CPU-seconds|seconds|minutes|[kMGTP]i?B\b|KiB|W\b)|(x)\b)"
+    r"|(?<![\w.,-])(?<!Python )(?<!MindSpore )(\d+\.\d+|\d(?:\.\d+)?e-\d+)(?![\w.]|\.\d)"
+)
 NAMED = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)|`([\w./-]+\.(?:py|toml|txt|json|jsonl|md))`")
 
 
