@@ -72,6 +72,11 @@ class Limit:
         """Within the budget."""
         return self.value <= self.most
 
+    @property
+    def name(self) -> str:
+        """The figure in words; `what` is its key in the file."""
+        return self.what.replace("_", " ")
+
 
 @dataclass(frozen=True)
 class Report:
@@ -103,14 +108,15 @@ class Report:
     def verdict(self) -> str:
         """One sentence."""
         over = [x for x in self.limits if not x.ok]
+        why = f" ({'; '.join(self.causes)})" if self.causes else ""
         if "best" in self.reasons:
-            return f"no plan: {self.reasons['best']}"
+            reason = self.reasons["best"]
+            return (reason if reason.startswith("no plan") else f"no plan: {reason}") + why
         text = []
         for r in self.regressions:
             worst = max(c for c in (r.change(r.best) if r.beyond(r.best) else None, r.change(r.repriced) if r.beyond(r.repriced) else None) if c is not None)
             text.append(f"{r.what} {100 * worst:+.1f} %, {100 * (r.tolerance or 0):g} % allowed")
-        text += [f"{x.what} over its budget" for x in over]
-        why = f" ({'; '.join(self.causes)})" if self.causes else ""
+        text += [f"{x.name} over its budget" for x in over]
         if text:
             return "; ".join(text) + why + (": planning again cures it" if self.cured and not over else "")
         return ("within tolerance" if self.causes else "nothing changed") + why
@@ -143,7 +149,7 @@ def check(strategy: Strategy, source: str, *, tolerance: Mapping[str, float] | N
     same = model.sha256() == strategy.model["sha256"]
     reasons: dict[str, str] = {}
     repriced = _repriced(strategy, model, topology, reasons)
-    best, solver = _best(strategy, model, topology, reasons)
+    best = _best(strategy, model, topology, reasons)
     rows = []
     for what, unit in SHOWN.items():
         tables = (strategy.costs, repriced, best)
@@ -151,7 +157,12 @@ def check(strategy: Strategy, source: str, *, tolerance: Mapping[str, float] | N
         if what == "bubble" and not any(values):
             continue  # none of the plans has pipeline stages
         rows.append(Row(what, unit, values[0] or 0.0, values[1], values[2], allowed.get(what)))
-    causes = _causes(strategy, model, same, moved, rows, reasons, solver)
+    causes = _causes(strategy, model, same, moved, rows, reasons)
+    limit, needed = int(strategy.costs["memory_limit_bytes"]), int(repriced["memory_per_device_bytes"]) if repriced is not None else 0
+    if needed > limit:
+        from costmodels.units import show_bytes
+
+        causes.append(f"the recorded plan fits no more: {show_bytes(needed)} of {show_bytes(limit)}")
     limits = _limits(limits_wanted, strategy, best) if best is not None else ()
     return Report(model.name, baseline, tuple(rows), tuple(causes), limits, reasons)
 
@@ -176,20 +187,19 @@ def _repriced(strategy: Strategy, model: Model, topology: Topology, reasons: dic
         return None
 
 
-def _best(strategy: Strategy, model: Model, topology: Topology, reasons: dict[str, str]) -> tuple[Mapping[str, Any] | None, str]:
+def _best(strategy: Strategy, model: Model, topology: Topology, reasons: dict[str, str]) -> Mapping[str, Any] | None:
     from planner.reprice import replan
 
     try:
-        found = replan(strategy, model, topology)
+        return replan(strategy, model, topology).costs
     except PlanError as e:
         if e.exit_code != NO_PLAN:
             raise
         reasons["best"] = e.what
-        return None, ""
-    return found.costs, str(found.solver["name"])
+        return None
 
 
-def _causes(strategy: Strategy, model: Model, same: bool, moved: str, rows: list[Row], reasons: Mapping[str, str], solver: str) -> list[str]:
+def _causes(strategy: Strategy, model: Model, same: bool, moved: str, rows: list[Row], reasons: Mapping[str, str]) -> list[str]:
     """What differs from when the baseline was made, a phrase each, in the order model, machine, cost model, plan."""
     from planner.compose import COST_MODEL_VERSION
 
@@ -211,7 +221,7 @@ def _causes(strategy: Strategy, model: Model, same: bool, moved: str, rows: list
     if step.best is not None and step.repriced is not None and step.best < step.repriced * (1 - NOISE):
         out.append(f"a better plan exists: {100 * (step.best / step.repriced - 1):+.1f} % step")
     elif "repriced" in reasons:
-        out.append("the recorded decisions do not fit the model any more")
+        out.append("the recorded decisions are not possible on the model as it is")
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +92,8 @@ def test_decisions_that_do_not_carry_over_are_a_reason_not_an_error(strategy: St
 def test_nothing_fits_any_more_is_a_finding(strategy: Strategy) -> None:
     tight = replace(strategy, costs={**strategy.costs, "memory_limit_bytes": 200_000})
     report = check(tight, SPEC)
-    assert not report.ok and "best" in report.reasons and report.verdict.startswith("no plan")
+    assert not report.ok and "best" in report.reasons and report.verdict.startswith("no plan fits")
+    assert report.causes[-1].startswith("the recorded plan fits no more: ") and report.causes[-1] in report.verdict
     for name, render in FORMATS.items():
         assert "no plan" in render(report) or name == "json"
 
@@ -104,6 +106,10 @@ def test_the_baseline_is_never_rewritten_and_exit_codes(baseline: Path, capsys: 
     assert "FAILED" in capsys.readouterr().out
     assert main(["check", SPEC + ",layers=3", "--against", str(baseline), "--tolerance", "step=900%,memory=900%"]) == 0
     assert main(["check", "zoo:nothing", "--against", str(baseline)]) == 2
+    strategy = Strategy.load(baseline)
+    none = saved(replace(strategy, costs={**strategy.costs, "memory_limit_bytes": 20_000}))
+    assert main(["check", SPEC, "--against", str(none)]) == 3
+    assert "plan with more devices" in capsys.readouterr().out
     assert (baseline.read_bytes(), baseline.stat().st_mtime_ns) == before
 
 
@@ -115,12 +121,40 @@ def test_formats_escape_and_parse() -> None:
     data = json.loads(FORMATS["json"](FAILED))
     assert data["ok"] is False and data["figures"]["step"]["best_change"] == pytest.approx(0.2) and data["figures"]["memory"]["repriced"] is None
     root = ET.fromstring(FORMATS["junit"](FAILED))
-    assert root.attrib["failures"] == "2" and [c.attrib["name"] for c in root.iter("testcase") if c.find("failure") is not None] == ["step", "budget memory"]
+    assert root[0].attrib["failures"] == "2" and [c.attrib["name"] for c in root.iter("testcase") if c.find("failure") is not None] == ["step", "budget memory"]
     lines = FORMATS["github"](FAILED).splitlines()
     assert len(lines) == 2 and all(line.startswith("::error file=plans/x.json,title=plan check%3A ") for line in lines) and "50 %25 more" in lines[0]
     text = markdown(FAILED)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(ROWS) and len({line.count(" | ") for line in rows if "---" not in line}) == 1 and "&lt;b>" in text
+
+
+@given(st.text(), st.text(), st.lists(st.text(), max_size=2))
+def test_annotations_are_one_command_a_line_whatever_names_hold(model: str, baseline: str, causes: list[str]) -> None:
+    """As the runner reads them: a line is a command; properties end at the first `::` and are told apart by commas; %25, %0A, %0D, %3A and %2C stand for what they escape."""
+    report = replace(FAILED, model=model, baseline=baseline, causes=tuple(causes))
+    text = FORMATS["github"](report)
+    lines = text.split("\n")
+    assert len(lines) == 2 and "\r" not in text
+    for line in lines:
+        kind, properties, message = re.fullmatch(r"::(\w+) (.*?)::(.*)", line, re.S).groups()  # type: ignore[union-attr]
+        table = dict(p.split("=", 1) for p in properties.split(","))
+        assert kind == "error" and table.keys() == {"file", "title"}
+        for escaped, plain in (("%2C", ","), ("%3A", ":"), ("%0A", "\n"), ("%0D", "\r"), ("%25", "%")):
+            table = {k: v.replace(escaped, plain) for k, v in table.items()}
+            message = message.replace(escaped, plain) if escaped not in ("%2C", "%3A") else message
+        assert table["file"] == baseline and table["title"].startswith("plan check: ") and message.startswith(f"{model}: ")
+
+
+@given(st.text(), st.lists(st.text(), max_size=2))
+def test_junit_is_xml_of_the_shape_that_readers_know(model: str, causes: list[str]) -> None:
+    """testsuites > testsuite(name, tests, failures, errors) > testcase(name, classname) > failure(type, message), counted right; as Jenkins' schema has it."""
+    root = ET.fromstring(FORMATS["junit"](replace(FAILED, model=model, causes=tuple(causes))))
+    assert root.tag == "testsuites" and [x.tag for x in root] == ["testsuite"]
+    (suite,) = root
+    assert set(suite.attrib) == {"name", "tests", "failures", "errors"} and {c.tag for c in suite} == {"testcase"}
+    assert int(suite.attrib["tests"]) == len(suite) == 5 and int(suite.attrib["failures"]) == len(suite.findall("testcase/failure")) == 2
+    assert all(set(c.attrib) == {"name", "classname"} for c in suite) and all(set(f.attrib) == {"type", "message"} for f in suite.iter("failure"))
 
 
 def test_formats_all_name_the_verdict() -> None:
@@ -148,6 +182,7 @@ def test_budgets(tmp_path: Path, strategy: Strategy) -> None:
     assert read_budget(path, SPEC) == {"memory": 1000.0, "devices": 64.0, "step_time": 1.0}
     report = check(strategy, SPEC, budget=path)
     assert not report.ok and [x.ok for x in report.limits] == [False, True, True] and "memory over its budget" in report.verdict
+    assert "raise it in its file" in FORMATS["text"](report) and "if this is meant" not in FORMATS["text"](report)
     for bad in ("x = 1", '["zoo:*"]\nspeed = 1', '["zoo:*"]\nmemory = 5', '["zoo:*"]\ndevices = 0', "[[", '["other"]\ndevices = 1'):
         path.write_text(bad)
         with pytest.raises(PlanError, match="P065"):

@@ -6,12 +6,13 @@ import argparse
 import sys
 
 from planner.commands import console, files
+from planner.errors import NO_PLAN
 
 FINDING = 1
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 1 past tolerance or budget, or when nothing fits any more: for the gate that is a regression too."""
+    """Exit 1 past tolerance or budget, 3 when nothing fits any more."""
     from planner.api import choose
     from planner.check import check, tolerances
     from planner.report.check import FORMATS, text
@@ -21,4 +22,4 @@ def run(args: argparse.Namespace) -> int:
     report = check(files.load(args.against), args.model, tolerance=allowed, budget=args.budget, baseline=args.against)
     said = text(report, console.width(), console.colour(sys.stdout)) if args.format == "text" else FORMATS[args.format](report)
     console.data(said)
-    return 0 if report.ok else FINDING
+    return NO_PLAN if "best" in report.reasons else 0 if report.ok else FINDING

@@ -10,6 +10,7 @@ from xml.sax.saxutils import quoteattr
 
 from planner.report.diff import quantity
 from planner.report.words import Style, flops, hang, table, visible
+from planner.strategy import round_figures
 
 if TYPE_CHECKING:
     from planner.check import Limit, Report, Row
@@ -35,16 +36,35 @@ def _cells(row: Row, style: Style, wide: bool = True) -> list[str]:
 
 def _limit(x: Limit) -> str:
     said = quantity(x.value, x.unit), quantity(x.most, x.unit)
-    return f"budget {x.what}: {said[0]} of {said[1]}" + ("" if x.ok else " OVER")
+    return f"budget {x.name}: {said[0]} of {said[1]}" + ("" if x.ok else " OVER")
+
+
+def _sentence(row: Row) -> str:
+    """A judged figure where there is no table around it."""
+    def value(name: str, v: float | None) -> list[str]:
+        c = row.change(v)
+        return [] if v is None else [f"{name} {quantity(v, row.unit)}" + ("" if c is None else f" ({100 * c:+.1f} %)" if c else " (the same)")]
+
+    return f"{row.what}: {', '.join([f'recorded {quantity(row.recorded, row.unit)}', *value('re-priced', row.repriced), *value('best now', row.best)])}; " + (
+        f"{100 * (row.tolerance or 0):g} % more allowed")  # fmt: skip
+
+
+def _why(report: Report) -> str:
+    return f" ({'; '.join(report.causes)})" if report.causes else ""
 
 
 def _notes(report: Report) -> list[str]:
     """Causes, reasons and the next step, a sentence each."""
     out = [f"re-priced: not possible: {report.reasons['repriced']}"] if "repriced" in report.reasons else []
-    if not report.ok:
-        again = "the baseline is stale: plan again and commit the new one" if report.cured else "if this is meant, plan again and commit the new baseline"
-        out.append(again)
-    elif any((r.change(r.best) or 0.0) < -(r.tolerance or 1.0) for r in report.rows if r.tolerance is not None):
+    if report.cured:
+        out.append("the baseline is stale: plan again and commit the new one")
+    elif "best" in report.reasons:
+        out.append("plan with more devices or a smaller batch, and commit that, or keep the model as it was")
+    elif report.regressions:
+        out.append("if this is meant, plan again and commit the new baseline")
+    if any(not x.ok for x in report.limits):
+        out.append("the budget is absolute: planning again keeps it only with other options, or raise it in its file")
+    if report.ok and any((r.change(r.best) or 0.0) < -(r.tolerance or 1.0) for r in report.rows if r.tolerance is not None):
         out.append("better than recorded past the tolerance: plan again to keep the gain")
     return out
 
@@ -95,9 +115,8 @@ def github(report: Report) -> str:
     def command(kind: str, title: str, message: str) -> str:
         return f"::{kind} file={_property(report.baseline)},title={_property(title)}::{_escape(message)}"
 
-    lines = [command("error", f"plan check: {r.what}", f"{report.model}: {' '.join(c for c in _cells(r, Style()) if c)}. {report.verdict}")
-             for r in report.regressions]  # fmt: skip
-    lines += [command("error", f"plan check: budget {x.what}", f"{report.model}: {_limit(x)}") for x in report.limits if not x.ok]
+    lines = [command("error", f"plan check: {r.what}", f"{report.model}: {_sentence(r)}{_why(report)}") for r in report.regressions]
+    lines += [command("error", f"plan check: budget {x.name}", f"{report.model}: {_limit(x)}") for x in report.limits if not x.ok]
     if "best" in report.reasons:
         lines.append(command("error", "plan check: no plan", f"{report.model}: {report.verdict}"))
     return "\n".join(lines or [command("notice", "plan check", f"{report.model}: {report.verdict}")])
@@ -113,9 +132,12 @@ def _property(value: str) -> str:
 
 def as_json(report: Report) -> str:
     """Plain data."""
-    rows = {r.what: {"unit": r.unit, "recorded": r.recorded, "repriced": r.repriced, "best": r.best, "tolerance": r.tolerance,
-                     "repriced_change": r.change(r.repriced), "best_change": r.change(r.best)} for r in report.rows}  # fmt: skip
-    budget = {x.what: {"value": x.value, "most": x.most, "unit": x.unit, "ok": x.ok} for x in report.limits}
+    def figure(v: float | None) -> float | None:
+        return None if v is None else round_figures(v)
+
+    rows = {r.what: {"unit": r.unit, "recorded": r.recorded, "repriced": figure(r.repriced), "best": figure(r.best), "tolerance": r.tolerance,
+                     "repriced_change": figure(r.change(r.repriced)), "best_change": figure(r.change(r.best))} for r in report.rows}  # fmt: skip
+    budget = {x.what: {"value": figure(x.value), "most": x.most, "unit": x.unit, "ok": x.ok} for x in report.limits}
     data = {"ok": report.ok, "verdict": report.verdict, "model": report.model, "baseline": report.baseline, "causes": list(report.causes), "figures": rows,
             "budget": budget, "reasons": dict(report.reasons)}  # fmt: skip
     return json.dumps(data, indent=2, sort_keys=True)
@@ -124,14 +146,15 @@ def as_json(report: Report) -> str:
 def junit(report: Report) -> str:
     """A test suite: a case per judged figure and budget line, and one for there being a plan."""
     cases: list[tuple[str, str]] = [("plan exists", report.reasons.get("best", ""))]
-    cases += [(r.what, " ".join(c for c in _cells(r, Style()) if c) if r in report.regressions else "") for r in report.rows if r.tolerance is not None]
-    cases += [(f"budget {x.what}", "" if x.ok else _limit(x)) for x in report.limits]
+    cases += [(r.what, _sentence(r) + _why(report) if r in report.regressions else "") for r in report.rows if r.tolerance is not None]
+    cases += [(f"budget {x.name}", "" if x.ok else _limit(x)) for x in report.limits]
     failed = sum(1 for _, why in cases if why)
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f'<testsuite name={_xml("plan check " + report.model)} tests="{len(cases)}" failures="{failed}">']
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>",
+             f'  <testsuite name={_xml("plan check " + report.model)} tests="{len(cases)}" failures="{failed}" errors="0">']  # fmt: skip
     for name, why in cases:
-        head = f"  <testcase classname={_xml(report.model)} name={_xml(name)}"
-        lines.append(f"{head}><failure message={_xml(f'{why}. {report.verdict}')}/></testcase>" if why else f"{head}/>")
-    return "\n".join([*lines, "</testsuite>"])
+        head = f'    <testcase classname={_xml(report.model)} name={_xml(name)}'
+        lines.append(f'{head}><failure type="finding" message={_xml(why)}/></testcase>' if why else f"{head}/>")
+    return "\n".join([*lines, "  </testsuite>", "</testsuites>"])
 
 
 def _xml(value: str) -> str:
