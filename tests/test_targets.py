@@ -246,6 +246,30 @@ def test_passes_that_change_totals_are_named() -> None:
     assert not seen.settled["reduce-scatter", "data"] and len(seen.settled["all-reduce", "data"]) == 4
 
 
+def test_a_pass_that_makes_slices_plain_is_not_said_to_scatter(tmp_path: Path) -> None:
+    """The partitioner wrote the sum of which each device keeps a slice; the pass that drops a barrier in between sends nothing else, and one that sends twice does."""
+
+    def text(*lines: str) -> str:
+        body = "\n".join(f"  {line}" for line in ("%p = f32[16]{0} parameter(0)", "%id = u32[] partition-id()", *lines))
+        adding = "%sum (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  ROOT %b = f32[] parameter(1)\n}\n"
+        return f"HloModule m\n\n{adding}\nENTRY %main (p: f32[16]) -> f32[8] {{\n{body}\n}}\n"
+
+    def reduce(name: str, of: str) -> str:
+        return f"%{name} = f32[16]{{0}} all-reduce(%{of}), replica_groups={{{{0,4}},{{1,5}},{{2,6}},{{3,7}}}}, to_apply=%sum"
+
+    def cut(of: str) -> str:
+        return f"ROOT %s = f32[8]{{0}} dynamic-slice(%{of}, %id), dynamic_slice_sizes={{8}}"
+
+    stages = {"spmd-partitioning": text(reduce("r", "p"), "%bar = f32[16]{0} opt-barrier(%r)", cut("bar")), "barrier-expander": text(reduce("r.1", "p"), cut("r.1")),
+              "twice": text(reduce("r.1", "p"), reduce("again", "r.1"), cut("again"))}  # fmt: skip
+    for k, (name, dumped) in enumerate(stages.items()):
+        (tmp_path / f"module_0001.jit_step.{k:04}.some.after_{name}.before_next.txt").write_text(dumped)
+    seen = history(tmp_path, MESH, lambda text: lambda attributes: "", merge_ar_slice=True)
+    assert seen is not None
+    assert {k: n for k, n in totals(seen.first).items() if n} == {("reduce-scatter", "data"): 64}
+    assert {(c.by, c.kind): c.delta_bytes for c in seen.later} == {("twice", "all-reduce"): 64}
+
+
 def test_lines_about_collectives_add_up_or_say_so() -> None:
     uses = [Use("all-gather", ("data",), 112, 1, "optimizer", "w"), Use("reduce-scatter", ("data",), 100, 1, "gradient", "w"),
             Use("all-reduce", ("data",), 4, 1, "forward", "loss"), Use("all-reduce", ("model",), 64, 1, "forward", "h")]  # fmt: skip

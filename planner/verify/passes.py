@@ -95,9 +95,13 @@ def stages(folder: Path, placed: bool = False) -> Iterator[tuple[str, str]]:
 
 def history(folder: Path, mesh: MeshAxes, namer: Callable[[str], Callable[[str], str]], merge_ar_slice: bool = False) -> History | None:
     """Follow the collectives through the dumps of a folder; None where there are none. namer: text -> (attributes -> what an array serves);
-    merge_ar_slice: a jit program, whose collectives begin with the partitioner's result."""
+    merge_ar_slice: a jit program, whose collectives begin with the partitioner's result.
+
+    A sum of which slices are kept counts as scattered once the text shows the slices. A pass that only makes them plain (by inlining a call, say) sends nothing else:
+    what it changes is reckoned to the beginning.
+    """
     first: Pieces | None = None
-    before: Pieces = {}
+    before: tuple[str, Pieces] = "", {}
     settled: Pieces = {}
     lines: list[str] = []
     later: list[Change] = []
@@ -108,15 +112,26 @@ def history(folder: Path, mesh: MeshAxes, namer: Callable[[str], Callable[[str],
         lines = now
         try:
             after = pieces(text, mesh, namer(text), merge_ar_slice)
+            if first is None:
+                first, settled = dict(after), dict(after)
+            else:
+                a, b = totals(before[1]), totals(after)
+                changed = [key for key in sorted({*a, *b}) if a.get(key, 0) != b.get(key, 0)]
+                plainer = changed and merge_ar_slice and _sent(before[0], mesh) == _sent(text, mesh)
+                for key in changed:
+                    settled[key] = after.get(key, Counter())
+                    if plainer:
+                        first[key] = first.get(key, Counter()).copy()
+                        first[key].update(after.get(key, Counter()))
+                        first[key].subtract(before[1].get(key, Counter()))
+                    else:
+                        later.append(Change(name, *key, b.get(key, 0) - a.get(key, 0)))
         except (ValueError, KeyError):
             continue  # between passes a module may use forms that final programs do not have
-        if first is None:
-            first, settled = after, dict(after)
-        else:
-            a, b = totals(before), totals(after)
-            for key in sorted({*a, *b}):
-                if a.get(key, 0) != b.get(key, 0):
-                    later.append(Change(name, *key, b.get(key, 0) - a.get(key, 0)))
-                    settled[key] = after.get(key, Counter())
-        before = after
+        before = text, after
     return None if first is None else History(first, tuple(later), settled)
+
+
+def _sent(text: str, mesh: MeshAxes) -> dict[tuple[str, str], int]:
+    """Payload bytes by kind and axes, sums of which slices are kept as the sums that they are."""
+    return totals(pieces(text, mesh, lambda attributes: ""))
