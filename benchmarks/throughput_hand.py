@@ -2,7 +2,7 @@
 
 Two programs: `jit_loss` leaves collectives to the partitioner, held by constraints on what runs between blocks; `shard_map_loss` writes them out. Parameters go
 by the names and stacked shapes of the zoo's model, so that both start from the values that an emitted program starts from, and give its loss. Nothing is
-imported from the planner. x [B, S, D] runs between blocks, B over data, S over model; heads, the feed-forward's width and (in shard_map, padded) the vocabulary over model.
+imported from the planner. x [B, S, D] runs between blocks, B over data, S over model; heads, the feed-forward's width and the vocabulary, padded, over model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def blocks(x: Any, params: Arrays, block: Callable[[Any, Arrays], Any]) -> Any:
     return lax.scan(lambda x, w: (block(x, w), None), x, stacked)[0]
 
 
-def jit_loss(params: Arrays, batch: Arrays) -> Any:
+def jit_loss(params: Arrays, batch: Arrays, vocabulary: int) -> Any:
     """Mean loss; the partitioner places the collectives."""
 
     def between(x: Any) -> Any:
@@ -62,6 +62,7 @@ def jit_loss(params: Arrays, batch: Arrays) -> Any:
     ids, labels, table = batch["input_ids"], batch["labels"], params["transformer.wte.weight"]
     x = between(table[ids] + params["transformer.wpe.weight"][: ids.shape[1]])
     logits = norm(blocks(x, params, block), params, "transformer.ln_f") @ table.T
+    logits = jnp.where(jnp.arange(table.shape[0]) < vocabulary, logits, -jnp.inf)
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1))
 
 
@@ -104,7 +105,7 @@ def make_step(mesh: Mesh, specs: Mapping[str, Any], inputs: Mapping[str, Any], b
     """step(params, state, batch, count) -> (params, state, loss), compiled, in place. specs: cuts of parameters and of their two moments alike."""
 
     def step(params: Arrays, state: Arrays, batch: Arrays, count: Any) -> Any:
-        loss, grads = jax.value_and_grad(jit_loss if backend == "jit" else lambda p, b: shard_map_loss(p, b, vocabulary))(params, batch)
+        loss, grads = jax.value_and_grad(jit_loss if backend == "jit" else shard_map_loss)(params, batch, vocabulary)
         new = {k: update(p, grads[k], state[k][0], state[k][1], count) for k, p in params.items()}
         return {k: p for k, (p, _, _) in new.items()}, {k: (m, v) for k, (_, m, v) in new.items()}, loss
 

@@ -17,12 +17,12 @@ from typing import Literal
 
 import numpy as np
 
-from planner.emit.pieces import CONVOLUTIONS, LOOKUPS, by_piece, on_pieces, operand
+from planner.emit.pieces import CONVOLUTIONS, LOOKUPS, by_piece, full_shape, on_pieces, operand
 from planner.emit.replay import sharded
 from planner.emit.source import comment
 from planner.emit.text import counted, inlined, rule_cells, short_floats, small_literal, spec_text, wrapped
 from planner.errors import PlanError
-from planner.flow import Flow, derive
+from planner.flow import Flow, derive, stored_layout
 from planner.graph import Graph, Node
 from planner.layout import Axes, Layout, Step, group, local_shape, padded
 from planner.ops import OPERATORS, Call
@@ -51,6 +51,7 @@ class Body:
 
     arrays: `stem` and its number -> constant too long for a statement. held: (tensor, steps from its source) -> variable.
     given: (tensor, layout) -> variable bound from outside in any layout.
+    padded: tensor -> (variable, its shape), in jit programs, of a value that is cut unevenly.
     cast: (tensor, layout) -> variable of a precise value in the type the program computes in. repeats: names of the first repeat of a block ->
     what to call them in a function that stands for all. weights: weight -> expression of it as it is kept. tie: whether gathers wait for the
     operand beside them (unrolled programs).
@@ -72,6 +73,7 @@ class Body:
     parent: Body | None = None
     held: dict[tuple[str, Way], str] = field(default_factory=dict)
     given: dict[tuple[str, Layout], str] = field(default_factory=dict)
+    padded: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     cast: dict[tuple[str, Layout], str] = field(default_factory=dict)
     arguments: dict[str, None] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
@@ -152,6 +154,8 @@ class Body:
 
     def _nearest(self, tensor: str, way: Way) -> int | None:
         """Length of the longest beginning of the way that is at hand."""
+        if tensor in self.padded and (tensor, ()) not in self.held:
+            self.held[tensor, ()] = self._resized(*self.padded[tensor], self.flow.graph.tensors[tensor].shape)
         return next((end for end in range(len(way), -1, -1) if (tensor, way[:end]) in self.held), None)
 
     def _import(self, tensor: str, way: Way) -> None:
@@ -197,7 +201,48 @@ class Body:
             label = comment(self._spoken(tensor), 60)
             self.lines.append(f"{variable} = {f'gather_after({cause}, ' if cause else 'gather_weight('}{text}, {where})  # {label}")
             text = variable
+        elif self.backend == "jit" and self._kept(tensor):
+            return  # `_nearest` leaves the padding out
         self.held[tensor, ()] = text
+
+    def _kept(self, tensor: str) -> tuple[str, tuple[int, ...]] | None:
+        """(variable, its shape) of a padded value that is at hand, in jit programs."""
+        if tensor in self.padded or (tensor, ()) in self.held:
+            return self.padded.get(tensor)
+        if tensor in self.weights:
+            full = full_shape(self, tensor, stored_layout(self.flow.weights[tensor]))
+            if full != self.flow.graph.tensors[tensor].shape:
+                self.padded[tensor] = self.weights[tensor], full
+        elif tensor in self.made_in:
+            maker = self.made_in[tensor]
+            if kept := maker._kept(tensor):
+                self.padded[tensor] = kept
+                if kept[0] not in maker.results:
+                    maker.results.append(kept[0])
+        elif self.parent is not None and (kept := self.parent._kept(tensor)):
+            text, full = kept
+            variable = text if text.isidentifier() else self.parent._named(text)
+            self.parent.padded[tensor] = self.padded[tensor] = variable, full
+            self.arguments[variable] = None
+        return self.padded.get(tensor)
+
+    def _on_pieces(self, tensor: str, need: Layout, rounded: bool) -> str:
+        """Variable of an operand of a kernel of pieces, padded to be cut."""
+        shape, want = self.flow.graph.tensors[tensor].shape, full_shape(self, tensor, need)
+        kept = None if rounded else self._kept(tensor)
+        if kept and kept[1] == want:
+            return kept[0]
+        variable = (self.computed if rounded else self.value)(tensor, need)
+        return variable if want == shape else self._resized(variable, shape, want)
+
+    def _resized(self, text: str, shape: tuple[int, ...], want: tuple[int, ...]) -> str:
+        """A variable of a value that is padded, or cut back, to a shape."""
+        for d, (n, size) in enumerate(zip(shape, want, strict=True)):
+            if n != size:
+                text = self.step_text(text, Step("pad" if size > n else "unpad", (), dim=d, size=size))
+        variable = self.fresh()
+        self.lines.append(f"{variable} = {text}")
+        return variable
 
     def _named(self, text: str) -> str:
         """A variable for an expression, so that it can be an argument."""
@@ -266,13 +311,14 @@ class Body:
                 name = node.inputs[slot]
                 if name in graph.weights and self.tie:
                     self.cause = next((a for a, n in zip(args, node.inputs, strict=True) if a.isidentifier() and graph.tensors[n].is_float), "")
-                args[slot] = (self.computed if self._rounded(node, slot) else self.value)(name, needs[slot])  # type: ignore[arg-type]
+                rounded = self._rounded(node, slot)
+                args[slot] = self._on_pieces(name, needs[slot], rounded) if pieces else (self.computed if rounded else self.value)(name, needs[slot])  # type: ignore[arg-type]
         results = [rule.result(k, split, self.flow.plan.order) for k in range(len(live))]
         whole = self.backend == "jit"
         if whole and node.op in CONVOLUTIONS:
             self._restate(node, needs, args)
         local = lambda name, layout: graph.tensors[name].shape if whole and not pieces else local_shape(graph.tensors[name].shape, layout, self.mesh)  # noqa: E731
-        operands = [operand(self, index, k) if a else "" for k, a in enumerate(args)] if pieces else self._masked(node, rule, split, args)
+        operands = self._masked(node, rule, split, [operand(self, index, k) if a else "" for k, a in enumerate(args)] if pieces else args)
         call = Call(
             replace(node, attrs=short_floats(node.attrs)), rule, split, self.mesh, tuple(operands),
             tuple(local(n, need) if need is not None else () for n, need in zip(node.inputs, needs, strict=True)),
@@ -296,9 +342,13 @@ class Body:
         what = spoken if node.op in spoken.rpartition("/")[2] else f"{node.op} {spoken}"
         self.lines.append(f"{', '.join(names)} = {text}  # {comment(what, 88)} -> {comment(cells + pending, 120)}")
         for name, variable, layout in zip(live, names, results, strict=True):
-            self.bind(name, layout, variable)
+            full = full_shape(self, name, layout) if pieces else graph.tensors[name].shape
+            if full != graph.tensors[name].shape:
+                self.padded[name] = variable, full
+            else:
+                self.bind(name, layout, variable)
             if whole:
-                self._constrain(name, variable, layout if pieces else self.flow.source[name])
+                self._constrain(name, variable, layout if pieces else self.flow.source[name], full)
 
     def _with_bodies(self, call: Call) -> Call:
         """Write the functions of a node's bodies."""
@@ -347,9 +397,9 @@ class Body:
             if need is not None and need != self.flow.source[name]:
                 args[slot] = f"at({args[slot]}, {spec_text(need, self.flow.graph.tensors[name].shape, self.mesh)})"
 
-    def _constrain(self, tensor: str, variable: str, layout: Layout) -> None:
+    def _constrain(self, tensor: str, variable: str, layout: Layout, shape: tuple[int, ...]) -> None:
         """jit programs: state how the value is cut; where a plan has a collective, its result is named for checkpoint policies."""
-        spec = spec_text(layout, self.flow.graph.tensors[tensor].shape, self.mesh)
+        spec = spec_text(layout, shape, self.mesh)
         text = variable if spec == "P()" else f"at({variable}, {spec})"
         if self.name_collectives and tensor in self.flow.trees and any(s.forward for s in self.flow.trees[tensor].steps()):
             text = f'checkpoint_name({text}, "collective")'
@@ -358,7 +408,7 @@ class Body:
 
     def _masked(self, node: Node, rule: Rule, split: Split, args: list[str]) -> list[str]:
         """Zero the padding of operands that are summed over a padded factor."""
-        if node.op in OWN_MASKS | LOOKUPS or self.backend == "jit":
+        if node.op in OWN_MASKS | LOOKUPS:
             return args
         out = list(args)
         for slot, dims in enumerate(rule.operands):

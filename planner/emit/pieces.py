@@ -4,8 +4,10 @@
     sums       products whose result is a sum pending: it may sum whole where the plan scatters
     gradients  products whose weight's gradient is scattered over some of the axes it is pending over, along a dim that axes cut already: it would sum over all
     pieces     kernels that it would not divide, or divides wrongly: loops over rows sorted by data, kernels that send to their neighbours, images cut by rows
+    uneven     whatever reads or makes a value that axes do not divide evenly: the partitioner would keep it whole on every device
 
-Such a kernel is written as in a shard_map program. Sums pending in its result are taken in it, as every reader's way begins.
+Such a kernel is written as in a shard_map program. Sums pending in its result are taken in it, as every reader's way begins. Values cut unevenly are padded
+between such kernels, and weights between steps, as they are in a shard_map program; other readers get them without the padding.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from planner.emit.text import spec_text
 from planner.graph import Node
-from planner.layout import Axes, Layout, Step, group
+from planner.layout import Axes, Layout, Step, group, padded
 from planner.ops.base import axes_text
 
 if TYPE_CHECKING:
@@ -30,19 +32,27 @@ LOOKUPS = frozenset({"Gather", "GatherND"})
 
 
 def by_piece(body: Body, index: int) -> bool:
-    """Whether node `index` runs under shard_map (module docstring); only on several devices, and where its operands and result are cut evenly."""
+    """Whether node `index` runs under shard_map (module docstring); only on several devices, and where no operand is a sum pending, which a jit program has nowhere."""
     node, rule, split = body.flow.graph.nodes[index], body.flow.rules[index], body.flow.split(index)
-    if prod(body.mesh.values()) == 1:
+    needs = [body.flow.need.get((index, k)) for k in range(len(node.inputs))]
+    if prod(body.mesh.values()) == 1 or any(need is not None and need.partial for need in needs):
         return False
     if node.op in BY_PIECE or _exchanges(body, index):
-        wanted = True
-    elif node.op in LOOKUPS:
-        wanted = bool(split.pairs)
-    elif rule.flops and not node.bodies and sum(map(bool, node.outputs)) == 1:
-        wanted = bool(rule.result(0, split, body.flow.plan.order).partial) or any(_scattered(body, index, k, within=True) for k in range(len(node.inputs)))
-    else:
-        wanted = False
-    return wanted and _even(body, index)
+        return True
+    if node.op in LOOKUPS and split.pairs:
+        return True
+    if node.bodies or sum(map(bool, node.outputs)) != 1:
+        return False
+    result = rule.result(0, split, body.flow.plan.order)
+    if rule.flops and (result.partial or any(_scattered(body, index, k, within=True) for k in range(len(node.inputs)))):
+        return True
+    layouts = [(n, need) for n, need in zip(node.inputs, needs, strict=True) if n and need is not None]
+    return any(full_shape(body, n, layout) != body.flow.graph.tensors[n].shape for n, layout in [*layouts, (next(filter(None, node.outputs)), result)])
+
+
+def full_shape(body: Body, tensor: str, layout: Layout) -> tuple[int, ...]:
+    """Shape of a tensor whose dims are padded up to what their axes divide evenly."""
+    return tuple(padded(n, axes, body.mesh) for n, axes in zip(body.flow.graph.tensors[tensor].shape, layout.dims, strict=True))
 
 
 def operand(body: Body, index: int, slot: int) -> str:
@@ -97,13 +107,3 @@ def _exchanges(body: Body, index: int) -> bool:
     rule, split, node = body.flow.rules[index], body.flow.split(index), body.flow.graph.nodes[index]
     sends = any(i.kind == "collective-permute" and i.axes(split, body.flow.plan.order) for i in rule.inner)
     return sends or (node.op in CONVOLUTIONS and any(split.axes(f) for f in rule.spatial))
-
-
-def _even(body: Body, index: int) -> bool:
-    """Whether a node's operands and result are cut evenly, and no operand is a sum pending, which a jit program has nowhere."""
-    graph, node, rule, split = body.flow.graph, body.flow.graph.nodes[index], body.flow.rules[index], body.flow.split(index)
-    layouts = [(n, body.flow.need[index, k]) for k, n in enumerate(node.inputs) if n]
-    layouts += [(o, rule.result(k, split, body.flow.plan.order)) for k, o in enumerate(node.outputs)]
-    if any(layout.partial for _, layout in layouts[: sum(map(bool, node.inputs))]):
-        return False
-    return all(n % group(axes, body.mesh) == 0 for name, layout in layouts for n, axes in zip(graph.tensors[name].shape, layout.dims, strict=True))

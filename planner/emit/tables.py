@@ -10,9 +10,9 @@ from planner.emit.runs import Run
 from planner.emit.source import comment, literal
 from planner.emit.text import spec_text
 from planner.emit.writer import Parameter, Writer
-from planner.flow import cut_layout, stored_layout
+from planner.flow import WeightPlan, cut_layout, stored_layout
 from planner.graph import FLOATS, Graph
-from planner.layout import STAGE, Layout
+from planner.layout import STAGE, Layout, group, padded
 from planner.ops.base import tuple_text
 
 INTEGERS = {"int64": "int32", "uint64": "uint32"}
@@ -151,7 +151,7 @@ def parameter_table(w: Writer, name: str, what: str, parameters: list[Parameter]
             shape, layout = _stacked(w, p, shape, layout)
         repeats = len(p.tensors) if p.stacked else 0
         dtype = _kind(graph.tensors[p.tensors[0]].dtype)
-        rows.append(f'    {literal(p.key)}: ({shape}, "{dtype}", {repeats}, {initial_mean(graph, p.tensors[0])}, {spec_text(layout, *_even(w, shape))}),')
+        rows.append(f'    {literal(p.key)}: ({shape}, "{dtype}", {repeats}, {initial_mean(graph, p.tensors[0])}, {spec_text(layout)}),')
     return "\n".join([*rows, "}", ""]) if parameters else f"{name} = {{}}\n"
 
 
@@ -184,6 +184,12 @@ def initial_mean(graph: Graph, tensor: str) -> float:
     return 0.0
 
 
+def _finer(w: Writer, plan: WeightPlan, shape: tuple[int, ...]) -> Layout:
+    """How a jit program cuts optimizer state: as the plan has it where this divides what the weight is padded to, else like the weight."""
+    kept, finer, mesh = stored_layout(plan), cut_layout(plan), dict(w.flow.plan.mesh)
+    return finer if padded(shape[plan.dim], kept.dims[plan.dim], mesh) % group(finer.dims[plan.dim], mesh) == 0 else kept
+
+
 def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
     """GRADIENTS; for shard_map programs with microbatches also what is scattered and gathered in each."""
     rows = []
@@ -192,15 +198,15 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         cut = plan.zero > 0 and plan.dim >= 0
         scatter = plan.axes if cut and plan.zero < 3 else ()
         rest = tuple(a for a in plan.fan if not (cut and a in plan.axes))
-        layout = cut_layout(plan) if cut else plan.layout
         shape = w.flow.graph.tensors[p.tensors[0]].shape
+        layout = (cut_layout(plan) if w.backend == "shard_map" else _finer(w, plan, shape)) if cut else plan.layout
         before = p.stacked + (w.chunks(p) > 1)  # dims of the repeats
         shape, layout = _stacked(w, p, shape, layout) if p.stacked else (shape, layout)
         over = (STAGE,) if w.pipeline and not w.staged(p) else ()  # every stage holds it and adds to its gradient
         rest = (*over, *rest)
         pending = tuple_text(rest if plan.zero == 3 else (*over, *plan.fan))
         ways = f"{pending}, {tuple_text(rest)}, {tuple_text(scatter)}, {plan.dim + before if scatter else 0}, " if w.backend == "shard_map" else ""
-        rows.append(f"    {literal(p.key)}: ({ways}{spec_text(layout, *_even(w, shape))}{'' if ways else ','}),")
+        rows.append(f"    {literal(p.key)}: ({ways}{spec_text(layout)}{'' if ways else ','}),")
     what = "axes its gradient is pending over, of these: summed over, scattered over; the dim scattered; " if w.backend == "shard_map" else ""
     text = "\n".join([f"# parameter -> ({what}how its gradient and its optimizer state are cut)", "GRADIENTS = {", *rows, "}", ""])
     if w.backend == "shard_map" and w.flow.plan.microbatches > 1:

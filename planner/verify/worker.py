@@ -154,7 +154,7 @@ def figures(graph: Graph, plan: Plan, compiled: Compiled, workload: str, backend
     for key in sorted({*predicted.traffic, *found}):
         rows.append(Figure(f"{key[0]} over {key[1]}", predicted.traffic.get(key, 0), found.get(key, 0), judged=exact, note=placed))
     rows.append(Figure("dot FLOPs", predicted.flops, dot_flops(compiled.text), "FLOPs", exact, placed))
-    note = "" if exact else "jit keeps uneven pieces whole"
+    note = "" if exact else "placed by the compiler"
     rows.append(Figure("argument bytes", predicted.argument_bytes, compiled.argument_bytes, judged=exact, note=note))
     rows.append(Figure("output bytes", predicted.output_bytes, entry_bytes(compiled.text)[1], judged=exact, note=note))
     rows.append(Figure("temporaries", None, compiled.temporary_bytes, judged=False, note="CPU, not representative"))
