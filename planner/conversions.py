@@ -9,7 +9,7 @@ primes: which axes divide a payload is read off its prime factors. `Conversions`
 and prices a table of pairs for a tensor of a given size with a few array operations.
 
 Neither the dims that both layouts leave whole nor the names of axes make a difference, and on evenly cut tensors nor does an axis that keeps its place: it only
-divides what moves. Pairs that are alike up to those (`_difference`, where something is padded `_form`) share a derivation.
+divides what moves. Pairs that are alike up to those (`planner.differences`, where something is padded `_form`) share a derivation.
 
 Where a layout pads a dim, the way depends on three facts per dim: whether both layouts pad it to the same extent, and whether each leaves it as it is. What
 moves is then a product over dims of the extent padded for one or the other layout, divided by the same axes: one derivation a pair and set of facts.
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.differences import Differences, Rows
 from planner.layout import Axes, Layout, Step, convert, group, padded
 
 if TYPE_CHECKING:
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 Move = tuple[str, Axes, Axes, bool]
 """Collective, its axes, the axes whose sizes divide its payload, and whether it belongs to the backward pass."""
-
-
-Pair = tuple[tuple, tuple[Axes, ...], Axes, Axes]
-"""What two layouts differ in: rows with axes by number, in order of first appearance; the rows (per dim old and new axes, then partial and fan axes of the
-one, and of the other); their axes; and the axes that cut both alike."""
 
 
 class Atlas:
@@ -72,9 +68,11 @@ class Atlas:
             self._plain[number] = self.number(Layout(layout.dims, layout.partial))
         return self._plain[number]
 
-    def moves(self, pair: Pair) -> list[Move] | None:
-        """Collectives of a pair of layouts of evenly cut tensors, None where there is no way."""
-        number, rows, axes, stay = pair
+    def moves(self, rows: Rows, stay: Axes) -> list[Move] | None:
+        """Collectives of a pair of layouts of evenly cut tensors, None where there is no way. stay: axes that cut both alike."""
+        number: dict[str, int] = {}
+        form = tuple([tuple([number.setdefault(a, len(number)) for a in row]) for row in rows])
+        axes = tuple(number)
 
         def derive() -> list[tuple] | None:
             dims, (partial, fan, to_partial, to_fan) = rows[:-4], rows[-4:]
@@ -89,7 +87,7 @@ class Atlas:
                 if kind
             ]  # fmt: skip
 
-        found = self.derived(number, axes, derive)
+        found = self.derived(form, axes, derive)
         return None if found is None else [(kind, over, (*cut, *stay), back) for kind, over, cut, back in found]
 
     def derived(self, key: tuple, axes: Axes, derive: Callable[[], list[tuple] | None]) -> list[Any] | None:
@@ -110,35 +108,12 @@ def _form(source: Layout, target: Layout, order: Axes) -> tuple[tuple, Axes]:
     return tuple([tuple([number[a] for a in row]) for row in rows]), axes
 
 
-def _difference(source: Layout, target: Layout) -> Pair:
-    """What two layouts of an evenly cut tensor differ in: axes that keep their place in it have no part in a move but that they divide what moves."""
-    rows: list[Axes] = []
-    stay: list[str] = []
-    for old, new in zip(source.dims, target.dims, strict=True):
-        if old == new:
-            stay += old
-            continue
-        same = 0
-        for a, b in zip(old, new, strict=False):
-            if a != b:
-                break
-            same += 1
-        stay += old[:same]
-        rows += old[same:], new[same:]
-    for old, new in ((source.partial, target.partial), (source.fan, target.fan)):
-        both = [a for a in old if a in new] if old and new else ()
-        rows += (tuple([a for a in old if a not in both]), tuple([a for a in new if a not in both])) if both else (old, new)
-    rows[-3], rows[-2] = rows[-2], rows[-3]
-    number: dict[str, int] = {}
-    form = tuple([tuple([number.setdefault(a, len(number)) for a in row]) for row in rows])
-    return form, tuple(rows), tuple(number), tuple(sorted(stay))
-
-
 class Pairs:
     """The moves of pairs of layouts, in flat arrays that grow: the same for every mesh of the same axes."""
 
     def __init__(self, atlas: Atlas, order: Axes) -> None:
         self.atlas, self.order = atlas, order
+        self.differences = Differences(atlas.layouts)
         self._index: dict[tuple[int, int], int] = {}
         self._forms: dict[tuple, int] = {}
         self._grids: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
@@ -180,12 +155,11 @@ class Pairs:
         return grid
 
     def _pair(self, a: int, b: int) -> int:
-        pair = _difference(self.atlas.layouts[a], self.atlas.layouts[b])
-        form = pair[1], pair[3]
-        k = self._forms.get(form)
+        difference = self.differences.between(a, b)
+        k = self._forms.get(difference)
         if k is None:
-            k = self._forms[form] = len(self._forms)
-            moves = self.atlas.moves(pair)
+            k = self._forms[difference] = len(self._forms)
+            moves = self.atlas.moves(*self.differences.rows(difference))
             self.impossible.append(moves is None)
             for kind, axes, cut, backward in moves or ():
                 self.pair.append(k)
