@@ -187,7 +187,7 @@ def differing(flow: Flow) -> frozenset[str]:
     """Tensors that microbatches do not share: those that depend on an input of the graph, or on a weight gathered in each microbatch."""
     found = set(flow.graph.inputs) | {n for n in flow.weights if sharded(flow, n)}
     for node in flow.graph.nodes:
-        if any(n in found for n in node.inputs):
+        if not found.isdisjoint(node.inputs):
             found.update(o for o in node.outputs if o)
     return frozenset(found)
 

@@ -107,7 +107,7 @@ class Base:
         moving, made = set(self.graph.inputs), set(self.graph.weights)
         for i, node in enumerate(self.graph.nodes):
             outputs = [o for o in node.outputs if o]
-            if any(n in moving for n in node.inputs):
+            if not moving.isdisjoint(node.inputs):
                 moving.update(outputs)
             if i not in self.repeated:
                 made.update(outputs)

@@ -11,7 +11,7 @@ Found from the distances between equal signatures, so the cost is linear in node
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ from planner.graph import Graph, Node
 MIN_REPEATS = 2
 MIN_SAVED = 6  # nodes; folding less is not worth a function of its own
 MAX_PERIODS = 12
+UNMADE = -1, 0
 
 
 def signature(node: Node, graph: Graph, trained: frozenset[str]) -> tuple:
@@ -43,7 +44,7 @@ def downstream(graph: Graph) -> frozenset[str]:
     """Trainable weights and everything made from them."""
     found = set(graph.trainable)
     for node in graph.nodes:
-        if any(n in found for n in node.inputs):
+        if not found.isdisjoint(node.inputs):
             found.update(o for o in node.outputs if o)
     return frozenset(found)
 
@@ -59,9 +60,10 @@ def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
         places.setdefault(k, []).append(i)
     gaps = Counter(b - a for at in places.values() for a, b in pairwise(at))
     candidates = [p for p, _ in sorted(gaps.items(), key=lambda g: (-g[0] * g[1], g[0]))[:MAX_PERIODS]]
+    made = {o: (i, k) for i, node in enumerate(nodes) for k, o in enumerate(node.outputs) if o}
     found: list[tuple[int, int, int, int]] = []
     for p in candidates:
-        match = [_wired(graph, i, i + p) if i + p < len(nodes) and kind[i] == kind[i + p] else None for i in range(len(nodes))]
+        match = [_wired(graph, made, i, i + p) if a == b else None for i, (a, b) in enumerate(zip(kind, kind[p:], strict=False))]
         for start, end in _stretches(match, p):
             repeats = (end - start) // p + 1
             if repeats >= MIN_REPEATS and p * (repeats - 1) >= MIN_SAVED:
@@ -118,25 +120,28 @@ def _runnable(match: list[_Match], begin: int, p: int) -> list[tuple[int, int]]:
     return found
 
 
-def _wired(graph: Graph, i: int, j: int) -> _Match | None:
-    """How the operands of nodes i and j correspond; None when they are of different kinds."""
+NEAR = _Match()
+
+
+def _wired(graph: Graph, made: Mapping[str, tuple[int, int]], i: int, j: int) -> _Match | None:
+    """How the operands of nodes i and j correspond; None when they are of different kinds. made: tensor -> the node that makes it, and which of its results."""
     elsewhere, shared = [], -1
     for a, b in zip(graph.nodes[i].inputs, graph.nodes[j].inputs, strict=True):
         if a == b:  # the same outside value, the same constant, or both absent
-            shared = max(shared, graph.producer.get(a, -1))
+            shared = max(shared, made.get(a, UNMADE)[0])
             continue
-        made_a, made_b = graph.producer.get(a), graph.producer.get(b)
         if a in graph.constants or (a in graph.weights and b in graph.weights):
             continue  # equal constants by signature; a weight each
-        if made_b is None:
+        by_a, by_b = made.get(a), made.get(b)
+        if by_b is None:
             return None
-        if made_a is None:
+        if by_a is None:
             if a not in graph.inputs:
                 return None
             elsewhere.append(-1)
-        elif i - made_a != j - made_b or graph.nodes[made_a].outputs.index(a) != graph.nodes[made_b].outputs.index(b):
-            elsewhere.append(made_a)
-    return _Match(tuple(elsewhere), shared)
+        elif i - by_a[0] != j - by_b[0] or by_a[1] != by_b[1]:
+            elsewhere.append(by_a[0])
+    return _Match(tuple(elsewhere), shared) if elsewhere or shared >= 0 else NEAR
 
 
 def classes(graph: Graph, runs: Sequence[tuple[int, int, int]]) -> list[int]:

@@ -114,11 +114,11 @@ def gradient_tensors(graph: Graph) -> frozenset[str]:
     """Tensors through which a gradient flows: downstream of a trainable weight and upstream of the (scalar, first) output."""
     down = set(graph.trainable)
     for node in graph.nodes:
-        if node.op not in NO_GRADIENT and any(n in down for n in node.inputs):
+        if node.op not in NO_GRADIENT and not down.isdisjoint(node.inputs):
             down.update(o for o in node.outputs if o and graph.tensors[o].is_float)
     up = set(graph.outputs[:1])
     for node in reversed(graph.nodes):
-        if any(o in up and o in down for o in node.outputs):
+        if not up.isdisjoint(node.outputs) and any(o in up and o in down for o in node.outputs):
             up.update(n for n in node.inputs if n)
     return frozenset(down & up)
 

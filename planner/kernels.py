@@ -237,15 +237,14 @@ def find_savers(base: Base) -> dict[tuple[int, int], str]:
         return charged
     for i, node in enumerate(graph.nodes):
         operator = OPERATORS.get(node.op)
-        if operator is None or not any(o in base.grad for o in node.outputs):
+        if operator is None or base.grad.isdisjoint(node.outputs):
             continue
-        words = operator.saves.split()
         for slot in sorted(reads(node, base.grad).slots):
             name = node.inputs[slot]
             if name not in graph.weights and name not in graph.constants and name not in seen:
                 seen.add(name)
                 charged[i, slot] = name
-        if "out" in words:
+        if "out" in operator.saves.split():
             for k, name in enumerate(o for o in node.outputs if o):
                 if name not in seen:
                     seen.add(name)

@@ -43,7 +43,7 @@ def reads(node: Node, grad: frozenset[str]) -> Reads:
     """What the gradients of a node's operands in `grad` need."""
     used = [i for i, n in enumerate(node.inputs) if n]
     hot = {i for i in used if node.inputs[i] in grad}
-    if not hot or not any(o in grad for o in node.outputs):
+    if not hot or grad.isdisjoint(node.outputs):
         return Reads()
     if node.op in BILINEAR:
         return Reads(frozenset(i for i in used if hot - {i}))
