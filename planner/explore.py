@@ -259,9 +259,13 @@ class Explorer:
         """The space of a leaf's microbatches, of what may be in a better plan. Nodes are numbered alike only in graphs that were derived from one another."""
         first, key = self._first[leaf.mesh], (leaf.mesh, leaf.micro)
         if key not in self._spaces:
-            base, among = self.search.base(leaf.micro), self._relaxed[leaf.mesh].splits if self.search.request.pins.empty else None
-            alike = first is not None and base is not None and base.shared is first.base.shared
-            self._spaces[key] = self.search.space(self.meshes[leaf.mesh], leaf.micro, self.allowed, self.pinned, among if alike else None)
+            mesh, base, allowed = self.meshes[leaf.mesh], self.search.base(leaf.micro), self.allowed
+            among = self._relaxed[leaf.mesh].splits if self.search.request.pins.empty else None
+            if first is None or base is None or base.shared is not first.base.shared:
+                among = None
+            if among is None and base is not None and allowed is not None and not self.pinned:  # of a baseline nothing else is asked for
+                among, allowed = allowed(base, Mesh(mesh.inner)), None
+            self._spaces[key] = self.search.space(mesh, leaf.micro, allowed, self.pinned, among)
         return self._spaces[key]
 
     def _raise(self, leaf: Leaf) -> float | None:
