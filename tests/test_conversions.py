@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,9 +18,9 @@ from planner.price import Pricer
 SIZES = {"data": 4, "model": 2}
 
 
-def pricer() -> Pricer:
-    request = make_request(devices=8, hardware=None, topology=None)
-    return Pricer(request.topology, pinned_mesh(request.topology, SIZES), request.runtime, request.recipe)
+def pricer(sizes: dict[str, int] = SIZES) -> Pricer:
+    request = make_request(devices=prod(sizes.values()), hardware=None, topology=None)
+    return Pricer(request.topology, pinned_mesh(request.topology, sizes), request.runtime, request.recipe)
 
 
 PRICER = pricer()
@@ -63,3 +65,43 @@ def test_shapes_that_pad_alike_share_their_way(monkeypatch: pytest.MonkeyPatch) 
     for channels in range(8, 8 * 40, 8):
         fresh.conversions.table((channels, 7), 4.0, rows, rows, True)
     assert 0 < len(met) <= 4 * len(rows) ** 2
+
+
+THREE = {"data": 4, "sequence": 2, "model": 2}
+FINE = pricer(THREE)
+
+
+@st.composite
+def finer(draw: st.DrawFn) -> Layout:
+    """A layout of three dims over three axes, in any order on a dim."""
+    spot = {a: draw(st.sampled_from(["0", "1", "2", "partial", "fan", ""])) for a in draw(st.permutations(list(THREE)))}
+    dims = tuple(tuple(a for a, at in spot.items() if at == str(d)) for d in range(3))
+    return Layout(dims, *(tuple(a for a in THREE if spot[a] == word) for word in ("partial", "fan")))
+
+
+@settings(max_examples=400, deadline=None)
+@given(finer(), finer(), st.booleans())
+def test_axes_that_keep_their_place_only_divide_what_moves(a: Layout, b: Layout, grad: bool) -> None:
+    """What is derived without them costs what the steps between the whole layouts cost."""
+    shape, price = (64, 32, 96), FINE.collective_s
+    forward, backward = FINE.conversions.table(shape, 2.0, [FINE.atlas.number(a)], [FINE.atlas.number(b)], grad)
+    steps = convert(shape, a, b, tuple(THREE.items()))
+    if steps is None:
+        assert np.isinf(forward[0, 0])
+        return
+    assert forward[0, 0] == pytest.approx(sum(price(s.forward, s.axes, s.forward_elements * 2.0) for s in steps), rel=1e-12)
+    assert backward[0, 0] == pytest.approx(grad * sum(price(s.backward, s.axes, s.backward_elements * 2.0) for s in steps), rel=1e-12)
+
+
+def test_pairs_that_differ_alike_are_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that stays cut, over one axis or the other, on whichever dim: one gather is one derivation."""
+    met = []
+    monkeypatch.setattr(conversions, "convert", lambda *args: met.append(args) or convert(*args))
+    fresh = pricer(THREE)
+    stays = [((), ()), (("data",), ()), ((), ("sequence",)), (("sequence", "data"), ()), (("data",), ("sequence",))]
+    for first, second in stays:
+        pair = [fresh.atlas.number(Layout((first, second, last))) for last in (("model",), ())]
+        forward, _ = fresh.conversions.table((64, 64, 64), 2.0, pair[:1], pair[1:], True)
+        cut = prod(THREE[x] for x in (*first, *second))
+        assert forward[0, 0] == pytest.approx(fresh.collective_s("all-gather", ("model",), 64**3 * 2.0 / cut), rel=1e-12)
+    assert len(met) == 1
