@@ -249,8 +249,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.one:
-        print(json.dumps(check(Case(**json.loads(args.one)), not args.no_passes)), flush=True)
-        return 0
+        from planner.verify.ahead import leave
+
+        print(json.dumps(check(Case(**json.loads(args.one)), not args.no_passes)))
+        leave(0)
     rows, said = [], []
     kept = saved(args.rows) if args.rows else {}
 

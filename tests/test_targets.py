@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ import planner
 from planner.account import Use
 from planner.errors import PlanError
 from planner.pins import Pins
-from planner.verify import differences, host, worker
+from planner.verify import ahead, differences, host, worker
 from planner.verify.buffers import read_assignment
 from planner.verify.chips import CHIPS, chip
 from planner.verify.hlo import traffic
@@ -164,6 +165,8 @@ allocation 1: size 4096, preallocated-temp:
  value: <6 body.1{1} (phi) @0> (size=1024,offset=2048): f32[256]{0:T(256)}
  value: <7 made @0> (size=16,offset=3072): (f32[999]{0:T(256)}, f32[256]{0:T(256)})
  value: <8 early @0> (size=2048,offset=1024): f32[512]{0:T(512)}
+allocation 3: size 512, maybe-live-out:
+ value: <11 loss @0> (size=512,offset=0): f32[]{:T(128)}
 allocation 2: size 512, color 1, preallocated-temp:
  value: <9 near @1> (size=512,offset=0): f32[128]{0:T(128)S(1)}
  value: <10 copy-start.2{0} @1> (size=512,offset=0): f32[128]{0:T(128)S(1)}
@@ -199,6 +202,27 @@ def test_the_fullest_moment_of_a_program_is_found_and_made_up_of_its_parts() -> 
     assert [h.tile_bytes for h in moment.held] == [2048 - 4 * 128 * 2, 0, 0]
     assert [h.name for h in moment.on_chip] == ["near"] and [h.name for h in moment.donated] == ["late"]
     assert read_assignment(PLACED).moment is None and read_assignment(PLACED).arena_bytes == 4096
+    assert (found.given_bytes, found.result_bytes) == (64, 512)
+
+
+def test_a_compilation_ends_with_its_buffers_and_errors_reach_the_caller(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def compile_slowly() -> None:
+        (tmp_path / "m.after_optimizations-buffer-assignment.txt").write_text(PLACED)
+        (tmp_path / "m.after_optimizations-live-range.txt").write_text(LIVED)
+        (tmp_path / "m.after_optimizations_after_buffer_assignment.txt").write_text("ENTRY %main { }")
+        stop.wait(60)
+
+    found = ahead._until_buffers(compile_slowly, tmp_path, Target("tpu", "v5e", (2, 4)))
+    assert not stop.is_set()
+    stop.set()
+    assert found.text.startswith("ENTRY") and (found.argument_bytes, found.temporary_bytes) == (64, 4096) and found.peak_bytes == 64 + 512 + 4096
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RuntimeError, match="no dumps"):
+        ahead._until_buffers(lambda: None, tmp_path / "empty", Target("tpu", "v5e", (2, 4)))
+    with pytest.raises(ZeroDivisionError):
+        ahead._until_buffers(lambda: 1 // 0, tmp_path / "empty", Target("tpu", "v5e", (2, 4)))
 
 
 def test_differences_of_memory_add_up_and_name_their_causes() -> None:

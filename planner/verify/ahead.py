@@ -6,11 +6,14 @@ Where collectives or products differ, the program is compiled a second time with
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from planner.verify import differences
 from planner.verify.buffers import Assignment, assignment_in
@@ -32,6 +35,9 @@ PEAK_TOLERANCE = {"gpu": 0.10, "tpu": 0.25}
 TRAFFIC_TOLERANCE = 0.01
 PADDING = "padding of products"
 """The figure of what compiler passes added to products; it is there only where they did."""
+ASSIGNED = "*.after_optimizations_after_buffer_assignment.txt"
+"""The last dump before the TPU compiler makes machine code: the program, with all that was dumped about its buffers before it."""
+POLL_S = 0.1
 FLOPS_TOLERANCE = {"cpu": 0.0, "gpu": 0.0, "tpu": 0.01}
 
 
@@ -64,14 +70,54 @@ def compile_ahead(program: Program, workload: str, target: Target, compute: str,
     else:
         masters = {k: jax.ShapeDtypeStruct(s.shape, jnp.float32) for k, s in params.items()}
         lowered = module.make_step(mesh).lower(params, state_shapes(module, masters, mesh), frozen, batch, jax.ShapeDtypeStruct((), "float32"))
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"xla_dump_to": str(passes or folder), "xla_dump_hlo_pass_re": ".*" if passes else ""}
-        done = lowered.compile(compiler_options=options)
-        held = assignment_in(passes or Path(folder))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = passes or Path(name)
+        options = {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": ".*" if passes else ""}
+        if target.kind == "tpu":
+            return _until_buffers(lambda: lowered.compile(compiler_options=options), folder, target)
+        done, held = lowered.compile(compiler_options=options), assignment_in(folder)
     stats = done.memory_analysis()
-    # libtpu's own figure counts the gaps between values a second time: its log of what it allocates has the arena once.
-    temporary = held.arena_bytes if target.kind == "tpu" and held.arena_bytes else stats.temp_size_in_bytes
-    return Compiled(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, temporary, held)
+    return Compiled(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes, held)
+
+
+def _until_buffers(compile: Callable[[], object], folder: Path, target: Target) -> Compiled:
+    """What the TPU compiler has settled once buffers are assigned, read from its dumps. The machine code that it makes then takes ten times as long and is not
+    looked at: it is left to a thread that ends with the process (`leave`), but for programs near what a device holds, of which the compiler is to speak itself.
+
+    Sizes are those of the assignment: what its memory analysis calls temporary counts the gaps between values twice."""
+    from costmodels.device import aliases, load_device
+
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            compile()
+        except BaseException as e:  # raised below, in the caller's thread
+            failed.append(e)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive() and not any(folder.glob(ASSIGNED)):
+        thread.join(POLL_S)
+    if failed:
+        raise failed[0]
+    dumps = sorted(folder.glob(ASSIGNED), key=lambda path: path.stat().st_size)
+    if not dumps:
+        raise RuntimeError("the TPU compiler wrote no dumps of its buffers")
+    held = assignment_in(folder)
+    found = Compiled(dumps[-1].read_text(errors="replace"), sum(held.parameters.values()), held.given_bytes + held.result_bytes, held.given_bytes, held.arena_bytes, held)
+    if found.peak_bytes > 0.9 * (load_device(target.name).memory_bytes if target.name in aliases() else 0):
+        thread.join()
+        if failed:
+            raise failed[0]
+    return found
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once, with whatever a compiler still does."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def compiled_traffic(text: str, plan: Plan, exact: bool) -> Traffic:
@@ -177,8 +223,8 @@ class Outcome:
 
 def check(graph: Graph, plan: Plan, target: Target, memory: Mapping[str, int], *, workload: str, backend: str, optimizer: str, compute: str,
           unroll: bool, tolerance: float | None = None, named: bool = True) -> Outcome:  # fmt: skip
-    """Emit, compile and compare one program. named: what is behind differences, for which the program is compiled a second time. Needs jax and the target's
-    environment."""
+    """Emit, compile and compare one program. named: what is behind differences, for which the program is compiled a second time (for TPU at once with all dumps, which
+    take less than that would). Needs jax and the target's environment."""
     from planner.emit.program import Training, emit
 
     exact = backend == "shard_map"
@@ -188,14 +234,14 @@ def check(graph: Graph, plan: Plan, target: Target, memory: Mapping[str, int], *
     def build(passes: Path | None = None) -> Compiled:
         return compile_ahead(program, workload, target, compute, plan.devices, passes)
 
-    compiled = build()
-    rows = figures(predicted, compiled, plan, target, exact, memory, tolerance)
-    if not named:
-        return Outcome(rows, (), compiled)
-    by = {f.what: f for f in rows}
-    with tempfile.TemporaryDirectory() as name:
-        folder, padded = Path(name), tuple[Padding, ...]()
-        if by["all collectives"].distance or by["dot FLOPs"].distance:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder, padded, at_once = Path(name), tuple[Padding, ...](), named and target.kind == "tpu"
+        compiled = build(folder if at_once else None)
+        rows = figures(predicted, compiled, plan, target, exact, memory, tolerance)
+        if not named:
+            return Outcome(rows, (), compiled)
+        by = {f.what: f for f in rows}
+        if not at_once and (by["all collectives"].distance or by["dot FLOPs"].distance):
             build(folder)
         if by["dot FLOPs"].distance:
             padded = paddings(folder, lambda text: Origins.of(text, program.text).name, placed=not exact)

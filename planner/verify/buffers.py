@@ -66,11 +66,14 @@ class Moment:
 @dataclass(frozen=True)
 class Assignment:
     """temporaries: largest first, none overlapping a larger one. parameters: number -> bytes as stored. arena_bytes: all that is allocated for temporaries, gaps
-    included. schedule: instructions in order; moment: None where the compiler did not write lives."""
+    included; given_bytes: of parameters whose places results take; result_bytes: of results with places of their own. schedule: instructions in order; moment: None
+    where the compiler did not write lives."""
 
     temporaries: tuple[Held, ...]
     parameters: dict[int, int]
     arena_bytes: int = 0
+    given_bytes: int = 0
+    result_bytes: int = 0
     schedule: tuple[str, ...] = ()
     moment: Moment | None = None
 
@@ -89,7 +92,7 @@ def read_assignment(text: str, lives: str = "") -> Assignment:
     schedule, life = _lives(lives)
     parameters: dict[int, int] = {}
     temporary, on_chip, donated = list[_Placed](), list[_Placed](), list[_Placed]()
-    arena, into, number = 0, temporary, 0
+    arena, given, results, into, number = 0, 0, 0, temporary, 0
     for line in text.splitlines():
         if found := _ALLOCATION.match(line):
             number, size, rest = int(found.group(1)), int(found.group(2)), found.group(5)
@@ -98,6 +101,8 @@ def read_assignment(text: str, lives: str = "") -> Assignment:
                 parameters[int(found.group(4))] = size
             if wanted and not int(found.group(3) or 0):
                 arena += size
+            elif "maybe-live-out" in rest or "output shape is" in rest:
+                given, results = (given + size, results) if found.group(4) is not None else (given, results + size)
             into = donated if found.group(4) is not None else temporary if wanted else []
         elif found := _VALUE.match(line):
             first, last = life.get((found.group(1), found.group(2) or "{}"), (-1, -1))
@@ -108,7 +113,7 @@ def read_assignment(text: str, lives: str = "") -> Assignment:
                     on_chip.append(_Placed(held, number, int(found.group(4))))
             elif not space:
                 into.append(_Placed(held, number, int(found.group(4))))
-    return Assignment(_apart(temporary), parameters, arena, schedule, _moment(schedule, temporary, on_chip, donated) if schedule else None)
+    return Assignment(_apart(temporary), parameters, arena, given, results, schedule, _moment(schedule, temporary, on_chip, donated) if schedule else None)
 
 
 def _lives(text: str) -> tuple[tuple[str, ...], dict[tuple[str, str], tuple[int, int]]]:

@@ -297,4 +297,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    from planner.verify.ahead import leave
+
+    leave(main(sys.argv[1:]))

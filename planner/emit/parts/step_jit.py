@@ -54,6 +54,12 @@ def whole_step(params, state, frozen, batch, count):
     return new_params, new_state, loss
 
 
+def whole_products(mesh):
+    """Compiler options: on TPU products stay whole. Left to itself it makes loops of smaller products and sends of those whose operands it gathers or whose results it
+    scatters, and everything they read waits for them in memory."""
+    return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000} if mesh.devices.flat[0].platform == "tpu" else None
+
+
 def state_at(mesh, spec):
     """How optimizer state that is cut as `spec` says lies between steps."""
     return NamedSharding(mesh, spec)
@@ -63,7 +69,7 @@ def make_step(mesh):
     """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
     p, state, f, b = (on(mesh, specs) for specs in map(specs_of, (PARAMS, GRADIENTS, FROZEN, INPUTS)))
     scalar = NamedSharding(mesh, P())
-    return jax.jit(whole_step, in_shardings=(p, state, f, b, scalar), out_shardings=(p, state, scalar), donate_argnums=(0, 1))
+    return jax.jit(whole_step, in_shardings=(p, state, f, b, scalar), out_shardings=(p, state, scalar), donate_argnums=(0, 1), compiler_options=whole_products(mesh))
 
 
 def make_gradients(mesh):
@@ -75,4 +81,4 @@ def make_gradients(mesh):
 def make_inference(mesh):
     """run(params, frozen, batch) -> outputs, compiled once."""
     p, f, b = (on(mesh, specs_of(table)) for table in (PARAMS, FROZEN, INPUTS))
-    return jax.jit(forward, in_shardings=(p, f, b), out_shardings=on(mesh, OUTPUT_SPECS))
+    return jax.jit(forward, in_shardings=(p, f, b), out_shardings=on(mesh, OUTPUT_SPECS), compiler_options=whole_products(mesh))
