@@ -13,7 +13,7 @@ RESNET, UNET = "zoo:resnet-tiny", "zoo:unet-tiny"
 DEEP = "zoo:gpt-tiny,layers=8,seq=32"
 MODELS = (GPT, LLAMA, MIXTRAL, T5, RESNET, UNET)
 BLOCKS = (GPT, LLAMA, MIXTRAL, T5)
-"""Models of blocks that all repeats share: they can be dealt out over stages and recomputed."""
+"""Models of blocks that all repeats share: they can be dealt out over stages and recomputed. Others are cut into stages of their own."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,9 @@ SPECIAL = (
     Row("pipeline, interleaved, four chunks", DEEP, "pp=2,tp=2,dp=2,micro=4,zero=2,recompute=block,virtual=4"),
     Row("pipeline, uneven stages", "zoo:gpt-tiny,layers=5", "pp=4,dp=2,micro=4"),
     Row("pipeline, encoder and decoder, interleaved", "zoo:t5-tiny,layers=4", "pp=2,tp=2,dp=2,micro=4,virtual=2"),
+    Row("pipeline, unequal stages, GPipe", RESNET, "pp=4,dp=2,micro=4,zero=0,schedule=gpipe"),
+    Row("pipeline, unequal stages, 1F1B", RESNET, "pp=4,dp=2,micro=4,zero=0,schedule=1f1b", less="pipeline, unequal stages, GPipe"),
+    Row("pipeline, unequal stages, tensor, data and levels in one", RESNET, "pp=2,dp=2,tp=2,micro=4,zero=2"),
     Row("optimizer state in the host's memory", GPT, "dp=8,zero=1,micro=1,offload=optimizer"),
     Row("optimizer state in the host's memory, with all else", LLAMA, "pp=2,dp=2,tp=2,micro=4,zero=2,recompute=block,offload=optimizer"),
     Row("optimizer state in the host's memory", RESNET, "dp=8,zero=1,micro=1,offload=optimizer"),
@@ -73,7 +76,8 @@ SPECIAL = (
     Row("double-recursive hybrid", T5, "dp=2,model=2,model2=2,micro=2,zero=1,recompute=block", options={"solver": "recursive"}),
 )  # fmt: skip
 _EACH = [Row(what, source, pins, less) for what, pins, less, sources in EVERYWHERE for source in sources]
-ALONE = (*(r for r in _EACH if r.source != UNET), *SPECIAL, *(r for r in _EACH if r.source == UNET))
+ALONE = (*(r for r in _EACH if r.source != UNET), *SPECIAL, *(r for r in _EACH if r.source == UNET),
+         Row("pipeline, unequal stages, 1F1B", UNET, "pp=4,dp=2,micro=2,zero=1"))  # fmt: skip
 """Every technique on every model it is for; the UNet's, which compile for minutes, last."""
 
 

@@ -27,6 +27,7 @@ from planner.request import Candidate, Found
 from planner.rule import Limits, Split, legal
 from planner.space import ZERO_LEVELS, Base, Space, Variable, build_space
 from planner.topology import Mesh, MeshAxis, Topology
+from planner.unequal import with_cuts
 
 if TYPE_CHECKING:
     from planner.search import Search
@@ -100,7 +101,9 @@ def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...
         raise Stale
     plan = Plan(mesh.shape, {node.id: splits[base.shared[i]] for i, node in enumerate(base.graph.nodes)}, t.zero, mesh.zero_axes, t.recompute, t.microbatches, base.runs,
                 schedule=t.schedule if mesh.stages > 1 else "", virtual=t.virtual, offload=tuple(map(_text, row["offload"])))  # fmt: skip
-    cost, _, _ = price_plan(base, plan, Pricer(request.topology, mesh, request.runtime, request.recipe, offload=request.offload))
+    pricer = Pricer(request.topology, mesh, request.runtime, request.recipe, offload=request.offload)
+    plan = with_cuts(base, plan, pricer)
+    cost, _, _ = price_plan(base, plan, pricer)
     if cost.step_time_s != row["step_time_s"] or cost.memory.total != row["memory_bytes"] or row["status"] not in ("optimal", "feasible"):
         raise Stale
     return Candidate(_text(row["label"]), mesh, plan, cost, t, _number(row["objective_s"]), _number(row["bound_s"]), row["status"])

@@ -37,7 +37,7 @@ from planner.rule import Limits, legal
 from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
 from planner.topology import Mesh
-from planner.unequal import cuts
+from planner.unequal import with_cuts
 from planner.user_loss import is_user_loss
 
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
@@ -305,8 +305,7 @@ class Search:
                     space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "", virtual=techniques.virtual,
                     offload=tuple(w for w in self.request.offload if w != "activations" or (techniques.recompute != "none" and mesh.stages == 1)))  # fmt: skip
         try:
-            if mesh.stages > 1 and space.base.dealt is None:
-                plan = replace(plan, cuts=cuts(space.base, mesh.stages, techniques.microbatches, space.pricer))
+            plan = with_cuts(space.base, plan, space.pricer)
             cost, _, _ = price_plan(space.base, plan, space.pricer)
         except PlanError as e:
             if e.code != "P068":

@@ -96,11 +96,11 @@ class Strategy:
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
         t = self.techniques
         plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs,
-                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self._cuts(graph))  # fmt: skip
+                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self.cuts(graph))  # fmt: skip
         check_splits(graph, plan)
         return plan
 
-    def _cuts(self, graph: Graph) -> tuple[int, ...]:
+    def cuts(self, graph: Graph) -> tuple[int, ...]:
         """Where unequal pipeline stages begin. Raises PlanError P051, P060."""
         names = [str(n) for n in self.techniques.get("cuts", ())]
         index = {node.id: i for i, node in enumerate(graph.nodes)}

@@ -32,7 +32,7 @@ from planner.rule import Split
 
 if TYPE_CHECKING:
     from planner.base import Base
-    from planner.flow import Flow
+    from planner.flow import Flow, Plan
     from planner.graph import Graph
     from planner.price import Pricer
 
@@ -209,6 +209,12 @@ def places(base: Base) -> dict[int, float]:
         sums[high + 1] -= size
     crossing, closed = np.cumsum(over), np.cumsum(barred)
     return {i: float(crossing[i]) for i in range(1, n) if not closed[i] and i not in again and crossing[i] > 0}
+
+
+def with_cuts(base: Base, plan: Plan, pricer: Pricer) -> Plan:
+    """The plan, where it has stages and no repeated block is dealt out over them with its graph cut. Raises PlanError P068 where it cannot be."""
+    unequal = plan.stages > 1 and base.dealt is None
+    return replace(plan, cuts=cuts(base, plan.stages, plan.microbatches, pricer)) if unequal else plan
 
 
 def cuts(base: Base, stages: int, microbatches: int, pricer: Pricer) -> tuple[int, ...]:

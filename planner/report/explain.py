@@ -10,7 +10,7 @@ from planner.errors import PlanError, did_you_mean
 from planner.report.explain_stages import asked_repeat, named_repeat, on_stages, plain, why_stages
 from planner.report.notation import cells, spell_split
 from planner.report.stages import stages
-from planner.report.summary import RECOMPUTE, baseline_name, breakdown, findings, machine, offload_words, solver_words, techniques, ties, title, tuned_words
+from planner.report.summary import baseline_name, breakdown, findings, machine, offload_words, recompute_words, solver_words, techniques, ties, title, tuned_words
 from planner.report.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
 from planner.strategy import offload_of
 
@@ -196,7 +196,7 @@ def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False,
         if "time_s" in row:
             lines += labelled("kernels", [f"{show_time(row['time_s'] * s.techniques['microbatches'])} a step"], width, style)
     if row["recompute"] and s.techniques["recompute"] != "none":
-        lines += labelled("memory", [RECOMPUTE.get(s.techniques["recompute"], "")], width, style)
+        lines += labelled("memory", [recompute_words(s.techniques)], width, style)
     other = row.get("runner_up")
     if other:
         lines += labelled("next", [f"{spell_split(other['split'])} would cost {signed_time(other['extra_s'])} a step, all else kept"], width, style)

@@ -24,11 +24,13 @@ def why_stages(s: Strategy) -> list[str]:
     step = c["step_time_s"] or 1.0
     weights = [(prod(row["shape"]), row.get("stage")) for row in s.tensors.values() if "label" in row]
     held, whole = sum(size for size, stage in weights if not stage), sum(size for size, _ in weights)
+    if cuts := s.techniques.get("cuts"):  # every weight has a stage, and each device room for those of the fullest
+        held = max(sum(size for size, stage in weights if stage == k) for k in range(n))
     sent = c["communication_bytes_per_device"].get("collective-permute", {}).get(STAGE, {"payload": 0})["payload"]
     seconds = c["exposed_s_by_collective"].get(f"collective-permute {STAGE}", 0.0)
     share = percent(c["bubble_time_s"] / step)
     among = f" in {ticks(s)} ticks: {n - 1} are a bubble" if lockstep(s) else ": bubbles"
-    out = [f"each holds {count(held)} of {count(whole)} parameters",
+    out = [*([f"cut before {', '.join(cuts)}"] if cuts else []), f"each holds {count(held)} of {count(whole)} parameters",
            f"{s.techniques['microbatches']} microbatches{among}, {show_time(c['bubble_time_s'])} ({share} of the step)",
            f"{show_bytes(sent)} go from stage to stage, {show_time(seconds)} exposed"]  # fmt: skip
     others = [(row["step_time_s"], key, row) for key, row in s.baselines.items() if row.get("schedule", "none") == "none"]
@@ -45,6 +47,8 @@ def why_stages(s: Strategy) -> list[str]:
 def on_stages(s: Strategy, name: str) -> str:
     """Which pipeline stages run a node: its repeats are dealt out, or every stage has it."""
     n, (each, whole), chunks = stages(s), dealt(s), virtual_of(s.techniques)
+    if s.techniques.get("cuts"):
+        return f"stage {s.nodes[name]['stage']} of {n} runs it" + (", and other stages its repeats" if s.nodes[name]["times"] > 1 else "")
     if each and any("per_stage" in b and name in b["body"] for b in s.blocks):
         part = each // chunks  # of chunk v stage k holds those from (v * n + k) * part on
         starts = [[(v * n + k) * part for v in range(chunks)] for k in range(min(n, 2))]

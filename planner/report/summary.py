@@ -26,6 +26,7 @@ LONGEST = 30
 DISTINCT = 0.995
 TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"}
 BAR = 40
+STAGES_AGAIN = "each stage's forward pass runs again in its backward pass"
 RECOMPUTE = {"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}
 OFFLOADED = {"optimizer": "optimizer state", "activations": "what enters blocks"}
 AXES = {"model": "tensor", STAGE: "pipeline"}
@@ -97,18 +98,24 @@ def techniques(strategy: Strategy) -> list[str]:
         # A gradient that is not summed over the group leaves nothing to cut; nor does a weight without a dim that the group can cut.
         weights = [row for row in strategy.tensors.values() if "label" in row]
         total, reached = (sum(prod(row["shape"]) for row in rows) for rows in (weights, [row for row in weights if "zero" in row]))
-        part = "" if reached > 0.99 * total else f" of {count(reached)} of {count(total)} parameters"
+        part = "" if reached > 0.99 * total or (reached and t.get("cuts")) else f" of {count(reached)} of {count(total)} parameters"
         effect = f"{what}{part} cut" if reached else "no gradient is summed over it that it could cut: no effect"
         over = f" over {'+'.join(t['zero_group'])}" if t["zero_group"] else ""
         out.append(f"optimizer level {t['zero_stage']}{over} ({effect if over else 'every axis is one of stages: no effect'})")
     elif strategy.workload["kind"] == "train":
         out.append("optimizer level 0 (every replica keeps its state)")
     if t["recompute"] != "none":
-        out.append(RECOMPUTE.get(t["recompute"], f"recompute {t['recompute']}"))
+        out.append(recompute_words(t))
     out += offload_words(offload_of(t))
     if strategy.workload["kind"] == "train":
         out.append(f"{t['microbatches']} microbatch{'es' if t['microbatches'] > 1 else ''}")
     return out or ["one forward pass"]
+
+
+def recompute_words(techniques: Mapping[str, Any]) -> str:
+    """What is computed again, in words."""
+    mode = str(techniques["recompute"])
+    return STAGES_AGAIN if techniques.get("cuts") else RECOMPUTE.get(mode, f"recompute {mode}")
 
 
 def offload_words(offload: Sequence[str]) -> list[str]:

@@ -158,9 +158,12 @@ def short_name(node_id: str, op: str) -> str:
 
 
 def work_out(p: Priced) -> Detail:
-    """The detail of a priced plan. Raises PlanError P069 under a runtime whose price is not the sum of single operators (planner.framework)."""
+    """The detail of a priced plan. Raises PlanError P069 where the price is not the sum of single operators: of a framework (planner.framework), of unequal
+    pipeline stages (planner.unequal_cost)."""
     if p.pricer.runtime.kernels is not None:
         raise PlanError("P069", f"plans priced as {p.pricer.runtime.name} runs them have no timeline of operators", help=["plan show FILE --html draws what the file holds"])
+    if p.plan.cuts:
+        raise PlanError("P069", "a step of unequal pipeline stages is the longest pass of any, not a sum over operators", help=["plan show FILE --html draws what the file holds"])
     runs = p.plan.runs
     home = list(range(len(p.base.graph.nodes)))
     where = [-1] * len(home)
