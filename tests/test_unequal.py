@@ -15,6 +15,10 @@ from planner.errors import PlanError
 from planner.evaluate import derived
 from planner.model import Model, Workload
 from planner.pins import parse_pins
+from planner.report.explain import explain, explain_node
+from planner.report.trace import trace
+from planner.reprice import reprice
+from planner.topology import from_json
 from planner.unequal import Stages, _balanced, handed, places, rooms, stages_of
 from planner.verify import worker
 
@@ -165,3 +169,29 @@ def test_frameworks_that_deal_blocks_get_no_cut_stages() -> None:
     with pytest.raises(PlanError) as e:
         plan(RESNET, "pp=2,dp=2,micro=4", runtime="megatron")
     assert e.value.code == "P068"
+
+
+def test_a_file_keeps_its_cuts_and_is_priced_again_the_same(tmp_path: Path) -> None:
+    """Through the file, the price worked out anew, and what says which stage runs a node."""
+    s = plan(RESNET, "pp=2,dp=2,micro=4,zero=1")
+    s.save(tmp_path / "s.json")
+    back = planner.Strategy.load(tmp_path / "s.json")
+    model = reopen(back, RESNET)
+    assert back.plan_for(model.graph(4)) == s.plan and s.plan.cuts
+    again = reprice(back, model, from_json(back.topology))
+    assert again.cost.step_time_s == pytest.approx(s.costs["step_time_s"], rel=1e-5) and again.plan.cuts == s.plan.cuts
+    first = s.techniques["cuts"][0]
+    assert s.nodes[first]["stage"] == 1 and f"cut before {first}" in explain(s, 400) and "stage 1 of 2 runs it" in explain_node(s, first, 200)
+    with pytest.raises(PlanError) as e:
+        trace(again)
+    assert e.value.code == "P069"
+
+
+@pytest.mark.parametrize("cuts", [["/no/such/node"], ["/fc/MatMul", "/stem/Relu"], []])
+def test_cuts_that_a_file_cannot_have(cuts: list[str]) -> None:
+    """Nodes that the graph has not, out of order, too few or too many of them."""
+    s = plan(RESNET, "pp=2,dp=2,micro=4")
+    data = s.to_dict() | {"techniques": {**s.techniques, "cuts": cuts or ["/stem/Relu", "/fc/MatMul", "/layer1/0/Relu"]}}
+    with pytest.raises(PlanError) as e:
+        planner.Strategy.from_dict(data, "edited").plan_for(reopen(s, RESNET).graph(4))
+    assert e.value.code in ("P051", "P060")
