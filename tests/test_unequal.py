@@ -137,7 +137,7 @@ def test_a_program_equals_the_unsharded_one_and_sends_what_was_counted() -> None
     s = plan(RESNET, "pp=2,dp=2,micro=4,zero=2")
     report = worker.verify(s, RESNET)
     assert report.ok, str(report)
-    assert report.numbers is not None and report.numbers.gradients < 1e-5
+    assert report.numbers is not None and report.numbers.gradients is not None and report.numbers.gradients < 1e-5
 
 
 @pytest.mark.slow
