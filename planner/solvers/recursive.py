@@ -13,7 +13,7 @@ until a fixed point. Work: visits x axes, each of one vector-matrix minimum per 
 Each run leaves one whole choice. Two passes of sequential message passing over all strategies (`_reputation`, the tree-reweighted
 form) estimate what each strategy costs the whole problem. The strategies met, those of best reputation and the best single changes
 are each node's alphabet; `dp` on the alphabet mixes them exactly. When memory binds, all this is done under memory prices, up from
-none to one that fits.
+none to one that fits; the alphabet then has strategies of best reputation on both sides of the limit, as the optimum has.
 
 Based on the idea of the double recursive algorithm (Wang et al., Euro-Par 2021); costs, prices and the polish are ours.
 """
@@ -46,11 +46,11 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
     met = [_descend(model, model.cost, levels, heavy, clock)]
     if start is not None:
         met.append(np.asarray(start, np.int64))
-    memory, flat = model.memory, model.cost
+    memory, flats = model.memory, [model.cost]
     if memory is not None and min(float(memory.load(x).max()) for x in met) > memory.limit:
-        found, flat = _under_prices(model, levels, heavy, met[0], clock)
+        found, flats = _under_prices(model, levels, heavy, met[0], clock)
         met += found
-    return claim(problem, _mix(model, met, _reputation(model, flat, clock), clock), clock, "recursive")
+    return claim(problem, _mix(model, met, [_reputation(model, flat, clock) for flat in flats], clock), clock, "recursive")
 
 
 def _levels(problem: Problem) -> list[list[np.ndarray]]:
@@ -134,10 +134,10 @@ def _reputation(model: Model, flat: np.ndarray, clock: Clock, passes: int = 2) -
 
 def _under_prices(
     model: Model, levels: list[list[np.ndarray]], order: list[int], free: np.ndarray, clock: Clock
-) -> tuple[list[np.ndarray], np.ndarray]:
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Choices under rising memory prices on the worst row, then between the last that overloads and the first that fits.
 
-    Also the flat costs under the last price.
+    Also the flat costs under the last price that overloads (if only none) and the first that fits, where one does.
     """
     memory = model.memory
     assert memory is not None
@@ -147,7 +147,7 @@ def _under_prices(
     low, high = 0.0, None
     rate = 0.1 * max(model.total(free) if np.isfinite(model.total(free)) else 1.0, 1.0) / max(over, 1.0)
     found: list[np.ndarray] = []
-    flat = model.cost
+    below, above = model.cost, None
     for _ in range(5):
         if not clock.spend(0):
             break
@@ -156,9 +156,9 @@ def _under_prices(
         x = _descend(model, flat, levels, order, clock)
         found.append(x)
         if memory.load(x).max() <= memory.limit:
-            high = rate
+            high, above = rate, flat
         else:
-            low = rate
+            low, below = rate, flat
         if high is None:
             rate *= 8
         elif low == 0.0:
@@ -167,16 +167,16 @@ def _under_prices(
             break
         else:
             rate = float(np.sqrt(low * high))
-    return found, flat
+    return found, [below] if above is None else [below, above]
 
 
-def _mix(model: Model, met: list[np.ndarray], score: np.ndarray, clock: Clock, rounds: int = 2, extra: int = 2) -> Outcome:
-    """Exact solve on the alphabet of the choices met and of the best single changes around the best of them."""
+def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: Clock, rounds: int = 2, extra: int = 2) -> Outcome:
+    """Exact solve on the alphabet of the choices met and of the best single changes around the best of them. scores: reputations, under each price."""
     best: np.ndarray | None = None
     caps = (500,) if model.nodes > 400 else (500, 10_000)
     outcome = Outcome(None, -np.inf)
     for _ in range(rounds if model.nodes <= 400 else 1):
-        keep = _alphabet(model, met, met[-1] if best is None else best, score, extra)
+        keep = _alphabet(model, met, met[-1] if best is None else best, scores, extra)
         whole = sum(len(k) for k in keep) == len(model.cost)
         small = restrict(model, keep)
         found = solve_model(small, clock, None if best is None else _index(keep, best), caps)
@@ -211,8 +211,8 @@ def _index(keep: list[np.ndarray], x: np.ndarray) -> np.ndarray:
     return np.array([int(np.flatnonzero(k == c)[0]) for k, c in zip(keep, x, strict=True)])
 
 
-def _alphabet(model: Model, met: list[np.ndarray], around: np.ndarray, rated: np.ndarray, extra: int) -> list[np.ndarray]:
-    """Per node, ascending: the strategies met, and the `extra` best by reputation and as single changes around one choice."""
+def _alphabet(model: Model, met: list[np.ndarray], around: np.ndarray, rated: list[np.ndarray], extra: int) -> list[np.ndarray]:
+    """Per node, ascending: the strategies met, and the `extra` best by each reputation and as single changes around one choice."""
     keep: list[np.ndarray] = []
     score = model.cost.copy()
     offset = model.offset
@@ -228,6 +228,7 @@ def _alphabet(model: Model, met: list[np.ndarray], around: np.ndarray, rated: np
             keep.append(np.arange(len(own)))
             continue
         chosen.update(np.argpartition(own, extra)[:extra].tolist())
-        chosen.update(np.argpartition(rated[offset[i] : offset[i + 1]], 2 * extra)[: 2 * extra].tolist())
+        for each in rated:
+            chosen.update(np.argpartition(each[offset[i] : offset[i + 1]], 2 * extra)[: 2 * extra].tolist())
         keep.append(np.array(sorted(chosen)))
     return keep
