@@ -152,3 +152,20 @@ def test_labels_grown_again_keep_what_a_narrow_beam_dropped() -> None:
         assert (found.choice is None) == (best is None), seed
         if best is not None and found.choice is not None:
             assert evaluate(problem, found.choice).cost == best, seed
+
+
+def test_recursive_is_near_the_optimum_where_memory_binds() -> None:
+    """An encoder and a decoder on 8 x 8 devices in half of the memory: its alphabet has to have strategies of both sides of the limit."""
+    from benchmarks.own_problems import problem_on, searcher
+    from planner.meshes import two_axes
+
+    search = searcher("t5-small")
+    mesh = two_axes(search.request.topology, 8)
+    free = problem_on(search, mesh)
+    fastest = evaluate(free, solve(free, "dp").choice)
+    limit = (sum(int(u.min()) for u in free.live_usage) + fastest.peak_usage) // 2
+    tight = problem_on(search, mesh, limit)
+    exact, quick = solve(tight, "dp"), solve(tight, "recursive")
+    assert exact.status == "optimal"
+    best = evaluate(tight, exact.choice).cost
+    assert fastest.cost < best <= evaluate(tight, quick.choice).cost <= 1.01 * best

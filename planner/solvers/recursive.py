@@ -31,6 +31,8 @@ from planner.solvers.local import polish
 from planner.solvers.model import Model, build, restrict
 
 SWEEPS = 3
+SMALL = 400
+"""Nodes of a problem whose alphabet is mixed anew around what came of it."""
 DEFAULT_WORK = 5e8
 HIGH = 1e17
 """Stands for +inf where messages are subtracted."""
@@ -170,12 +172,12 @@ def _under_prices(
     return found, [below] if above is None else [below, above]
 
 
-def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: Clock, rounds: int = 2, extra: int = 2) -> Outcome:
+def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: Clock) -> Outcome:
     """Exact solve on the alphabet of the choices met and of the best single changes around the best of them. scores: reputations, under each price."""
     best: np.ndarray | None = None
-    caps = (500,) if model.nodes > 400 else (500, 10_000)
+    rounds, extra, caps = (4, 4, (500, 10_000)) if model.nodes <= SMALL else (1, 2, (500,))
     outcome = Outcome(None, -np.inf)
-    for _ in range(rounds if model.nodes <= 400 else 1):
+    for _ in range(rounds):
         keep = _alphabet(model, met, met[-1] if best is None else best, scores, extra)
         whole = sum(len(k) for k in keep) == len(model.cost)
         small = restrict(model, keep)
