@@ -3,9 +3,9 @@
     python -m benchmarks.manifests --folder DIR [--devices 8,64,1024] [--models gpt2-small,...] [--hardware h100-sxm] [--mode auto]
 
 Each model is planned (the plan is kept in --folder and read again by the next run) and its program written, and with it a Job and a JobSet (kubernetes; gke-tpu for TPUs), an
-sbatch script and an Open MPI script. Jobs, services and config maps must pass Kubernetes' JSON schemas strictly (kubernetes-validate); a JobSet has none there: its own fields
-are held to the names of jobset.x-k8s.io/v1alpha2, the Jobs inside to the schema. Scripts must leave shellcheck nothing to say. A model that fits on no such machine has no
-plan and is named. The batch is the preset's, rounded up to whole rows a device. Exits with 1 when anything is found.
+sbatch script and an Open MPI script. Jobs, services and config maps must pass Kubernetes' JSON schemas strictly (kubernetes-validate); a JobSet the models made from JobSet's
+own OpenAPI description (kubeflow-trainer-api), which must know its every field, and the Jobs inside Kubernetes' schemas. Scripts must leave shellcheck nothing to say. A model
+that fits on no such machine has no plan and is named. The batch is the preset's, rounded up to whole rows a device. Exits with 1 when anything is found.
 """
 
 from __future__ import annotations
@@ -22,25 +22,32 @@ from planner.errors import PlanError
 from planner.strategy import Strategy
 
 SCHEMA = "1.31"
-JOBSET_JOB = {"name", "replicas", "template"}
-JOBSET_SPEC = {"failurePolicy": {"maxRestarts"}, "network": {"enableDNSHostnames", "subdomain"}}
-JOBSET_ROLES = {"successPolicy": {"operator", "targetReplicatedJobs"}}
 
 
 def check_manifest(document: dict[str, Any]) -> None:
-    """Raise what is wrong with a document: kubernetes_validate.ValidationError by the schemas, AssertionError by the names of a JobSet."""
+    """Raise what is wrong with a document, field by field: kubernetes_validate.ValidationError by Kubernetes' schemas, ValueError by JobSet's own."""
     import kubernetes_validate
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
     if document["kind"] != "JobSet":
         kubernetes_validate.validate(document, SCHEMA, strict=True)
         return
-    spec = document["spec"]
-    fields = JOBSET_SPEC | (JOBSET_ROLES if "successPolicy" in spec else {})
-    assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2" and set(spec) == {*fields, "replicatedJobs"}
-    assert all(set(spec[k]) == names for k, names in fields.items())
-    for one in spec["replicatedJobs"]:
-        assert set(one) == JOBSET_JOB
+    if document["apiVersion"] != "jobset.x-k8s.io/v1alpha2":
+        raise ValueError(f"a JobSet of {document['apiVersion']}")
+    read = JobsetV1alpha2JobSet.from_dict(document)  # types and missing fields raise here; fields that it does not know it leaves out
+    if lost := _lost(document, read.to_dict()):
+        raise ValueError(f"not a field of a JobSet: {', '.join(lost)}")
+    for one in document["spec"]["replicatedJobs"]:
         kubernetes_validate.validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": one["template"]["spec"]}, SCHEMA, strict=True)
+
+
+def _lost(given: Any, read: Any, path: str = "") -> list[str]:
+    """Places of what a schema's own reading of a document does not have, or has otherwise; what it adds are defaults."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        return [p for k, v in given.items() for p in (_lost(v, read[k], f"{path}.{k}") if k in read else [f"{path}.{k}"])]
+    if isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        return [p for k, (v, w) in enumerate(zip(given, read, strict=True)) for p in _lost(v, w, f"{path}[{k}]")]
+    return [] if given == read else [path]
 
 
 def shellcheck(script: Path) -> str:

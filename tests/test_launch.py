@@ -357,7 +357,6 @@ def test_what_no_manifest_can_hold_is_refused(tmp_path: Path, on_nodes: planner.
 def test_a_program_with_constants_beside_it_lies_on_the_volume(tmp_path: Path, on_nodes: planner.Strategy) -> None:
     import yaml
 
-    pytest.importorskip("kubernetes_validate")
     one = job(tmp_path)
     (tmp_path / "p.safetensors").write_bytes(b"x")
     for text in manifests(one, on_nodes, "image", "claim", False).values():
@@ -378,10 +377,23 @@ def text_mounts(document: dict[str, Any]) -> list[dict[str, str]]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("hardware", "devices", "nodes"), MACHINES)
 def test_manifests_pass_the_official_schemas(tmp_path: Path, hardware: str, devices: int, nodes: int) -> None:
-    pytest.importorskip("kubernetes_validate")
     for parts in documents(tmp_path, hardware, devices, nodes):
         for document in parts:
             check_manifest(document)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("way", "value"), [(("spec", "networks"), {}), (("spec", "failurePolicy", "maxRestarts"), "three"), (("spec", "replicatedJobs", 0, "replica"), 2),
+                                            (("spec", "replicatedJobs", 0, "template", "spec", "completionmode"), "Indexed"), (("apiVersion",), "jobset.x-k8s.io/v1")])  # fmt: skip
+def test_faults_of_a_jobset_are_seen(tmp_path: Path, way: tuple[Any, ...], value: object) -> None:
+    jobset = next(d for parts in documents(tmp_path, *MACHINES[0]) for d in parts if d["kind"] == "JobSet")
+    check_manifest(jobset)
+    place: Any = jobset
+    for key in way[:-1]:
+        place = place[key]
+    place[way[-1]] = value
+    with pytest.raises(Exception, match=str(way[-1]) if way != ("apiVersion",) else "a JobSet of"):
+        check_manifest(jobset)
 
 
 @given(st.text(max_size=60))
