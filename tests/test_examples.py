@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import planner
+from planner.report.explain import find_nodes
 from planner.strategy import Strategy
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +43,16 @@ def test_a_resnet_learns_in_half_of_the_memory(tmp_path: Path) -> None:
     found = losses(run("train_resnet.py", tmp_path / "resnet", "--steps", "30"))
     assert found[0] == pytest.approx(np.log(10), abs=0.1) and found[29] < 1.2
     assert (tmp_path / "resnet" / "resnet.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_torch_module_is_exported_planned_and_found_by_its_names(tmp_path: Path) -> None:
+    """Another batch than the exported one; nodes are asked for by the module's path, which torch keeps in parameters alone."""
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    subprocess.run([sys.executable, str(ROOT / "examples" / "export_torch.py"), "-o", "mine.onnx"], cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    strategy = planner.plan(tmp_path / "mine.onnx", devices=8, batch=64)
+    assert strategy.workload["batch"] == 64 and "rebatched from the exported 2 to 64" in " ".join(strategy.assumptions)
+    assert strategy.nodes[find_nodes(strategy, "blocks.3.qkv")[0]]["op"] == "MatMul" and any(row["op"] == "Dropout" for row in strategy.nodes.values())
 
 
 def test_a_llama_answers_every_prompt(tmp_path: Path) -> None:
