@@ -111,7 +111,7 @@ def of_arguments(text: str, assignment: Assignment) -> tuple[str, ...]:
         stored = assignment.parameters.get(number, plain)
         if stored > plain:
             shape = parameter.shapes[0]
-            name = (parameter.op_name or parameter.name).replace("\\'", "'")
+            name = _argument(parameter) or parameter.name
             rows.append((plain - stored, f"{name} {shape.dtype}[{','.join(map(str, shape.dims))}] {plain:,} B as {stored:,} B"))
     if not rows:
         return ()
@@ -151,6 +151,11 @@ def of_memory(text: str, source: str, assignment: Assignment, kept: int, other: 
     return tuple(lines)
 
 
+def _argument(parameter: Instruction) -> str:
+    """What the program calls an argument, such as params['w']."""
+    return parameter.op_name.replace("\\'", "'")
+
+
 def _sum(values: Iterable[Held]) -> int:
     return sum(h.size_bytes for h in values)
 
@@ -167,13 +172,15 @@ class _Serves:
         return {i.name: i for c in self.module.computations.values() for i in c.instructions}
 
     def who(self, name: str) -> str:
-        """The node or tensor; of a copy what is copied. "" where nothing tells."""
+        """The node, tensor or argument; of a copy what is copied. "" where nothing tells."""
         for _ in range(4):
             instruction = self._found.get(name)
             if instruction is None:
                 return ""
             if what := self.origins.name(instruction.attributes):
                 return what
+            if instruction.opcode == "parameter":
+                return _argument(instruction)
             if not instruction.operands:
                 return ""
             name = instruction.operands[0]
