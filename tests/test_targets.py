@@ -235,9 +235,9 @@ def test_differences_of_memory_add_up_and_name_their_causes() -> None:
 }
 """
     lines = differences.of_memory(text, "", read_assignment(PLACED, LIVED), 1000, 1100)
-    assert lines[0] == "temporaries +1,996 B: gaps between values +1,008 B, whole tiles +1,024 B, from the forward pass +24 B, made later -60 B"
-    assert "3,088 B in use of 4,096 B" in lines[1] and "1,024 B from the forward pass (1,000 B of activations predicted), 1,040 B made later" in lines[1]
-    assert lines[2:] == ("whole tiles: 1,024 B (bf16[4,128] 2,048 B (kept))", "beside them in on-chip memory: 512 B (f32[128] 512 B (near))",
+    assert lines[0] == "temporaries +1,996 B: gaps between values +1,008 B, from the forward pass +1,048 B, made later -60 B"
+    assert "3,088 B in use of 4,096 B" in lines[1] and "2,048 B from the forward pass (1,000 B of activations predicted), 1,040 B made later" in lines[1]
+    assert lines[2:] == ("beyond elements, to fill whole tiles: 1,024 B (bf16[4,128] 2,048 B (kept))", "beside them in on-chip memory: 512 B (f32[128] 512 B (near))",
                          "beside them in the places of arguments: 64 B (f32[16] 64 B (late))")  # fmt: skip
     assert differences.of_memory(text, "", read_assignment(PLACED), 1000, 1100) == ()
 

@@ -4,7 +4,7 @@
     products      nodes whose compiled dots are not those predicted, beside what passes padded (`paddings`)
     arguments     parameters that take more memory than their elements (tiles of TPU layouts)
     temporaries   the largest values of the compiler's buffer assignment, and what they serve
-    memory        what the difference of temporaries is made of when most of them are there: gaps, whole tiles, what came from the forward pass, what came after it
+    memory        what the difference of temporaries is made of when most of them are there: gaps, what came from the forward pass, what came after it
 """
 
 from __future__ import annotations
@@ -128,23 +128,22 @@ def of_temporaries(text: str, source: str, assignment: Assignment, most: int = L
 
 
 def of_memory(text: str, source: str, assignment: Assignment, kept: int, other: int) -> tuple[str, ...]:
-    """Lines about the moment when most of the temporary memory is in use: four sums that add up to the difference, and the values behind them. kept, other:
-    predicted bytes of activations, and of gradients and working memory. Nothing where the compiler wrote no lives of its values."""
+    """Lines about the moment when most of the temporary memory is in use: three sums that add up to the difference, and the values behind them. kept, other:
+    predicted bytes of activations, and of gradients and working memory, in tiles where those are priced. Nothing where the compiler wrote no lives of its values."""
     moment = assignment.moment
     if moment is None:
         return ()
     serves = _Serves(parse(text), Origins.of(text, source))
     tiles = sum(h.tile_bytes for h in moment.held)
     turn = serves.backward(assignment.schedule)
-    forward = sum(h.size_bytes - h.tile_bytes for h in moment.held if h.first < turn)
-    after = moment.used_bytes - tiles - forward
+    forward = sum(h.size_bytes for h in moment.held if h.first < turn)
+    after = moment.used_bytes - forward
     gaps = assignment.arena_bytes - moment.used_bytes
-    lines = [f"temporaries {assignment.arena_bytes - kept - other:+,} B: gaps between values {gaps:+,} B, whole tiles {tiles:+,} B, "
-             f"from the forward pass {forward - kept:+,} B, made later {after - other:+,} B",
-             f"most of them at {serves.who(moment.at) or 'no line of the program'} ({moment.at}): {moment.used_bytes:,} B in use of {assignment.arena_bytes:,} B; without "
-             f"tiles {forward:,} B from the forward pass ({kept:,} B of activations predicted), {after:,} B made later ({other:,} B of gradients and working memory)"]  # fmt: skip
+    lines = [f"temporaries {assignment.arena_bytes - kept - other:+,} B: gaps between values {gaps:+,} B, from the forward pass {forward - kept:+,} B, made later {after - other:+,} B",
+             f"most of them at {serves.who(moment.at) or 'no line of the program'} ({moment.at}): {moment.used_bytes:,} B in use of {assignment.arena_bytes:,} B, {forward:,} B from the "
+             f"forward pass ({kept:,} B of activations predicted), {after:,} B made later ({other:,} B of gradients and working memory)"]  # fmt: skip
     padded = sorted((h for h in moment.held if h.tile_bytes), key=lambda h: -h.tile_bytes)
-    for what, values, total in (("whole tiles", padded, tiles), ("beside them in on-chip memory", moment.on_chip, _sum(moment.on_chip)),
+    for what, values, total in (("beyond elements, to fill whole tiles", padded, tiles), ("beside them in on-chip memory", moment.on_chip, _sum(moment.on_chip)),
                                 ("beside them in the places of arguments", moment.donated, _sum(moment.donated))):  # fmt: skip
         if total >= moment.used_bytes / 100:
             lines.append(f"{what}: {total:,} B ({_few([serves.shown(h) for h in values], 3)})")
