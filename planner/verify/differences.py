@@ -139,9 +139,11 @@ def of_memory(text: str, source: str, assignment: Assignment, kept: int, other: 
     forward = sum(h.size_bytes for h in moment.held if h.first < turn)
     after = moment.used_bytes - forward
     gaps = assignment.arena_bytes - moment.used_bytes
-    lines = [f"temporaries {assignment.arena_bytes - kept - other:+,} B: gaps between values {gaps:+,} B, from the forward pass {forward - kept:+,} B, made later {after - other:+,} B",
-             f"most of them at {serves.who(moment.at) or 'no line of the program'} ({moment.at}): {moment.used_bytes:,} B in use of {assignment.arena_bytes:,} B, {forward:,} B from the "
-             f"forward pass ({kept:,} B of activations predicted), {after:,} B made later ({other:,} B of gradients and working memory)"]  # fmt: skip
+    where = serves.who(moment.at) or "no line of the program"
+    lines = [f"temporaries {assignment.arena_bytes - kept - other:+,} B: gaps between values {gaps:+,} B, from the forward pass {forward - kept:+,} B, "
+             f"made later {after - other:+,} B",
+             f"most of them at {where} ({moment.at}): {moment.used_bytes:,} B in use of {assignment.arena_bytes:,} B, {forward:,} B from the forward pass "
+             f"({kept:,} B of activations predicted), {after:,} B made later ({other:,} B of gradients and working memory)"]  # fmt: skip
     padded = sorted((h for h in moment.held if h.tile_bytes), key=lambda h: -h.tile_bytes)
     for what, values, total in (("beyond elements, to fill whole tiles", padded, tiles), ("beside them in on-chip memory", moment.on_chip, _sum(moment.on_chip)),
                                 ("beside them in the places of arguments", moment.donated, _sum(moment.donated))):  # fmt: skip
