@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -136,3 +137,22 @@ def test_every_option_of_every_command_is_used() -> None:
             used[verb] |= options
     unused = {verb: [a.option_strings[-1] for a in options_of(verb) if a.dest != "help" and not used[verb].intersection(a.option_strings)] for verb in VERBS}
     assert not any(unused.values()), {verb: names for verb, names in unused.items() if names}
+
+
+CONTRACT = ROOT.parent / "shared" / "design" / "interface.md"
+
+
+@pytest.mark.skipif(not CONTRACT.exists(), reason="the contract is not beside this checkout")
+def test_every_command_and_option_of_the_contract_exists() -> None:
+    text = CONTRACT.read_text()
+    block, rest = text.split("## 1. The command `plan`")[1].split("## 2. Python")[0].split("```")[1:3]
+    asked: dict[str, set[str]] = {}
+    for line in block.strip().splitlines():
+        call = line.split("   ")[0].split()
+        asked.setdefault(call[1] if call[1] in VERBS else "make", set()).update(re.findall(r"--[a-z-]+", line.partition("# ")[0]))
+    for verb, options in re.findall(r"`plan (\w+)` (?:also )?(?:takes )?((?:`[^`]+`(?:, | and )?)+)", rest):
+        asked.setdefault(verb, set()).update(re.findall(r"--[a-z-]+", options))
+    table = rest.split("| option | meaning |")[1].split("\n\n")[0]
+    asked["make"].update(option for row in table.splitlines() if row.startswith("| `") for option in re.findall(r"--[a-z-]+", row.split(" | ")[0]))
+    assert asked.keys() <= VERBS.keys() and len(asked) > 14 and len(asked["make"]) > 25
+    assert not {verb: lacking for verb, options in asked.items() if (lacking := options - {o for a in options_of(verb) for o in a.option_strings})}
