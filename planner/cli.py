@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from planner.commands import options
-from planner.errors import USAGE, PlanError, did_you_mean
+from planner.errors import USAGE, PlanError, closest, did_you_mean
 
 INTERRUPTED = 130
 Add = Callable[[argparse.ArgumentParser], None]
@@ -136,7 +136,11 @@ def choose_verb(argv: Sequence[str]) -> tuple[str, list[str]]:
         return argv[0], list(argv[1:])
     word = argv[0] if argv else ""
     if word and not word.startswith("-") and not any(c in word for c in "./:\\") and not os.path.exists(word):
-        near = did_you_mean(word, list(VERBS))
+        from models_zoo import presets
+
+        models = presets()
+        near = closest(word.partition(",")[0], [*VERBS, *models])
+        near = near and f"did you mean {'zoo:' + near if near in models else near!r}?"
         raise PlanError("P001", f"{word!r} is no file and no command of this version", help=[h for h in (near, f"commands: {', '.join(VERBS)}") if h])
     return "make", list(argv)
 

@@ -27,9 +27,32 @@ class PlanError(Exception):
         super().__init__("\n".join(lines))
 
 
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """A suggestion such as `did you mean 'h100-sxm'?`, or '' when nothing is close."""
+SHORTEST = 3
+"""Letters from which a word counts as the start of a longer name."""
+
+
+def closest(name: str, known: Sequence[str]) -> str:
+    """The first name that goes on from what was typed, else the closest, '' when nothing is close."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else ""
+    close = [k for k in known if len(name) >= SHORTEST and k.startswith(name)] or difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return close[0] if close else ""
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The closest name as a suggestion such as `did you mean 'h100-sxm'?`, or '' when nothing is close."""
+    near = closest(name, known)
+    return f"did you mean {near!r}?" if near else ""
+
+
+def file_meant(path: str) -> list[str]:
+    """A suggestion, as a line of help, among the files of its kind beside a path where there is none."""
+    import os
+
+    folder, name = os.path.split(path)
+    try:
+        beside = sorted(b for b in os.listdir(folder or ".") if os.path.splitext(b)[1] == os.path.splitext(name)[1])
+    except OSError:
+        return [f"there is no folder {folder!r}"]
+    near = did_you_mean(name, [os.path.join(folder, b) for b in beside] if folder else beside)
+    return [near] if near else []

@@ -156,6 +156,7 @@ class Explorer:
                 if leaf.stage == PRICED:
                     reached = self._to_beat
                     self._price(leaf)
+                    self._tell()
                     idle[kind] = 0 if self._to_beat < reached else idle[kind] + 1
                     continue
             if raised is not None:
@@ -174,10 +175,20 @@ class Explorer:
                 break
             self._cut = heapq.heappop(self.unfinished).bound
             left -= self._price(leaf, DEEPER)
+            self._tell()
 
     def bound(self) -> float:
         """No plan of the family is below this (seconds, or bytes)."""
-        return min([self._cut, *self.closed, *(leaf.bound for leaf in (*self.open, *self.unfinished))])
+        return min(self._cut, self._left())
+
+    def _left(self) -> float:
+        """The least bound of all leaves but the one that is worked on."""
+        return min([*self.closed, *(leaf.bound for leaf in (*self.open, *self.unfinished))], default=math.inf)
+
+    def _tell(self) -> None:
+        """What is proven so far, for those who watch: of the plan's own family, in seconds."""
+        if self.pinned and not self.memory_first:
+            self.search.bounded(self._left(), self)
 
     def smallest(self) -> Candidate | None:
         """The plan of least memory: what is shown when nothing fits. Leaves are taken by their least usage, which bounds what a plan of theirs needs,
@@ -214,8 +225,6 @@ class Explorer:
         self._relaxed[index] = Relaxed(space, self.search.scratch)
         levels = sorted(LEVEL_ORDER[k] for k in self._levels(self.meshes[index]))
         bound = self._least[index] = 0.0 if self.memory_first or not levels else self._relaxed[index].least(levels, self._to_beat)
-        if not self.memory_first and levels:
-            self.search.bounded(bound)
         if bound > LONG_S:
             self.unit_s = 1e-9
         beaten = math.inf
@@ -227,6 +236,7 @@ class Explorer:
             else:
                 beaten = min(beaten, leaf.bound)
         self.closed.append(beaten)
+        self._tell()
 
     def _levels(self, mesh: Mesh) -> list[int]:
         """Optimizer levels that go with a mesh."""

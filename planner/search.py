@@ -63,7 +63,7 @@ class Search:
         self._arithmetic: Arithmetic | None = None
         self._details: dict[int, tuple[Candidate, Space, tuple[int, ...], Problem]] = {}  # by id; the candidate is kept, so that ids stay unique
         self._best: Candidate | None = None
-        self._bound = 0.0
+        self._bounds: dict[int, float] = {}  # by id of an explorer
         self._refused: PlanError | None = None
         self.offered = Offered(model, request, self.base, self.out_of_time)
 
@@ -179,7 +179,7 @@ class Search:
         """Tell the caller about a better plan that may be the answer. pinned: it respects the user's pins and mode."""
         if self.progress and (pinned or self.offered.free) and (self._best is None or self.value(candidate) < self.value(self._best)):
             self._best = candidate
-            self.progress("search", candidate.cost.step_time_s, self._bound or None)
+            self.progress("search", candidate.cost.step_time_s, self._bound)
 
     # --- spaces -------------------------------------------------------------------------------------------------------------------------------
 
@@ -281,9 +281,17 @@ class Search:
         """A solver's bound in seconds, less what rounding to whole units may have added."""
         return max(0.0, ((solution.bound or 0.0) - 0.5 * (len(problem.cost) + len(problem.edges))) * unit_s)
 
-    def bounded(self, bound_s: float) -> None:
-        """A mesh's bound, for those who watch."""
-        self._bound = min(self._bound or np.inf, bound_s)
+    def bounded(self, bound_s: float, family: Explorer) -> None:
+        """What a family has proven, for those who watch: no plan of it is below."""
+        self._bounds[id(family)] = bound_s
+        if self.progress and self._best is not None:
+            self.progress("search", self._best.cost.step_time_s, self._bound)
+
+    @property
+    def _bound(self) -> float | None:
+        """The least of what the families so far have proven, no more than the best plan takes; None before."""
+        least = min(self._bounds.values(), default=0.0)
+        return min(least, self._best.cost.step_time_s) if least and self._best is not None else None
 
     def price_smallest(self, space: Space, mesh: Mesh, techniques: Techniques, label: str) -> Candidate | None:
         """The fastest of the plans that need the least memory under these techniques."""

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from planner.atomic import replacing
-from planner.errors import PlanError, did_you_mean
+from planner.errors import PlanError, did_you_mean, file_meant
 from planner.layout import Layout
 from planner.rule import Split
 
@@ -174,7 +174,7 @@ class Strategy:
         try:
             data = json.loads(path.read_text())
         except OSError as e:
-            raise PlanError("P054", f"cannot read strategy {str(path)!r}: {e.strerror}") from e
+            raise PlanError("P054", f"cannot read strategy {str(path)!r}: {e.strerror}", help=[] if path.exists() else file_meant(str(path))) from e
         except (json.JSONDecodeError, UnicodeDecodeError) as e:
             raise PlanError("P054", f"{path} is not JSON: {e}") from e
         return cls.from_dict(data, path)

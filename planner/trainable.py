@@ -45,7 +45,8 @@ def matching(graph: Graph, glob: str, option: str) -> set[str]:
     names = {n: graph.labels.get(n, n) for n in graph.weights}
     found = {n for n, label in names.items() if fnmatch.fnmatchcase(label, glob) or fnmatch.fnmatchcase(n, glob)}
     if not found:
-        near = did_you_mean(glob, [*names.values(), *names])
+        parts = dict.fromkeys(part for label in names.values() for part in label.split("."))
+        near = did_you_mean(glob, [*names.values(), *names]) or did_you_mean(glob.strip("*."), list(parts))
         raise PlanError("P036", f"{option} {glob!r} matches no parameter", help=[near or "`plan ops FILE --parameters` lists them"])
     return found
 

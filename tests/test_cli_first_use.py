@@ -104,3 +104,32 @@ def test_hardware_describes_a_topology_file(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_live_line_says_what_takes_so_long() -> None:
     assert Live(False, "compiling the program").line().startswith("compiling the program 0 s")
+
+
+@pytest.mark.parametrize(("argv", "said"), [
+    (["llama3-8b,layers=2", "--devices", "8"], "did you mean 'zoo:llama3-8b'?"), (["gpt2", "--devices", "8"], "did you mean 'zoo:gpt2-small'?"),
+    (["explan", "s.json"], "did you mean 'explain'?"), (["modle.onnx", "--devices", "2"], "did you mean 'model.onnx'?"), (["explain", "in/planned.jsn"], "no folder 'in'"),
+    (["show", "other.json"], "cannot read strategy"), (["show", "planed.json"], "did you mean 'planned.json'?"), (["mine.onnx.bak", "--devices", "2"], "zoo:NAME"),
+    (["zoo:mlp-tiny", "--devices", "2", "--precision", "bf16"], "did you mean 'bf16-mixed'?"),
+    (["zoo:mlp-tiny", "--devices", "2", "--hardware", "h100-sx"], "did you mean 'h100-sxm'?"),
+    (["zoo:llama-tiny", "--devices", "2", "--freeze", "*embd*"], "did you mean 'embed_tokens'?"), (["zoo:mlp-tiny", "--device", "2"], "did you mean '--devices'?"),
+])  # fmt: skip
+def test_names_that_are_nearly_right_get_a_suggestion(argv: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.onnx", "modle.txt", "planned.json"):
+        Path(name).touch()
+    assert said in error(capsys, *argv)
+
+
+def test_the_bound_rises_while_the_search_goes_on() -> None:
+    from planner.api import make_request
+    from planner.model import Model, Workload
+    from planner.search import Search
+
+    told: list[tuple[float, float]] = []
+    request = make_request(devices=8, hardware=None, topology=None, baselines=False)
+    found = Search(Model.open("zoo:gpt-tiny,hidden=1024,seq=256", Workload(batch=64), 8), request, lambda _, best, bound: told.append((best or 0.0, bound or 0.0))).run()
+    bounds = [bound for _, bound in told if bound]
+    assert found.best is not None and bounds[0] < bounds[-1] <= found.best.cost.step_time_s
+    assert all(0 <= bound <= best for best, bound in told) and [best for best, _ in told] == sorted((best for best, _ in told), reverse=True)
+    assert told[-1][0] == pytest.approx(found.best.cost.step_time_s, rel=1e-9)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlanError
+from planner.errors import PlanError, file_meant
 
 MOST_BYTES = 2**31 - 1
 
@@ -20,7 +20,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             raise PlanError("P101", f"{str(path)!r} is a folder, not an ONNX file", help=[f"give the file inside, such as {path / 'model.onnx'}"])
         size = path.stat().st_size
     except FileNotFoundError:
-        raise PlanError("P101", f"there is no file {str(path)!r}") from None
+        raise PlanError("P101", f"there is no file {str(path)!r}", help=file_meant(str(path)) or ["an ONNX file, zoo:NAME, or a Hugging Face config.json"]) from None
     except (OSError, ValueError) as error:
         raise PlanError("P101", f"{str(path)!r} cannot be read", detail=[str(error)]) from None
     if not path.is_file():
