@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MADE = {"operators.md": "tests/test_operator_page.py", "scaling.md": "tests/test_scaling.py", "techniques.md": "tests/test_techniques.py"}
-"""Page -> the test that holds what a command wrote there."""
+MADE = {"operators.md": "tests/test_operator_page.py", "techniques.md": "tests/test_techniques.py"}
+"""Page that a command wrote -> the test that holds it."""
+TABLES = {"scaling.md": "tests/test_scaling.py"}
+"""Page whose tables a command wrote -> the test that holds them: a source of the prose around them."""
 PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if p.name not in MADE]
 FENCE = re.compile(r"^(?:<!-- illustration -->\n)?```.*?^```$", re.M | re.S)
 SCALE = {"%": 0.01, "us": 1e-6, "ms": 1e-3, "s": 1.0, "seconds": 1.0, "CPU-seconds": 1.0, "minutes": 60.0, "W": 1.0, "x": 1.0, "": 1.0}
@@ -50,7 +52,9 @@ def figures(block: str) -> list[tuple[str, str]]:
 
 
 def sources(page: Path, block: str) -> Iterator[str]:
-    """Texts of the files that a block names."""
+    """Texts of the files that a block names, and of tables in its page that a test holds."""
+    if page.name in TABLES and not block.startswith("|"):
+        yield "\n".join(line for line in page.read_text().splitlines() if line.startswith("|"))
     for link, section, path in NAMED.findall(block):
         file = page.parent / link if link else ROOT / path
         if not link.startswith(("http:", "https:")) and file.is_file() and file != page:
@@ -102,7 +106,7 @@ def rounded(number: str, source: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_figure_stands_in_a_source_that_is_named_beside_it(page: Path) -> None:
-    lost = [f"{page.name}:{line}: {number} {unit}" for line, block, lead in blocks(page.read_text()) for number, unit in figures(block)
+    lost = [f"{page.name}:{line}: {number} {unit}" for line, block, lead in blocks(page.read_text()) if not (page.name in TABLES and block.startswith("|")) for number, unit in figures(block)
             if not any(stands(number, unit, text) for text in (*sources(page, block), *sources(page, lead)))]  # fmt: skip
     assert not lost, "no file named beside it has:\n" + "\n".join(lost)
 
@@ -110,7 +114,7 @@ def test_every_figure_stands_in_a_source_that_is_named_beside_it(page: Path) -> 
 def test_what_a_section_of_the_results_says_was_printed_by_a_command_it_names() -> None:
     pieces = re.split(r"^## (.*)$", (ROOT / "benchmarks" / "RESULTS.md").read_text(), flags=re.M)
     bare = [head for head, text in zip(pieces[1::2], pieces[2::2], strict=True) if not re.search(r"`(?:python -m|python examples|plan |pytest )", head + text)]
-    assert not bare and all((ROOT / test).is_file() for test in MADE.values())
+    assert not bare and all((ROOT / test).is_file() for test in (MADE | TABLES).values())
 
 
 def test_figures_are_found_and_looked_up() -> None:
