@@ -24,6 +24,11 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """The theme's switch of colours looks up two style sheets of highlightjs, which is left out, and fails without them."""
+    return output.replace("</head>", '<link id="hljs-light"><link id="hljs-dark">\n    </head>', 1)
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links to files of the repository lead to their pages here; those to other files of it keep the name alone."""
     here = next((source for source, name in PAGES.items() if name == page.file.src_uri), f"docs/{page.file.src_uri}")

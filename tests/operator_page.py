@@ -50,7 +50,7 @@ FACTS = """
 - **Names**: linear weights are stored transposed under generated names (`val_109`, `onnx::MatMul_651`). Parameters are named here by module path and slot
   (`layers.3.mlp.up.weight`), and what trains is decided by the slot a constant feeds.
 - **Ties**: a tied output head often becomes a copy of the embedding; equal-valued norm scales are often merged into one tensor. Both are said when a model is
-  planned (docs/training.md).
+  planned ([training](training.md)).
 - **Shapes**: static exports bake the batch into Reshape targets and index tables; another `--batch` is traced through them, or refused with the name of the constant.
 - **Mixture of experts**: exports gather the weights of the chosen experts per token, or let every expert work on every token, with stacked weights or with weights of
   its own for each expert; all are read as RoutedExperts, whose work is that of the chosen experts and whose tokens travel to their experts (weights of their own become

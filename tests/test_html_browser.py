@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -308,3 +310,23 @@ def test_large_models_open_in_two_seconds(name: str, width: int, scheme: str, br
     assert browser.js("return performance.getEntriesByType('navigation')[0].domComplete") < 2000
     assert browser.js(LEGIBLE)[1] == [] and browser.js(OVERFLOW)[1] == []
     assert browser.shot(f"{name}-{width}-{scheme}").stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+def test_pages_of_the_documentation_keep_to_the_window_and_switch_colours(browser: Browser, site: Path, width: int) -> None:
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == PHONE})
+    for name in ("tutorial", "scaling", "readme"):
+        browser.driver.get((site / f"{name}.html").as_uri())
+        assert browser.js("return document.documentElement.scrollWidth") <= width, name
+        assert browser.js("document.querySelector('[data-bs-theme-value=dark]').click(); return document.documentElement.dataset.bsTheme") == "dark"
+        browser.js("document.querySelector('[data-bs-theme-value=light]').click()")
+        assert not [said for said in browser.console() if "worker.js" not in said], name  # the search needs a server: browsers start no worker from a file
+    browser.shot(f"docs-readme-{width}")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(folder)], cwd=SHOTS.parents[1], check=True, capture_output=True, timeout=120)
+    return folder
