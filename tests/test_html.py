@@ -289,9 +289,14 @@ def test_several_files_at_once(saved: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def _perfetto_reads(events: list[dict[str, Any]]) -> None:
-    """What its importer of Chrome's JSON asks for: known phases, whole process and thread numbers that metadata names, and slices of a thread
-    that follow each other or nest, counted in nanoseconds."""
-    assert {e["ph"] for e in events} <= {"X", "M"} and all(type(e["pid"]) is int and type(e["tid"]) is int for e in events)
+    """What its importer of Chrome's JSON asks for: known phases, whole process and thread numbers that metadata names, slices of a thread
+    that follow each other or nest, counted in nanoseconds, and counters of numbers, with the same series in every event of a name."""
+    assert {e["ph"] for e in events} == {"X", "M", "C"} and all(type(e["pid"]) is int and type(e["tid"]) is int for e in events)
+    processes, counters = {e["pid"] for e in events if e["name"] == "process_name"}, [e for e in events if e["ph"] == "C"]
+    assert {e["pid"] for e in counters} <= processes and not {e["pid"] for e in counters} & {e["pid"] for e in events if e["ph"] == "X"}
+    assert [e["ts"] for e in counters] == sorted(e["ts"] for e in counters) and all(type(n) is int and n >= 0 for e in counters for n in e["args"].values())
+    totals, held = ([e["args"] for e in counters if e["name"] == name] for name in ("total", "held"))
+    assert all(abs(t["bytes"] - sum(h.values())) <= len(h) for t, h in zip(totals, held, strict=True)) and len({tuple(h) for h in held}) == 1
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for e in events:
@@ -307,7 +312,10 @@ def test_perfetto_reads_the_trace(pins: str) -> None:
     from planner.report.trace import trace
 
     spec = "zoo:gpt-tiny,layers=4"
-    _perfetto_reads(json.loads(trace(priced(plan(pins, spec), spec)))["traceEvents"])
+    events = json.loads(trace(priced(plan(pins, spec), spec)))["traceEvents"]
+    _perfetto_reads(events)
+    peak = max(e["args"]["bytes"] for e in events if e["ph"] == "C" and e["name"] == "total")
+    assert peak == pytest.approx(plan(pins, spec).costs["memory_per_device_bytes"], abs=8)
 
 
 @pytest.mark.parametrize("runtime", ["fsdp", "megatron"])

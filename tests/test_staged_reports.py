@@ -126,7 +126,7 @@ def test_the_trace_has_a_process_per_stage_as_long_as_the_step(spec: str, pins: 
     events = json.loads(trace(priced(s, spec)))["traceEvents"]
     stages = dict(s.mesh_shape)["stage"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert names == {k: f"stage {k}" for k in range(stages)} | {stages: "inside a full tick, on any stage"}
+    assert names == {k: f"stage {k}" for k in range(stages)} | {stages: "inside a full tick, on any stage", stages + 1: "memory of a device over the last microbatch"}
     for stage in range(stages):
         mine = sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in events if e["ph"] == "X" and e["pid"] == stage)
         assert mine[-1][1] == pytest.approx(1e6 * s.costs["step_time_s"], rel=1e-4) and sum(b - a for a, b, _ in mine) == pytest.approx(mine[-1][1], rel=1e-4)

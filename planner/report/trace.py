@@ -5,7 +5,8 @@ reduction, optimizer. Its end is the step time of the strategy; what the runtime
 Equal microbatches are drawn once, with their count in the name.
 
 With pipeline stages every stage is a process: per tick its passes by microbatch, bubbles by that name (where there are very many ticks, equal
-neighbours as one). What a full tick consists of, operator by operator, is a process of its own beside them.
+neighbours as one). What a full tick consists of, operator by operator, is a process of its own beside them. So is the memory of a device, as counters (bytes) by
+part over the last microbatch and what follows it, from time 0.
 """
 
 from __future__ import annotations
@@ -56,7 +57,22 @@ def trace(p: Priced) -> str:
 
     detail = work_out(p)
     tracks = [_operators(p)] if detail.pipeline is None else [*_stages(detail)]
-    return json.dumps({"traceEvents": [e for t in tracks for e in t.events], "displayTimeUnit": "ms"}, indent=0) + "\n"
+    events = [*(e for t in tracks for e in t.events), *_memory(detail, len(tracks))]
+    lines = ",\n".join(json.dumps(e) for e in events)  # an event a line
+    return f'{{\n"traceEvents": [\n{lines}\n],\n"displayTimeUnit": "ms"\n}}\n'
+
+
+def _memory(d: Detail, process: int) -> Iterator[dict[str, Any]]:
+    """Counters of what is held, a process of their own. Of two points of one time, a jump, the last counts for a viewer."""
+    from planner.report.html.memory import series
+
+    curve = series(d)
+    yield {"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": "memory of a device over the last microbatch"}}
+    yield {"name": "process_sort_index", "ph": "M", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    for k, (seconds, total) in enumerate(zip(curve.times_s, curve.total_bytes, strict=True)):
+        at = {"ph": "C", "pid": process, "tid": 0, "ts": round(seconds * MICRO, 3)}
+        yield {"name": "total", **at, "args": {"bytes": round(total)}}
+        yield {"name": "held", **at, "args": {part: round(band[k]) for part, band in curve.bands}}
 
 
 def _operators(p: Priced) -> _Track:
@@ -74,7 +90,7 @@ def _operators(p: Priced) -> _Track:
         at.setdefault((use.phase, made.get(use.what, 0)), []).append(use)
     times = [kernel_times(p.base, i, p.flow.split(i), p.pricer) for i in range(len(graph.nodes))]
     again = made_again(p.flow, p.runs)
-    line = _Track()
+    line = _Track(name="a device")
     note = f" x {micro} microbatches" if micro > 1 else ""
 
     def collectives(phase: str, i: int, hidden: bool = False) -> None:
