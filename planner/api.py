@@ -41,7 +41,7 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
                            pins=None if annotated else pins, objective=objective,
                            memory_limit_bytes=memory_limit_bytes, memory_reserve_bytes=memory_reserve_bytes, runtime=runtime, optimizer=optimizer,
                            precision=precision, time_limit_s=time_limit_s, seed=seed, fold=fold, baselines=baselines,
-                           cache=cache if isinstance(cache, Cache) or cache is None else Cache.chosen(cache))  # fmt: skip
+                           cache=cache)  # fmt: skip
     model = open_model(source, request.topology.devices, workload=workload, batch=batch, tokens_per_step=tokens_per_step, dims=dims, shapes=shapes, loss=loss,
                        logits=logits, shift_labels=shift_labels, ignore_index=ignore_index, trainable=trainable, freeze=freeze, tie=tie, lora=lora,
                        optimizer=optimizer, lr=lr, tables=tables)  # fmt: skip
@@ -78,7 +78,8 @@ def annotated_pins(model: Any) -> Any:
 def make_request(*, devices: int | None, hardware: str | None, topology: str | Path | None, workload: str = "train", mode: str = "auto", solver: str = "auto",
                  pins: Any = None, objective: str = "step", memory_limit_bytes: int | None = None, memory_reserve_bytes: int | None = None,
                  runtime: str = DEFAULT_RUNTIME, optimizer: str = "adamw", precision: str = DEFAULT_PRECISION, time_limit_s: float | None = None,
-                 seed: int = 0, fold: bool = True, baselines: bool = True, cache: Cache | None = None) -> Any:  # fmt: skip
+                 seed: int = 0, fold: bool = True, baselines: bool = True,
+                 cache: Cache | str | Path | None = None) -> Any:  # fmt: skip
     """Check the options against what exists and build the search request."""
     from costmodels.memory import capacity
     from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
@@ -109,7 +110,7 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
         parsed = replace(parsed, techniques={"zero_stage": 0, "recompute": "none", "microbatches": 1, **parsed.techniques})
     return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
                    RUNTIMES[runtime], solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines,
-                   pinned_offload(parsed, workload, runtime), cache)  # fmt: skip
+                   pinned_offload(parsed, workload, runtime), cache if isinstance(cache, Cache) or cache is None else Cache.chosen(cache))  # fmt: skip
 
 
 def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:

@@ -69,6 +69,22 @@ def test_a_recalled_plan_is_the_plan(name: str, tmp_path: Path) -> None:
     assert again.found == again.asked == known.asked, "every search of the second is recalled"
 
 
+def test_phases_of_serving_are_searches_too(tmp_path: Path) -> None:
+    from planner.serving.serve import serve
+
+    def served(cache: Cache | None) -> dict[str, Any]:
+        made = json.loads(serve("zoo:llama-tiny,cache=1", devices=2, prompt=8, generate=4, concurrency=4, cache=cache).to_json())
+        for part in (made, made["prompts"], made["step"]):
+            del part["provenance"]
+        return dict(made)
+
+    first, again = Cache(tmp_path), Cache(tmp_path)
+    alone = served(None)
+    assert served(first) == alone == served(again)
+    assert first.found < first.asked == again.asked
+    assert again.found >= 2
+
+
 def test_what_is_recalled_is_not_searched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planner.plan(GPT, devices=8, batch=16, cache=tmp_path)
 

@@ -44,15 +44,16 @@ def asked(args: argparse.Namespace) -> bool:
 def run(args: argparse.Namespace, target: Path | None) -> int:
     """Search, print the summary, write the plan (and the program)."""
     from planner.commands.emit import refuse_other
-    from planner.commands.make import machine, workload
+    from planner.commands.make import cache, machine, tell, workload
     from planner.serving.serve import serve
 
     if args.emit:
         refuse_other(Path(args.emit), args.force)
-    objective = "throughput" if args.objective == "step" else args.objective
+    objective, known = "throughput" if args.objective == "step" else args.objective, cache(args)
     with console.live(not args.quiet) as line:
         made = serve(args.model, prompt=args.prompt, generate=args.generate, concurrency=args.concurrency, objective=objective, quantize=args.quantize,
-                     prefill_tokens=args.prefill_tokens, **machine(args), dims=workload(args)["dims"], solver=args.solver, seed=args.seed, progress=line.report)  # fmt: skip
+                     prefill_tokens=args.prefill_tokens, **machine(args), dims=workload(args)["dims"], solver=args.solver,
+                     seed=args.seed, progress=line.report, cache=known)  # fmt: skip
     if target:
         made.save(target)
     if args.json:
@@ -64,6 +65,8 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
         written += write(made, args.model, Path(args.emit), False, args.force)
     if not args.quiet and written:
         console.say(f"wrote {', '.join(written)}" + (f"   next: plan emit {target}" if target and not args.emit else ""))
+    if not args.quiet:
+        tell(known)
     return 0
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from planner.cache import Cache
 from planner.errors import PlanError
 from planner.serving.result import Service, Serving
 from planner.strategy import Strategy
@@ -21,11 +22,11 @@ def serve(source: Any, *, prompt: int, generate: int, concurrency: int, objectiv
           prefill_tokens: int | None = None, devices: int | None = None,
           hardware: str | None = None, topology: str | Path | None = None, dims: Mapping[str, int] | None = None, memory_limit_bytes: int | None = None,
           memory_reserve_bytes: int | None = None, precision: str | None = None, runtime: str | None = None, solver: str = "auto", seed: int = 0,
-          progress: Any = None) -> Serving:  # fmt: skip
+          progress: Any = None, cache: Cache | str | Path | None = None) -> Serving:  # fmt: skip
     """Plan how to serve a decoder that was exported with a cache: `concurrency` prompts of `prompt` tokens at once, `generate` tokens for each.
 
     objective: throughput (tokens a second over prompts and generation), ttft (seconds to the first tokens) or tpot (seconds a token after them).
-    quantize: of QUANTIZE. prefill_tokens: tokens of prompts that a replica passes at once (8192; at least one prompt). Machine and the rest as of
+    quantize: of QUANTIZE. prefill_tokens: tokens of prompts that a replica passes at once (8192; at least one prompt). Machine, cache and the rest as of
     `planner.plan`. Raises PlanError: P220, P221 where the model has no cache that is understood, P021 where nothing fits.
     """
     from planner.api import DEFAULT_PRECISION, DEFAULT_RUNTIME, assumptions, choose, make_request, open_model
@@ -38,7 +39,7 @@ def serve(source: Any, *, prompt: int, generate: int, concurrency: int, objectiv
     choose("quantize", quantize, QUANTIZE)
     request = make_request(devices=devices, hardware=hardware, topology=topology, workload="infer", solver=solver, memory_limit_bytes=memory_limit_bytes,
                            memory_reserve_bytes=memory_reserve_bytes, runtime=runtime or DEFAULT_RUNTIME, precision=precision or DEFAULT_PRECISION,
-                           seed=seed, baselines=False)  # fmt: skip
+                           seed=seed, baselines=False, cache=cache)  # fmt: skip
     model = open_model(source, request.topology.devices, workload="infer", dims=dims)
     service = Service(prompt, generate, concurrency, quantize)
     prompts, step = PhaseModel.of(model, "prompts", service), PhaseModel.of(model, "step", service)
