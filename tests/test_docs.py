@@ -101,3 +101,36 @@ def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "index.md").read_text()
     missing = [p.name for p in (ROOT / "docs").glob("*.md") if p.name != "index.md" and f"]({p.name})" not in index]
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_that_are_named_exist_with_their_options(page):
+    """In listings and in prose: the verb is one, and every option is one of its own. What follows two spaces says what a command of a listing is for."""
+    from planner.cli import choose_verb, parser
+
+    text = page.read_text()
+    listed = [line for m in BLOCK.finditer(text) for line in m["text"].splitlines() if re.match(r"plan [a-z./-]", line)]
+    for command in (*listed, *re.findall(r"`(plan [a-z./-][^`\n]*)`", BLOCK.sub("", text))):
+        words = shlex.split(re.split(r"\s{2,}|\s#| · | > |\(", command)[0])[1:]
+        verb, rest = choose_verb(words)
+        options = {name for action in parser(verb)._actions for name in action.option_strings}
+        ours = rest[: rest.index("--")] if "--" in rest else rest
+        assert not [w for w in ours if w.startswith("-") and w.partition("=")[0] not in options], f"{page.name}: {command}"
+
+
+def test_files_that_pages_show_are_read(tmp_path):
+    """A device, a machine and pins, as written in the pages: the planner takes them."""
+    from planner.api import plan
+    from planner.topology import device
+    from planner.topology_file import from_file
+
+    shown = {name: [m["text"] for m in BLOCK.finditer((ROOT / "docs" / name).read_text()) if m["kind"] == "toml"] for name in ("hardware.md", "modes.md")}
+    chip, machine = (tmp_path / "chip.toml", tmp_path / "machine.toml")
+    for path, text in zip((chip, machine), shown["hardware.md"], strict=True):
+        path.write_text(text)
+    assert device(str(chip)).memory_bytes == device("h100-sxm").memory_bytes and from_file(machine).devices == 64
+    for text, mode, devices in zip(shown["modes.md"], ("semi-auto", "propagate", "semi-auto"), (8, 8, 64), strict=True):
+        path = tmp_path / "pins.toml"
+        path.write_text(text if "[mesh]" in text else f"[mesh]\ndata = 2\nmodel = 4\n\n{text}")
+        found = plan("zoo:llama-tiny,heads=8,kv_heads=4", devices=devices, batch=64, mode=mode, pins=str(path), baselines=False)
+        assert dict(found.mesh_shape)["data"] in (2, 8)
