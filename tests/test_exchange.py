@@ -174,7 +174,7 @@ def test_a_plan_by_module_that_is_not_the_models(plan: dict[str, str], said: str
     assert "error[P191]" in (err := capsys.readouterr().err) and said in err
 
 
-PRICED = ("tp=2,dp=4,zero=2,micro=2,recompute=block-keep", "pp=2,tp=2,dp=2,micro=4,zero=1", "data=2,sequence=2,model=2,zero=3", "dp=8")
+PRICED = ("tp=2,dp=4,zero=2,micro=2,recompute=block-keep", "pp=2,tp=2,dp=2,micro=4,zero=1", "data=2,sequence=2,model=2,zero=3")
 
 
 @pytest.mark.parametrize("pins", PRICED)

@@ -181,7 +181,7 @@ def show(p: argparse.ArgumentParser) -> None:
 def explain(p: argparse.ArgumentParser) -> None:
     """Options of `plan explain`."""
     saved(p)
-    p.add_argument("node", nargs="?", metavar="NODE_OR_TENSOR", help="a node, tensor, parameter or part of its name")
+    p.add_argument("node", nargs="?", metavar="NODE_OR_TENSOR", help="a node, tensor, parameter or part of its name (as the file has it; with --model priced anew)")
     p.add_argument("--minimal-pins", action="store_true", help="the fewest annotations that --mode propagate makes this plan of, as a file for --pin (needs the model)")
 
 

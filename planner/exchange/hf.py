@@ -49,7 +49,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
         rounds.to("context ranks shard parameters: optimizer level 2", zero=2)
     rounds.to("tensor parallelism leaves positions whole", positions=False)
     length, rounds.now = rounds.now.length, replace(rounds.now, length=0)
-    return [f"rows of {length} tokens: the data's to say"] if length else []
+    return [f"rows of {length:,} tokens: the data's to say"] if length else []
 
 
 def write(s: Settings, facts: Facts) -> str:
