@@ -100,7 +100,7 @@ def bind(
     if batch is None:
         start = exported or 1
         batch = -(-start // max(1, devices)) * max(1, devices)
-        how = f"the exported {exported}" if exported == batch else f"the smallest multiple of {devices} devices from {start} on"
+        how = f"the exported {exported}" if exported == batch else f"the smallest multiple of {devices} devices from {start} on" if devices > 1 else "one sample"
         notes.append(f"batch {batch}: {how} (--batch sets it)")
     lowered = exported
     if symbol is not None:
