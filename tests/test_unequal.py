@@ -195,3 +195,28 @@ def test_cuts_that_a_file_cannot_have(cuts: list[str]) -> None:
     with pytest.raises(PlanError) as e:
         planner.Strategy.from_dict(data, "edited").plan_for(reopen(s, RESNET).graph(4))
     assert e.value.code in ("P051", "P060")
+
+
+def test_buffers_give_back_what_was_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of two stages, whole, cut over one axis or two, and with padding where a dim does not divide."""
+    from jax.sharding import PartitionSpec as P
+
+    from planner.emit.parts import frame, packed
+
+    shapes = {"a": (5, 4), "b": (6,), "c": (3, 8), "d": (2, 2)}
+    rows = ((0, 0, (3, 4), shapes["a"], 0.0, P("model")), (0, 12, (3,), shapes["b"], 1.0, P("model")),
+            (1, 0, (3, 2), shapes["c"], 0.0, P(None, ("model", "model2"))), (1, 6, (1, 1), shapes["d"], 0.0, P("model2", "model")))  # fmt: skip
+    monkeypatch.setattr(packed, "MESH", {"stage": 2, "model": 2, "model2": 2})
+    monkeypatch.setattr(packed, "PACKED", {"buffer": rows})
+    monkeypatch.setattr(frame, "LABELS", {"buffer": tuple(shapes)})
+    row = ((2, 2, 2, 16), "float", 0, 0.0, P("stage", "model", "model2"))
+    rng = np.random.default_rng(0)
+    values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    buffer = packed.packed("buffer", row, values)
+    assert buffer.shape == row[0]
+    back = packed.unpacked("buffer", row, buffer)
+    assert all(np.array_equal(back[name], value) for name, value in values.items())
+    assert np.array_equal(buffer[1, 1, 0, :6].reshape(3, 2), values["c"][:, 4:6]) and buffer[1, 1, 0, 6] == values["d"][0, 1]
+    assert not buffer[0, 1, 0, 8:12].any() and np.array_equal(buffer[0, 1, 1, :8].reshape(2, 4), values["a"][3:])
+    fresh = packed.unpacked("buffer", row, packed.initial_value("buffer", row, 0, {"c": values["c"]}))
+    assert np.array_equal(fresh["c"], values["c"]) and abs(fresh["b"].mean() - 1) < 0.1 and 0 < np.abs(fresh["a"]).max() < 0.2

@@ -54,14 +54,18 @@ def restore(saved, mesh):
     if done is None:
         return None
     about = saved.restore(done, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+    here = [(labels_of(key, row), repeat_dims(row), row[0]) for key, row in PARAMS.items()]
+    there, own = ({tuple(names) for names, stacked, _ in rows if len(names) > 1 and not stacked} for rows in (about["parameters"], here))
+    if there != own:  # several weights that are no repeats: a buffer of unequal stages
+        raise SystemExit(f"the checkpoint of step {done} has weights in other buffers of pipeline stages than this program: --export where it was saved, --weights here")
     master = jnp.dtype(COMPUTE).itemsize < 4
     shapes = {key: jax.ShapeDtypeStruct(row[0], jnp.float32) for key, row in PARAMS.items()}
     moments = max(len(leaves) for leaves in jax.eval_shape(start_state, shapes).values()) - master
     if moments != about["values"] - 1:
         raise SystemExit(f"the checkpoint of step {done} has {about['values'] - 1} moments a parameter, this program's optimizer {moments}: it was saved by another")
     params = read(saved, done, about, 0, PARAMS, COMPUTE, mesh)
-    there = {key: state_at(mesh, row[-1]) for key, row in GRADIENTS.items()}
-    rows = [jax.device_put(read(saved, done, about, k, GRADIENTS, jnp.float32, mesh), there) for k in [*range(1, moments + 1), *([0] if master else [])]]
+    cuts = {key: state_at(mesh, row[-1]) for key, row in GRADIENTS.items()}
+    rows = [jax.device_put(read(saved, done, about, k, GRADIENTS, jnp.float32, mesh), cuts) for k in [*range(1, moments + 1), *([0] if master else [])]]
     return done, params, {key: tuple(row[key] for row in rows) for key in params}
 
 
