@@ -11,8 +11,10 @@ Operators i = 0 .. n - 1 run forward, then backward from n - 1 down to 0. While 
 and the peak is the largest sum. Parameters and optimizer state are there all the time.
 
 Below level 3 and with one microbatch a weight's whole gradient needs no room of its own where the optimizer updates a master copy: by then the weight has been
-read for the last time, and its gradient takes the place that the new weight will be written to. It does where the weight is its own master, or microbatches are
-added up (their sums are there all the time). Gradients of stacks of experts do too: a loop over the experts carries them, and compilers reduce them at the very end.
+read for the last time, and its gradient takes the place that the new weight will be written to. So does that of a tied table, whose lookup reads no weight in its
+backward pass and adds to what is there. It does need room where another operator reads the weight further on, where the weight is its own master, or where
+microbatches are added up (their sums are there all the time). Gradients of stacks of experts do too: a loop over the experts carries them, and compilers reduce them
+at the very end.
 
 A program with a loop over its blocks is another matter: there the stacked gradients of all blocks and their stacked activations are whole as long as the loop
 runs (planner.evaluate).
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from costmodels.precision import Recipe
     from planner.base import Base
     from planner.graph import Graph
+
+
+LOOKUPS = frozenset({"Gather", "GatherND"})
+"""Operators whose backward pass reads no table."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,13 @@ def between(n: int, first: np.ndarray, last: np.ndarray, sizes: np.ndarray) -> n
 
 @dataclass(frozen=True)
 class Readers:
-    """Of each weight with a gradient: the first and the last operator that reads it, and whether a loop carries its gradient."""
+    """Of each weight with a gradient: the first and the last operator that reads it, whether a loop carries its gradient, and whether an operator before the last one
+    reads it in its backward pass."""
 
     first: np.ndarray
     last: np.ndarray
     carried: np.ndarray
+    again: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,7 @@ class Weights:
 def gradient_room(read: Readers, whole: np.ndarray, piece: np.ndarray, recipe: Recipe, zero: int, microbatches: int) -> Weights:
     """What of gradients takes room beside parameters, state and the sums of microbatches (module docstring)."""
     waits = read.carried & (zero < 3) & (microbatches == 1)
-    beside = (read.first < read.last) | (zero == 3) | (microbatches > 1) | (recipe.master_bytes == 0) | waits
+    beside = read.again | (zero == 3) | (microbatches > 1) | (recipe.master_bytes == 0) | waits
     pieces = np.where(waits, 0.0, piece) if microbatches == 1 else np.zeros_like(piece)
     return Weights(np.where(waits, 0, read.first), read.last, np.where(beside, whole, 0.0), pieces)
 
@@ -118,7 +126,9 @@ def gradient_room(read: Readers, whole: np.ndarray, piece: np.ndarray, recipe: R
 def readers(graph: Graph, found: Sequence[Sequence[int]]) -> Readers:
     """Of the operators that read each weight."""
     carried = [any(graph.nodes[i].op == "RoutedExperts" for i in own) for own in found]
-    return Readers(np.array([min(own) for own in found], np.int64), np.array([max(own) for own in found], np.int64), np.array(carried, bool))
+    again = [any(graph.nodes[i].op not in LOOKUPS for i in own if i < max(own)) for own in found]
+    first, last = (np.array([end(own) for own in found], np.int64) for end in (min, max))
+    return Readers(first, last, np.array(carried, bool), np.array(again, bool))
 
 
 def left_bytes(recipe: Recipe, level: int) -> float:

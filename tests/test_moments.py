@@ -14,8 +14,8 @@ WHOLE, PIECE = np.array([8.0, 8.0]), np.array([2.0, 2.0])
 
 
 def of(carried: bool) -> Readers:
-    """Two weights: one read by operator 3, one by 1 and 4."""
-    return Readers(np.array([3, 1]), np.array([3, 4]), np.array([carried, False]))
+    """Two weights: one read by operator 3, one by 1 and 4, products both."""
+    return Readers(np.array([3, 1]), np.array([3, 4]), np.array([carried, False]), np.array([False, True]))
 
 
 def test_a_carried_gradient_stays_whole_from_its_operator_on() -> None:
@@ -36,3 +36,18 @@ def test_stacks_of_experts_are_carried() -> None:
     found = readers(graph, [[i] for i in range(len(graph.nodes))])
     assert [graph.nodes[i].op for i in np.flatnonzero(found.carried)] == ["RoutedExperts"]
     assert found.first.tolist() == found.last.tolist() == list(range(len(graph.nodes)))
+
+
+def test_the_gradient_of_a_tied_table_takes_the_table_s_place() -> None:
+    """A lookup's backward pass reads no table, so that the head is the last to read it; a bias that two sums read, or a weight of two products, is read again."""
+    graph = read_model(models_zoo.build("zoo:gpt-tiny,layers=1,tied=1"), batch=8)
+    uses: dict[str, list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        for name in node.inputs:
+            if name in graph.weights:
+                uses.setdefault(name, []).append(i)
+    (table,) = [own for own in uses.values() if len(own) > 1]
+    products = [i for i, node in enumerate(graph.nodes) if node.op == "MatMul"][:2]
+    found = readers(graph, [table, products])
+    assert graph.nodes[table[0]].op == "Gather" and found.first.tolist() == [table[0], products[0]] and found.again.tolist() == [False, True]
+    assert gradient_room(found, WHOLE, PIECE, MIXED, 1, 1).whole.tolist() == [0, 8]
