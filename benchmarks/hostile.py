@@ -97,9 +97,9 @@ def run(command: list[str], cwd: Path, limit_s: float, environment: dict[str, st
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """The environment of a child: its own temporary folder, no debugging switches."""
+    """The environment of a child: its own temporary folder, no cache of searches, no debugging switches."""
     kept = {k: v for k, v in os.environ.items() if k not in ("MESHWRIGHT_DEBUG", "XLA_FLAGS", "JAX_PLATFORMS")}
-    return {**kept, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "NO_COLOR": "1", "JAX_PLATFORMS": "cpu"}
+    return {**kept, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "NO_COLOR": "1", "JAX_PLATFORMS": "cpu", "MESHWRIGHT_CACHE": "off"}
 
 
 def judge(outcome: Outcome) -> tuple[str, str]:

@@ -136,7 +136,7 @@ def apart(libtpu: Path, call: str) -> dict[str, float]:
 def planned(source: str, batch: int, file: Path, *more: str) -> float:
     """Wall seconds of a whole `plan` process."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "planner.cli", source, "--batch", str(batch), "--hardware", HARDWARE, "--force", "-o", str(file), "--quiet", *more]
+    command = [sys.executable, "-m", "planner.cli", source, "--batch", str(batch), "--hardware", HARDWARE, "--force", "-o", str(file), "--quiet", "--no-cache", *more]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return time.monotonic() - began
 
