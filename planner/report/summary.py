@@ -151,7 +151,8 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
     if c["bubble_time_s"]:
         among = f" ({stages(strategy) - 1} of {ticks(strategy)} ticks)" if lockstep(strategy) else ""
         step.append(f"bubble {show_time(c['bubble_time_s'])}{among}")
-    lines = labelled("step", step, width, style)
+    parts = [(c.get(f"{part}_time_s", 0.0), part[0].upper()) for part in ("compute", "exposed_communication", "optimizer", "tables", "bubble")]
+    lines = [*labelled("step", step, width, style), *_bar(parts, c["step_time_s"], width, style)]
     total = c["flops_per_device"] * c["distinct_work"] * devices
     lines += labelled("speed", [f"{c['tokens_per_s_per_device']:,.0f} {unit_of_work(strategy)}/s/device", f"MFU {percent(c['model_flops_utilization'])}",
                                 f"{flops(total)} a step over {devices} device{'s' if devices > 1 else ''}"], width, style)  # fmt: skip
@@ -172,11 +173,14 @@ def _memory(c: Mapping[str, Any], width: int, style: Style) -> list[str]:
     lines = labelled("memory", items, width, style)
     if "memory_limit_bytes" in c:
         parts = [(float(v), k[0].upper()) for k, v in breakdown(c)]
-        total = max(c["memory_limit_bytes"], c["memory_per_device_bytes"])
-        drawn = bar(parts, total, min(BAR, width - 10))
-        if drawn.strip("."):
-            lines += labelled("", [f"[{drawn}]"], width, style)
+        lines += _bar(parts, max(c["memory_limit_bytes"], c["memory_per_device_bytes"]), width, style)
     return lines
+
+
+def _bar(parts: Sequence[tuple[float, str]], total: float, width: int, style: Style) -> list[str]:
+    """The line of a bar of parts by their first letters, which the words above it begin with; none where all of it is one letter, or nothing."""
+    drawn = bar(parts, total, min(BAR, width - 10))
+    return labelled("", [f"[{drawn}]"], width, style) if len(set(drawn)) > 1 else []
 
 
 def _traffic(c: Mapping[str, Any], width: int, style: Style) -> list[str]:
