@@ -34,6 +34,8 @@ CASES = {
     "gpt level 3": ("zoo:gpt-tiny", "dp=8,zero=3"),
     "gpt mixed": ("zoo:gpt-tiny", "pp=2,dp=2,tp=2,micro=4"),
     "resnet data": ("zoo:resnet-tiny", "dp=8,zero=0"),
+    "resnet tensor": ("zoo:resnet-tiny", "tp=8"),
+    "resnet pipeline": ("zoo:resnet-tiny", "pp=2,dp=4,micro=4"),
     "resnet level 3": ("zoo:resnet-tiny", "dp=8,zero=3"),
     "resnet mixed": ("zoo:resnet-tiny", "dp=4,tp=2"),
 }
