@@ -74,8 +74,9 @@ def export(path, params, state):
     aside = path.with_name(f".{path.name}.part") if jax.process_index() == 0 else os.devnull
     with open(aside, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for key, values in values_of(params, state).items():
-            whole = np.asarray(multihost_utils.process_allgather(values[0], tiled=True))
+        values = values_of(params, state)
+        for key in PARAMS:  # the header's order: what a compiled step returns is sorted by name
+            whole = np.asarray(multihost_utils.process_allgather(values[key][0], tiled=True))
             for array in unpacked(key, PARAMS[key], whole[tuple(slice(n) for n in PARAMS[key][0])]).values():
                 out.write(np.ascontiguousarray(array, np.float32).tobytes())
     if jax.process_index() == 0:
