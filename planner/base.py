@@ -79,7 +79,11 @@ class Base:
     @cached_property
     def backward(self) -> Mapping[int, float]:
         """Node with products -> work of its backward pass as a multiple of its forward pass."""
-        return {i: float(sum(dot.flops * (dot.backward + dot.again) for dot in found) / Fraction(self.rules[i].flops)) for i, found in self._dots.items()}
+        alike: dict[int, float] = {}  # by id: nodes that are alike have their products in common, which `_dots` keeps
+        for i, found in self._dots.items():
+            if id(found) not in alike:
+                alike[id(found)] = float(sum(dot.flops * (dot.backward + dot.again) for dot in found) / Fraction(self.rules[i].flops))
+        return {i: alike[id(found)] for i, found in self._dots.items()}
 
     @cached_property
     def model_flops(self) -> Fraction:
@@ -243,19 +247,14 @@ class Base:
     def wires(self) -> tuple[Wire, ...]:
         """The tensors that link decisions, alike ones together, in order of first use. Constants, inputs and weights with one reader link nothing."""
         graph, shared = self.graph, self.shared
-        uses: dict[str, list[tuple[int, int]]] = {}
-        for i, node in enumerate(graph.nodes):
-            for slot, name in enumerate(node.inputs):
-                if name and name not in graph.constants:
-                    uses.setdefault(name, []).append((shared[i], slot))
         count: dict[tuple, int] = {}
         first: dict[tuple, str] = {}
-        for name, readers in uses.items():
+        for name, uses in graph.consumers.items():
             at = graph.producer.get(name)
-            if at is None and len(readers) == 1:
+            if name in graph.constants or (at is None and len(uses) == 1):
                 continue  # stored, or handed in, as its only reader wants it
             made = None if at is None else (shared[at], [o for o in graph.nodes[at].outputs if o].index(name))
-            key = (made or name, tuple(readers), name in self.grad)
+            key = (made or name, tuple([(shared[i], slot) for i, slot in uses]), name in self.grad)
             count[key] = count.get(key, 0) + 1
             first.setdefault(key, name)
         return tuple(Wire(first[key], key[1], key[0] if isinstance(key[0], tuple) else None, n) for key, n in count.items())

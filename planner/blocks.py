@@ -10,34 +10,18 @@ Found from the distances between equal signatures, so the cost is linear in node
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from planner.graph import Graph, Node
+import numpy as np
+
+from planner.graph import Graph
 
 MIN_REPEATS = 2
 MIN_SAVED = 6  # nodes; folding less is not worth a function of its own
 MAX_PERIODS = 12
-UNMADE = -1, 0
-
-
-def signature(node: Node, graph: Graph, trained: frozenset[str]) -> tuple:
-    """What must agree for two nodes to be the same work: operator, attributes, shapes, dtypes and roles of operands and results.
-
-    trained: what depends on something trainable (`downstream`). A block that reads data has less to do backward than one that reads activations.
-    """
-    cells: list[tuple | None] = []
-    for name in node.inputs:
-        t = graph.tensors[name] if name else None
-        if t is None:
-            cells.append(None)
-            continue
-        value = graph.constants[name].tobytes() if name in graph.constants else b""
-        cells.append((t.shape, t.dtype, "weight" if name in graph.weights else "constant" if value else "value", value, name in trained))
-    outs = tuple((graph.tensors[o].shape, graph.tensors[o].dtype) if o else None for o in node.outputs)
-    return (node.op, tuple(sorted(node.attrs.items())), tuple(cells), outs)
+NONE = -1
 
 
 def downstream(graph: Graph) -> frozenset[str]:
@@ -49,22 +33,91 @@ def downstream(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
+@dataclass(frozen=True)
+class _Wiring:
+    """Nodes and their operands by number, so that a whole graph is compared with itself a period on in a few array operations."""
+
+    kind: np.ndarray  # [nodes] equal numbers: the same work
+    first: np.ndarray  # [nodes + 1] first of its operands
+    operand: np.ndarray  # [operands] which tensor; 0: absent
+    made: np.ndarray  # [tensors] the node that makes it; -1: none
+    result: np.ndarray  # [tensors] which of that node's results
+    constant: np.ndarray  # [tensors]
+    weight: np.ndarray  # [tensors]
+    given: np.ndarray  # [tensors] whether it is an input of the graph
+
+    @classmethod
+    def of(cls, graph: Graph) -> _Wiring:
+        """Two nodes are of a kind when operator, attributes, shapes, dtypes, constants and roles of operands and results agree.
+
+        A block that reads data has less to do backward than one that reads activations: what depends on something trainable is another role.
+        """
+        trained, nodes = downstream(graph), graph.nodes
+        names = list(dict.fromkeys(["", *(name for node in nodes for name in (*node.inputs, *node.outputs))]))
+        number = {name: n for n, name in enumerate(names)}
+        value = {name: array.tobytes() for name, array in graph.constants.items() if name in number}
+        cells: dict[tuple, int] = {}
+        cell = {name: cells.setdefault((t.shape, t.dtype, name in graph.weights, value.get(name), name in trained), len(cells))
+                for name in names[1:] if (t := graph.tensors[name])}  # fmt: skip
+        cell[""] = -1
+        kinds: dict[tuple, int] = {}
+        kind = [kinds.setdefault((node.op, tuple(sorted(node.attrs.items())) if node.attrs else (), len(node.inputs),
+                                  *[cell[name] for name in node.inputs], *[cell[name] for name in node.outputs]), len(kinds)) for node in nodes]  # fmt: skip
+        made = np.array([(number[o], i, k) for i, node in enumerate(nodes) for k, o in enumerate(node.outputs) if o], np.int64).reshape(-1, 3)
+        by, result = np.full((2, len(names)), NONE)
+        by[made[:, 0]], result[made[:, 0]] = made[:, 1], made[:, 2]
+
+        def among(some: Iterable[str]) -> np.ndarray:
+            found = np.zeros(len(names), bool)
+            found[[number[name] for name in some if name in number]] = True
+            return found
+
+        return cls(np.array(kind, np.int64), np.cumsum([0, *[len(node.inputs) for node in nodes]]),
+                   np.array([number[name] for node in nodes for name in node.inputs], np.int64), by, result,
+                   among(graph.constants), among(graph.weights), among(graph.inputs))  # fmt: skip
+
+    def match(self, p: int) -> _Match:
+        """How each node corresponds to the one p further on."""
+        same = self.kind[:-p] == self.kind[p:]
+        nodes = np.flatnonzero(same)
+        count = self.first[nodes + 1] - self.first[nodes]
+        node = np.repeat(nodes, count)  # per operand of those
+        at = np.arange(len(node)) + np.repeat(self.first[nodes] - np.cumsum(count) + count, count)
+        a, b = self.operand[at], self.operand[at + np.repeat(self.first[nodes + p] - self.first[nodes], count)]
+        equal = a == b  # the same outside value, the same constant, or both absent
+        open_ = ~(equal | self.constant[a] | (self.weight[a] & self.weight[b]))  # equal constants by their kind; a weight each
+        by_a, by_b = self.made[a], self.made[b]
+        same[node[open_ & ((by_b < 0) | ((by_a < 0) & ~self.given[a]))]] = False
+        enters = open_ & ((by_a < 0) | (node - by_a != node + p - by_b) | (self.result[a] != self.result[b]))
+        shared = np.full(len(same), NONE)
+        np.maximum.at(shared, node[equal], by_a[equal])
+        return _Match(same, node[enters], by_a[enters], shared)
+
+
+@dataclass(frozen=True)
+class _Match:
+    """Where the operands of matching nodes come from. fits: whether a node matches. entering, made: nodes with operands that come from another relative
+    place than in the next repeat, which only a first repeat may have, an entry an operand, and their producers (-1: an input). shared: latest producer of
+    operands that are the same tensor in both (-1: none)."""
+
+    fits: np.ndarray  # [nodes]
+    entering: np.ndarray  # ascending
+    made: np.ndarray
+    shared: np.ndarray  # [nodes]
+
+
 def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
     """Disjoint runs as (first node, period, repeats), in node order."""
-    nodes = graph.nodes
-    ids: dict[tuple, int] = {}
-    trained = downstream(graph)
-    kind = [ids.setdefault(signature(n, graph, trained), len(ids)) for n in nodes]
-    places: dict[int, list[int]] = {}
-    for i, k in enumerate(kind):
-        places.setdefault(k, []).append(i)
-    gaps = Counter(b - a for at in places.values() for a, b in pairwise(at))
-    candidates = [p for p, _ in sorted(gaps.items(), key=lambda g: (-g[0] * g[1], g[0]))[:MAX_PERIODS]]
-    made = {o: (i, k) for i, node in enumerate(nodes) for k, o in enumerate(node.outputs) if o}
+    wiring = _Wiring.of(graph)
+    order = np.argsort(wiring.kind, kind="stable")
+    gaps = np.diff(order)[np.diff(wiring.kind[order]) == 0]
+    times = zip(*(x.tolist() for x in np.unique(gaps, return_counts=True)), strict=True)
+    candidates = [p for p, _ in sorted(times, key=lambda g: (-g[0] * g[1], g[0]))[:MAX_PERIODS]]
     found: list[tuple[int, int, int, int]] = []
     for p in candidates:
-        match = [_wired(graph, made, i, i + p) if a == b else None for i, (a, b) in enumerate(zip(kind, kind[p:], strict=False))]
-        for start, end in _stretches(match, p):
+        match = wiring.match(p)
+        bounds = np.flatnonzero(np.diff(match.fits, prepend=False, append=False)).tolist()
+        for start, end in (part for a, b in zip(bounds[::2], bounds[1::2], strict=True) for part in _runnable(match, a, b, p)):
             repeats = (end - start) // p + 1
             if repeats >= MIN_REPEATS and p * (repeats - 1) >= MIN_SAVED:
                 found.append((repeats * p - p, start, p, repeats))
@@ -76,72 +129,25 @@ def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
     return tuple(sorted(runs))
 
 
-@dataclass(frozen=True)
-class _Match:
-    """Where the operands of a matching node come from. entering: producers (-1: an input) of those that come from another relative place than
-    in the next repeat, which only a first repeat may have. shared: latest producer of those that are the same tensor in both (-1: none)."""
-
-    entering: tuple[int, ...] = ()
-    shared: int = -1
-
-
-def _stretches(match: list[_Match | None], p: int) -> list[tuple[int, int]]:
-    """Maximal [start, end) of matching nodes that can be repeats of one block."""
-    found: list[tuple[int, int]] = []
-    i = 0
-    while i < len(match):
-        if match[i] is None:
-            i += 1
-            continue
-        begin = i
-        while i < len(match) and match[i] is not None:
-            i += 1
-        found += _runnable([m for m in match[begin:i] if m], begin, p)
-    return found
-
-
-def _runnable(match: list[_Match], begin: int, p: int) -> list[tuple[int, int]]:
+def _runnable(match: _Match, begin: int, end: int, p: int) -> list[tuple[int, int]]:
     """Parts of a stretch of matches in which operands from elsewhere occur only in the first repeat, and all outside operands come from before it."""
-    end = begin + len(match)
-    entering = [begin + k for k, m in enumerate(match) if m.entering]
-    start = max(begin, entering[-1] - p + 1) if entering else begin
+    if end - begin < p:
+        return []  # no second repeat
+    at = slice(*np.searchsorted(match.entering, (begin, end)))
+    entering, made = match.entering[at], match.made[at]
+    start = max(begin, int(entering[-1]) - p + 1) if len(entering) else begin
     while start < end:
-        late = [k for k in entering if k >= start and any(made >= start for made in match[k - begin].entering)]
-        made = max((m.shared for m in match[start - begin :]), default=-1)
-        if not late and made < start:
+        late, shared = entering[(entering >= start) & (made >= start)], int(match.shared[start:end].max())
+        if not len(late) and shared < start:
             break
-        start = max(late[-1] if late else start, made) + 1
+        start = max(int(late[-1]) if len(late) else start, shared) + 1
     found = [(start, end)] if start < end else []
     if begin < start < end:  # what lies before may hold runs of its own
-        cuts = [begin, *(k + 1 for k in entering if k < start), start]
+        cuts = [begin, *(entering[entering < start] + 1).tolist(), start]
         for a, b in pairwise(cuts):
             if a < b:
-                found += _runnable(match[a - begin : b - begin], a, p)
+                found += _runnable(match, a, b, p)
     return found
-
-
-NEAR = _Match()
-
-
-def _wired(graph: Graph, made: Mapping[str, tuple[int, int]], i: int, j: int) -> _Match | None:
-    """How the operands of nodes i and j correspond; None when they are of different kinds. made: tensor -> the node that makes it, and which of its results."""
-    elsewhere, shared = [], -1
-    for a, b in zip(graph.nodes[i].inputs, graph.nodes[j].inputs, strict=True):
-        if a == b:  # the same outside value, the same constant, or both absent
-            shared = max(shared, made.get(a, UNMADE)[0])
-            continue
-        if a in graph.constants or (a in graph.weights and b in graph.weights):
-            continue  # equal constants by signature; a weight each
-        by_a, by_b = made.get(a), made.get(b)
-        if by_b is None:
-            return None
-        if by_a is None:
-            if a not in graph.inputs:
-                return None
-            elsewhere.append(-1)
-        elif i - by_a[0] != j - by_b[0] or by_a[1] != by_b[1]:
-            elsewhere.append(by_a[0])
-    return _Match(tuple(elsewhere), shared) if elsewhere or shared >= 0 else NEAR
 
 
 def classes(graph: Graph, runs: Sequence[tuple[int, int, int]]) -> list[int]:

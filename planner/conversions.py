@@ -113,9 +113,8 @@ class Pairs:
 
     def __init__(self, atlas: Atlas, order: Axes) -> None:
         self.atlas, self.order = atlas, order
-        self.differences = Differences(atlas.layouts)
-        self._index: dict[tuple[int, int], int] = {}
-        self._forms: dict[tuple, int] = {}
+        self.differences = Differences(atlas.layouts, len(order))
+        self._number: dict[bytes, int] = {}
         self._grids: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
         self._terms: dict[tuple[str, Axes, Axes], int] = {}
         self.impossible: list[bool] = []  # [pairs]
@@ -143,28 +142,21 @@ class Pairs:
         key = rows, columns
         grid = self._grids.get(key)
         if grid is None:
-            index = self._index
-            places = []
-            for a in rows:
-                for b in columns:
-                    k = index.get((a, b))
-                    if k is None:
-                        k = index[a, b] = self._pair(a, b)
-                    places.append(k)
+            differences = self.differences.between(rows, columns)
+            places = list(map(self._number.get, differences))
+            if None in places:
+                places = [self._number[k] if k in self._number else self._derive(k) for k in differences]
             grid = self._grids[key] = np.array(places).reshape(len(rows), len(columns))
         return grid
 
-    def _pair(self, a: int, b: int) -> int:
-        difference = self.differences.between(a, b)
-        k = self._forms.get(difference)
-        if k is None:
-            k = self._forms[difference] = len(self._forms)
-            moves = self.atlas.moves(*self.differences.rows(difference))
-            self.impossible.append(moves is None)
-            for kind, axes, cut, backward in moves or ():
-                self.pair.append(k)
-                self.back.append(backward)
-                self.term.append(self.number(kind, axes, cut))
+    def _derive(self, difference: bytes) -> int:
+        k = self._number[difference] = len(self.impossible)
+        moves = self.atlas.moves(*self.differences.rows(difference))
+        self.impossible.append(moves is None)
+        for kind, axes, cut, backward in moves or ():
+            self.pair.append(k)
+            self.back.append(backward)
+            self.term.append(self.number(kind, axes, cut))
         return k
 
     def number(self, kind: str, axes: Axes, cut: Axes) -> int:

@@ -1,53 +1,78 @@
-"""What two layouts of evenly cut tensors differ in, found for tens of thousands of pairs in a search.
+"""What two layouts of evenly cut tensors differ in, found for tens of thousands of pairs in a search: a table at a time.
 
 Axes that keep their place have no part in a move, but that they divide what moves: those that lead a dim in both layouts, and those that are partial or a fan
 in both. A dim that both leave as it is has none either. So a pair is known by the rows of axes that change, dim by dim, and by the axes that stay.
+
+A layout is a row of numbers, one per dim and two for its partial and fan axes, each the number of some axes. What two such numbers differ in is looked up in a
+square table, filled as pairs of numbers are met: a mesh has few, however many layouts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from planner.layout import Axes, Layout
 
 Rows = tuple[Axes, ...]
 """What two layouts differ in: per dim that is cut otherwise the old and the new axes, then partial and fan axes of the one, and of the other."""
+UNKNOWN = -1
 
 
 class Differences:
-    """Differences of layouts by number. layouts: may grow."""
+    """Differences of layouts by number. layouts: may grow; axes: how many a layout may use."""
 
-    def __init__(self, layouts: Sequence[Layout]) -> None:
+    def __init__(self, layouts: Sequence[Layout], axes: int) -> None:
         self.layouts = layouts
+        self._most = 2 * axes  # dims that change: each loses an axis or gets one
         self._codes: dict[int, tuple[int, ...]] = {}  # layout -> numbers of its rows of axes: of each dim, partial and fan
-        self._number: dict[Axes, int] = {(): 0}
-        self._rows: list[Axes] = [()]
-        self._cuts: dict[tuple[int, int], tuple[int, int, int]] = {}  # rows of a dim -> what of them differs, and the row that stays
-        self._pending: dict[tuple[int, int], tuple[int, int]] = {}  # rows of partial or fan axes -> what of them differs
+        self._number: dict[Axes, int] = {}
+        self._rows: list[Axes] = []
+        self._axes: dict[str, int] = {}  # axis -> its bit among those that stay
+        self._changed: list[tuple[Axes, Axes]] = [((), ())]  # what two rows differ in: old and new axes, without those that stay
+        self._changes: dict[tuple[Axes, Axes], int] = {((), ()): 0}
+        self._change = np.zeros((2, 0, 0), np.int32)  # [dim or pending, row, row] number of what changes, UNKNOWN until asked
+        self._stay = np.zeros((2, 0, 0), np.int32)  # [likewise] bits of the axes that stay and divide what moves
 
-    def between(self, a: int, b: int) -> tuple[int, ...]:
-        """Numbers of the rows of two layouts' difference (see `rows`), then of the rows that stay: pairs with the same have the same moves."""
-        old, new = self._codes.get(a) or self._code(a), self._codes.get(b) or self._code(b)
-        found: list[int] = []
-        stay: list[int] = []
-        for x, y in zip(old[:-2], new[:-2], strict=True):
-            if x == y:
-                if x:
-                    stay.append(x)
-                continue
-            cut = self._cuts.get((x, y)) or self._cut(x, y)
-            found += cut[:2]
-            if cut[2]:
-                stay.append(cut[2])
-        for x, y in zip(old[-2:], new[-2:], strict=True):
-            found += (0, 0) if x == y else self._pending.get((x, y)) or self._left(x, y)
-        return *found, -1, *stay
+    def between(self, rows: Sequence[int], columns: Sequence[int]) -> list[bytes]:
+        """A key for each pair of a row's and a column's layout (of one rank), row by row: the same for the same difference (`rows`), whatever the rank."""
+        old, new = (np.array([self._codes.get(n) or self._code(n) for n in numbers], np.intp) for numbers in (rows, columns))
+        rank, n = old.shape[1] - 2, len(self._rows)
+        if n > self._change.shape[1]:
+            more = 2 * n - self._change.shape[1]
+            self._change, self._stay = (np.pad(part, ((0, 0), (0, more), (0, more)), constant_values=UNKNOWN) for part in (self._change, self._stay))
+        wide = self._change.shape[1]
+        plane = np.array([0] * rank + [wide * wide] * 2)[:, None, None]
+        at = (plane + (old.T * wide)[:, :, None] + new.T[:, None, :]).reshape(rank + 2, -1)  # [dims and two, pairs] places in the tables
+        change = self._change.take(at)
+        if change.min() == UNKNOWN:
+            for cell in np.unique(at[change == UNKNOWN]).tolist():
+                self._differ(*divmod(cell, wide))
+            change = self._change.take(at)
+        key = np.zeros((at.shape[1], self._most + 4), np.int32)
+        key[:, 0] = np.bitwise_or.reduce(self._stay.take(at), axis=0)
+        key[:, 1:3] = change[rank:].T
+        # Which of the dims change makes no difference, only in what order: the next that does goes where one that does not would be.
+        cells, place = key.ravel(), np.arange(3, key.size, key.shape[1])
+        for part in change[:rank]:
+            cells[place] = part
+            place += part != 0
+        found: list[bytes] = key.view(f"V{key.shape[1] * key.itemsize}").ravel().tolist()
+        return found
 
-    def rows(self, difference: tuple[int, ...]) -> tuple[Rows, Axes]:
-        """The rows of a difference by name, and the axes that stay."""
-        end = difference.index(-1)
-        *dims, partial, to_partial, fan, to_fan = (self._rows[k] for k in difference[:end])
-        return (*dims, partial, fan, to_partial, to_fan), tuple(a for k in difference[end + 1 :] for a in self._rows[k])
+    def rows(self, key: bytes) -> tuple[Rows, Axes]:
+        """What the pairs of a key differ in, and the axes that stay."""
+        known = self._changed
+        stay, partial, fan, *dims = np.frombuffer(key, np.int32).tolist()
+        (old_partial, new_partial), (old_fan, new_fan) = known[partial], known[fan]
+        changed = [axes for k in dims if k for axes in known[k]]
+        return (*changed, old_partial, old_fan, new_partial, new_fan), tuple(a for a, bit in self._axes.items() if stay & bit)
+
+    def _code(self, a: int) -> tuple[int, ...]:
+        layout = self.layouts[a]
+        found = self._codes[a] = tuple([self._row(axes) for axes in (*layout.dims, layout.partial, layout.fan)])
+        return found
 
     def _row(self, axes: Axes) -> int:
         n = self._number.setdefault(axes, len(self._rows))
@@ -55,18 +80,16 @@ class Differences:
             self._rows.append(axes)
         return n
 
-    def _code(self, a: int) -> tuple[int, ...]:
-        layout = self.layouts[a]
-        found = self._codes[a] = tuple([self._row(axes) for axes in (*layout.dims, layout.partial, layout.fan)])
-        return found
-
-    def _cut(self, x: int, y: int) -> tuple[int, int, int]:
-        old, new = self._rows[x], self._rows[y]
-        same = next((k for k, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-        found = self._cuts[x, y] = self._row(old[same:]), self._row(new[same:]), self._row(old[:same])
-        return found
-
-    def _left(self, x: int, y: int) -> tuple[int, int]:
-        old, new = self._rows[x], self._rows[y]
-        found = self._pending[x, y] = self._row(tuple(a for a in old if a not in new)), self._row(tuple(a for a in new if a not in old))
-        return found
+    def _differ(self, row: int, y: int) -> None:
+        """Fill in what two rows of axes differ in: those that cut a dim or, in the second half of the tables, have something pending."""
+        pending, x = divmod(row, self._change.shape[1])
+        old, new, stay = self._rows[x], self._rows[y], Axes()
+        if pending:
+            changed = tuple(a for a in old if a not in new), tuple(a for a in new if a not in old)
+        else:
+            same = next((k for k, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+            changed, stay = (old[same:], new[same:]), old[:same]
+        n = self._change[pending, x, y] = self._changes.setdefault(changed, len(self._changed))
+        if n == len(self._changed):
+            self._changed.append(changed)
+        self._stay[pending, x, y] = sum(self._axes.setdefault(a, 1 << len(self._axes)) for a in stay)

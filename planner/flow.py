@@ -112,14 +112,14 @@ def rule_of(node: Node, graph: Graph) -> tuple[Rule, str]:
 
 def gradient_tensors(graph: Graph) -> frozenset[str]:
     """Tensors through which a gradient flows: downstream of a trainable weight and upstream of the (scalar, first) output."""
-    down = set(graph.trainable)
+    down, tensors = set(graph.trainable), graph.tensors
     for node in graph.nodes:
         if node.op not in NO_GRADIENT and not down.isdisjoint(node.inputs):
-            down.update(o for o in node.outputs if o and graph.tensors[o].is_float)
+            down.update([o for o in node.outputs if o and tensors[o].is_float])
     up = set(graph.outputs[:1])
     for node in reversed(graph.nodes):
-        if not up.isdisjoint(node.outputs) and any(o in up and o in down for o in node.outputs):
-            up.update(n for n in node.inputs if n)
+        if not up.isdisjoint(node.outputs) and not up.isdisjoint(down.intersection(node.outputs)):
+            up.update(node.inputs)
     return frozenset(down & up)
 
 

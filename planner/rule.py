@@ -167,10 +167,13 @@ class Rule:
         return self._read(self.results[slot], split, order, True, operand=False)
 
     def _read(self, dims: tuple[Dim, ...], split: Split, order: Sequence[str], linear: bool, operand: bool) -> Layout:
-        cut = tuple(tuple(a for f in dim for a in self.axes(f, split, order)) for dim in dims)
-        here = {a for axes in cut for a in axes}
-        pending = set(split.axes(PENDING)) if linear else set()
-        missing = [a for a in order if a in split.used and a not in here]
+        by = {f: self.axes(f, split, order) for f in self.factors} if self.paired else dict(split.pairs)
+        cut = tuple([by.get(dim[0], ()) if len(dim) == 1 else tuple([a for f in dim for a in by.get(f, ())]) for dim in dims])
+        here, used = {a for axes in cut for a in axes}, split.used
+        pending = split.axes(PENDING) if linear else ()
+        missing = [a for a in order if a in used and a not in here]
+        if not missing:
+            return Layout(cut)
         if not operand:
             complete = {a for inner in self.inner for a in inner.axes(split, order)}
             return Layout(cut, partial=tuple(a for a in missing if a not in complete))

@@ -255,9 +255,9 @@ class _Builder:
         written = self.base.written_out
         shown = 1 - price.runtime.overlap  # of the gradients' reduction: the rest hides under the backward pass
         resident = 0.0 if "optimizer" in price.offload else recipe.state_bytes  # what passes through the device while it is used is counted with the whole plan
-        rows = []
-        for zero in ZERO_LEVELS:
-            level = own_level(zero, t.shape) if cut > 1 and zero else 0
+        levels = [own_level(zero, t.shape) if cut > 1 and zero else 0 for zero in ZERO_LEVELS]
+        rows = {}
+        for level in dict.fromkeys(levels):
             rest = tuple(a for a in need.fan if not level or a not in plan.axes)
             own, whole = (piece, piece * cut) if level else (local, local)
             state = (own if level == 3 else local) * (recipe.parameter_bytes + (0.0 if written else recipe.gradient_bytes)) + own * resident
@@ -268,10 +268,10 @@ class _Builder:
             step = shown * price.collective_s("all-reduce", rest, own * recipe.reduction_bytes, bucketed=True) + price.optimizer_s(own, price.offload)
             once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
             added = (own if level >= 2 else local) * recipe.gradient_bytes
-            rows.append((once, (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0), price.sum_s(added), state,
-                         0.0 if level == 3 and not written else added,
-                         local * recipe.gradient_bytes, own * left_bytes(recipe, level)))  # fmt: skip
-        return np.array(rows)
+            rows[level] = (once, (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0), price.sum_s(added), state,
+                           0.0 if level == 3 and not written else added,
+                           local * recipe.gradient_bytes, own * left_bytes(recipe, level))  # fmt: skip
+        return np.array([rows[level] for level in levels])
 
     def _connect(self, wire: Wire) -> None:
         """Link the producer of a tensor (or its storage) with its readers; the tables serve all tensors of the wire."""
@@ -360,12 +360,14 @@ class _Builder:
 
 def _by_level(cells: np.ndarray) -> tuple[dict[int, np.ndarray], ...]:
     """[options, levels, 7] -> reduction once, reduction each microbatch, sums each microbatch, state bytes and bytes of sums: level -> [options]."""
-    return tuple({z: np.ascontiguousarray(cells[:, z, part]) for z in ZERO_LEVELS} for part in range(5))
+    parts = np.ascontiguousarray(cells[:, :, :5].transpose(2, 1, 0))
+    return tuple({z: part[z] for z in ZERO_LEVELS} for part in parts)
 
 
 def _room(cells: np.ndarray) -> dict[int, np.ndarray]:
     """[options, levels, 7] -> level -> [options, 2]."""
-    return {z: np.ascontiguousarray(cells[:, z, 5:]) for z in ZERO_LEVELS}
+    parts = np.ascontiguousarray(cells[:, :, 5:].transpose(1, 0, 2))
+    return {z: parts[z] for z in ZERO_LEVELS}
 
 
 def _unique(items: Sequence) -> tuple[list, np.ndarray]:

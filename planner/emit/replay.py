@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cache
 from math import prod
 
 from planner.emit.runs import Run
@@ -39,23 +40,32 @@ class Reads:
     inside: bool = False
 
 
+NOTHING = Reads()
+
+
 def reads(node: Node, grad: frozenset[str]) -> Reads:
     """What the gradients of a node's operands in `grad` need."""
-    used = [i for i, n in enumerate(node.inputs) if n]
-    hot = {i for i in used if node.inputs[i] in grad}
-    if not hot or grad.isdisjoint(node.outputs):
-        return Reads()
-    if node.op in BILINEAR:
+    if grad.isdisjoint(node.outputs):
+        return NOTHING
+    return _reads(node.op, tuple([i for i, n in enumerate(node.inputs) if n]), frozenset([i for i, n in enumerate(node.inputs) if n in grad]))
+
+
+@cache
+def _reads(op: str, used: tuple[int, ...], hot: frozenset[int]) -> Reads:
+    """`reads` of all nodes of an operator with the same operands (`used`), the same of them with gradients (`hot`)."""
+    if not hot:
+        return NOTHING
+    if op in BILINEAR:
         return Reads(frozenset(i for i in used if hot - {i}))
-    if node.op == "Div":
+    if op == "Div":
         return Reads(frozenset({1} | ({0} if 1 in hot else set())))
-    if node.op in NORMS:
+    if op in NORMS:
         scale = {0} if hot & {0, 1} else set()
         return Reads(frozenset(scale | ({1} if 0 in hot else set()) | {i for i in used if i > 2}), bool(hot & {0, 1}))
-    operator = OPERATORS.get(node.op)
+    operator = OPERATORS.get(op)
     words = operator.saves.split() if operator else ["in"]
     slots = set(used) if "in" in words else {int(w[2:]) for w in words if w.startswith("in") and w != "in"}
-    return Reads(frozenset(slots & set(used)), "out" in words or node.op == "CrossEntropyLoss")
+    return Reads(frozenset(slots & set(used)), "out" in words or op == "CrossEntropyLoss")
 
 
 @dataclass
