@@ -18,6 +18,7 @@ moves is then a product over dims of the extent padded for one or the other layo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -71,24 +72,9 @@ class Atlas:
     def moves(self, rows: Rows, stay: Axes) -> list[Move] | None:
         """Collectives of a pair of layouts of evenly cut tensors, None where there is no way. stay: axes that cut both alike."""
         number: dict[str, int] = {}
-        form = tuple([tuple([number.setdefault(a, len(number)) for a in row]) for row in rows])
+        found = _evenly(tuple([tuple([number.setdefault(a, len(number)) for a in row]) for row in rows]))
         axes = tuple(number)
-
-        def derive() -> list[tuple] | None:
-            dims, (partial, fan, to_partial, to_fan) = rows[:-4], rows[-4:]
-            mesh = tuple(zip(axes, PRIMES, strict=False))
-            extent = prod(n for _, n in mesh)
-            shape = (extent,) * (len(dims) // 2)
-            steps, whole = convert(shape, Layout(dims[::2], partial, fan), Layout(dims[1::2], to_partial, to_fan), mesh), prod(shape)
-            return None if steps is None else [
-                (kind, s.axes, tuple(axis for axis, n in mesh if (whole // elements) % n == 0), back)
-                for s in steps
-                for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
-                if kind
-            ]  # fmt: skip
-
-        found = self.derived(form, axes, derive)
-        return None if found is None else [(kind, over, (*cut, *stay), back) for kind, over, cut, back in found]
+        return None if found is None else [(kind, tuple([axes[k] for k in over]), (*[axes[k] for k in cut], *stay), back) for kind, over, cut, back in found]
 
     def derived(self, key: tuple, axes: Axes, derive: Callable[[], list[tuple] | None]) -> list[Any] | None:
         """What `derive` finds, in the names of `axes`; it is asked once for all pairs of a form (the key)."""
@@ -97,6 +83,22 @@ class Atlas:
             self._derived[key] = None if found is None else [(kind, [number[x] for x in over], [number[x] for x in cut], rest) for kind, over, cut, *rest in found]
         known = self._derived[key]
         return None if known is None else [(kind, tuple([axes[k] for k in over]), tuple([axes[k] for k in cut]), *rest) for kind, over, cut, rest in known]
+
+
+@cache
+def _evenly(form: tuple[tuple[int, ...], ...]) -> list[tuple[str, tuple[int, ...], tuple[int, ...], bool]] | None:
+    """`Atlas.moves` of rows whose axes are numbers, in order of appearance: kind, axes, cutting axes, and whether of the backward pass."""
+    mesh = tuple([(str(k), PRIMES[k]) for k in range(len({k for row in form for k in row}))])
+    extent = prod(n for _, n in mesh)
+    *dims, partial, fan, to_partial, to_fan = (tuple([mesh[k][0] for k in row]) for row in form)
+    shape = (extent,) * (len(dims) // 2)
+    steps, whole = convert(shape, Layout(tuple(dims[::2]), partial, fan), Layout(tuple(dims[1::2]), to_partial, to_fan), mesh), prod(shape)
+    return None if steps is None else [
+        (kind, tuple([int(a) for a in s.axes]), tuple([k for k, (_, n) in enumerate(mesh) if (whole // elements) % n == 0]), back)
+        for s in steps
+        for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
+        if kind
+    ]  # fmt: skip
 
 
 def _form(source: Layout, target: Layout, order: Axes) -> tuple[tuple, Axes]:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from planner.layout import Axes, Layout, group, padded
+from planner.layout import Axes, Layout, group
 
 PENDING = "+"
 Dim = tuple[str, ...]
@@ -278,16 +278,17 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = Limits()) -
 
 def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Limits()) -> bool:
     """Whether a split may be used: see `candidates`. An axis serves one factor."""
-    if sum(len(axes) for _, axes in split.pairs) > len(split.used):
+    axes = [a for _, each in split.pairs for a in each]
+    if len(set(axes)) < len(axes):
         return False
-    if any(i.kind == "collective-permute" and i.axes(split, mesh) != split.axes(i.factor) for i in rule.inner):  # neighbours are counted along the mesh
+    if rule.inner and any(i.kind == "collective-permute" and i.axes(split, mesh) != split.axes(i.factor) for i in rule.inner):  # neighbours are counted along the mesh
         return False
-    for f, axes in split.pairs:
+    for f, cut in split.pairs:
         if f == PENDING:
             if not rule.linear:
                 return False
             continue
-        n = group(axes, mesh)
+        n = group(cut, mesh)
         if n > rule.most.get(f, n):
             return False
         if f in rule.paired:
@@ -296,7 +297,7 @@ def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Li
             continue
         if f not in rule.sizes or f in rule.whole:
             return False
-        size, wide = rule.sizes[f], padded(rule.sizes[f], axes, mesh)
+        size, wide = rule.sizes[f], -(-rule.sizes[f] // n) * n
         if size < n or ((wide > size) and (f in rule.no_pad or (wide - size) / wide > limits.waste)):
             return False
     if not rule.compound:

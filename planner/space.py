@@ -109,7 +109,7 @@ class _Builder:
         self.graph, self.sizes = base.graph, dict(pricer.sizes)
         self.mesh = tuple(self.sizes.items())
         self.order = tuple(self.sizes)
-        self.zero_axes = zero_axes
+        self.zero_axes, self._sharded = zero_axes, Plan(self.mesh, {}, 1, zero_axes)
         self.atlas, self.tables = pricer.atlas, pricer.conversions
         self.variables: list[Variable] = []
         self.links: list[Link] = []
@@ -249,7 +249,7 @@ class _Builder:
         if name not in self.base.grad:
             held = local * (recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype))
             return np.array([(0.0, 0.0, 0.0, held, 0.0, 0.0, 0.0)] * len(ZERO_LEVELS))
-        plan = weight_plan(self.graph, name, [need], Plan(self.mesh, {}, 1, self.zero_axes), True)
+        plan = weight_plan(self.graph, name, [need], self._sharded, True)
         cut = group(plan.axes, self.sizes) if plan.zero and plan.dim >= 0 else 1
         piece = float(prod(local_shape(t.shape, cut_layout(plan), self.sizes)))  # padded where the group does not divide the dim
         written = self.base.written_out
