@@ -97,6 +97,7 @@ def test_pairs_that_differ_alike_are_derived_once(monkeypatch: pytest.MonkeyPatc
     """A batch that stays cut, over one axis or the other, on whichever dim: one gather is one derivation."""
     met = []
     monkeypatch.setattr(conversions, "convert", lambda *args: met.append(args) or convert(*args))
+    conversions._evenly.cache_clear()  # it outlives an atlas
     fresh = pricer(THREE)
     stays = [((), ()), (("data",), ()), ((), ("sequence",)), (("sequence", "data"), ()), (("data",), ("sequence",))]
     for first, second in stays:
