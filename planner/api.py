@@ -84,6 +84,7 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
     from costmodels.memory import capacity
     from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
     from costmodels.runtime import RUNTIMES
+    from planner.buckets import searched
     from planner.pins import Pins, parse_pins
     from planner.request import Request
     from planner.spread import MODES
@@ -108,8 +109,9 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
             raise PlanError("P059", f"--mode {mode} takes the mesh and the splits of some operators from the user, and there are none",
                             help=["--pin FILE.toml with [mesh] and a table per operator or parameter (docs/modes.md)"])  # fmt: skip
         parsed = replace(parsed, techniques={"zero_stage": 0, "recompute": "none", "microbatches": 1, **parsed.techniques})
+    profile = searched(RUNTIMES[runtime], pinned_bucket(parsed, machine.device, workload, runtime))
     return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
-                   RUNTIMES[runtime], solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines,
+                   profile, solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines,
                    pinned_offload(parsed, workload, runtime), cache if isinstance(cache, Cache) or cache is None else Cache.chosen(cache))  # fmt: skip
 
 
@@ -122,6 +124,18 @@ def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:
     if offload and why:
         raise PlanError("P024", f"pin offload = {'+'.join(offload)} contradicts the request: {why}", help=["remove the pin"])
     return offload
+
+
+def pinned_bucket(pins: Any, device: Any, workload: str, runtime: str) -> int | str:
+    """The pinned size of what is sent together. Raises PlanError P024 where no program can be told of it."""
+    from costmodels.runtime import RUNTIMES
+
+    bucket: int | str = pins.techniques.get("bucket", 0)
+    why = (f"the compiler for {device.kind} has no such setting" if device.kind != "gpu" else "inference has nothing that waits to be sent together" if workload != "train"
+           else f"--runtime {runtime} is priced as that framework runs" if RUNTIMES[runtime].kernels is not None else "")  # fmt: skip
+    if bucket and why:
+        raise PlanError("P024", f"pin bucket = {bucket} contradicts the request: {why}", help=["remove the pin"])
+    return bucket
 
 
 def choose(option: str, value: str, known: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ import numpy as np
 from costmodels.memory import Breakdown
 from planner import account
 from planner.base import Base
+from planner.buckets import launched, seconds
 from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, dealt_run, find_run, inner_flow, outer_flow
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
@@ -112,13 +113,11 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     overlapped = exposed = 0.0
     by_axes: dict[tuple[str, str], float] = {}
     uses = account.collectives(flow, runs, pricer.itemsize)
-    for use in uses:
-        seconds = pricer.use_s(use)
-        hidden = seconds * pricer.runtime.overlap if use.phase == "gradient" else 0.0
-        exposed += seconds - hidden
+    for use, sent, hidden in seconds(uses, pricer, launched(uses, pricer, plan.bucket_bytes)):
+        exposed += sent - hidden
         overlapped += hidden
         label = (use.kind, "+".join(use.axes))
-        by_axes[label] = by_axes.get(label, 0.0) + seconds - hidden
+        by_axes[label] = by_axes.get(label, 0.0) + sent - hidden
     if "activations" in plan.offload:  # out and in again in every microbatch
         exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
     optimizer = _optimizer_s(flow, pipeline, pricer) if base.training else 0.0

@@ -52,6 +52,7 @@ class Plan:
     schedule: "" or how microbatches pass through pipeline stages (planner.pipeline); the mesh then has an axis "stage". virtual: chunks of blocks a stage holds.
     cuts: of unequal pipeline stages (planner.unequal) the first node of every stage after the first.
     offload: what waits in the host's memory between its uses, of OFFLOAD (planner.possible).
+    bucket_bytes: collectives of gradients and updated parameters travel together up to it (planner.buckets); 0: as the compiler has them.
     """
 
     mesh: tuple[tuple[str, int], ...]
@@ -66,6 +67,7 @@ class Plan:
     virtual: int = 1
     offload: tuple[str, ...] = ()
     cuts: tuple[int, ...] = ()
+    bucket_bytes: int = 0
 
     @property
     def stages(self) -> int:

@@ -5,6 +5,7 @@
                   stage = [1, 4]          pipeline stages; the other axes are those of one stage
     [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "interleaved", virtual = 2
                   offload = ["optimizer"]   what waits in the host's memory ("none", or [], keeps all on the devices)
+                  bucket = "25 MB"        gradients and updated parameters are sent together up to that size ("auto": the best; "none": as the compiler does by itself)
                   zero_group = 8          neighbouring devices that share one copy of what zero_stage cuts (all replicas where it is not said)
                   tensor = "megatron"     what "model" cuts: columns and rows, never positions ("megatron-sp": positions too, outside products)
     [forbid]      factors = ["s"]
@@ -27,6 +28,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodels.units import UnitError, size_bytes
+from planner.buckets import AUTO
 from planner.errors import PlanError, did_you_mean
 from planner.pipeline import INTERLEAVED, SCHEDULES
 from planner.possible import OFFLOAD
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 SHORT = {"tp": "model", "dp": "data", "pp": "stage", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
 TENSOR = ("any", "megatron", "megatron-sp")
 TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR, "virtual": None,
-              "zero_group": None, "offload": ("none", *OFFLOAD)}  # fmt: skip
+              "zero_group": None, "offload": ("none", *OFFLOAD), "bucket": ("none", AUTO)}  # fmt: skip
 SECTIONS = ("mesh", "techniques", "forbid")
 """Tables of a TOML file that are no globs."""
 AXES = re.compile(r"stage|(data|model|sequence|expert)\d*")
@@ -235,6 +238,8 @@ def _technique(key: str, value: Any) -> Any:
         raise PlanError("P020", f"unknown technique {key!r}", help=[f"one of {', '.join(TECHNIQUES)}"])
     if key == "offload":
         return _offload(value)
+    if key == "bucket":
+        return _bucket(value)
     value = RECOMPUTE_WORDS.get(value, value) if key == "recompute" else value
     choices = TECHNIQUES[key]
     if (choices is not None and value not in choices) or (choices is None and (not isinstance(value, int) or value < 1)):
@@ -248,6 +253,19 @@ def _offload(value: Any) -> tuple[str, ...]:
     if not _words(words) or set(words) - set(OFFLOAD) or len(set(words)) < len(words):
         raise PlanError("P020", f"offload = {value!r} is not possible", help=[f"none, or of {', '.join(OFFLOAD)}, joined by +"])
     return tuple(w for w in OFFLOAD if w in words)
+
+
+def _bucket(value: Any) -> int | str:
+    """Bytes of a bucket of collectives: a size, AUTO, or 0 for "none"."""
+    if value in ("none", AUTO):
+        return 0 if value == "none" else AUTO
+    try:
+        found = value if isinstance(value, int) and not isinstance(value, bool) else size_bytes(value)
+    except UnitError:
+        found = 0
+    if found < 1:
+        raise PlanError("P020", f"bucket = {value!r} is not possible", help=["a size such as 25MB or 32MiB, auto, or none"])
+    return found
 
 
 def _short(text: str) -> Pins:

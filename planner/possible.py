@@ -32,7 +32,7 @@ the forward to the backward pass."""
 def check_mesh(strategy: Strategy, devices: int) -> None:
     """Axis names are distinct and multiply to the devices; techniques are known ones on existing axes. Raises P060."""
     names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]
-    from planner.strategy import offload_of, schedule_of, virtual_of
+    from planner.strategy import bucket_of, offload_of, schedule_of, virtual_of
 
     t = strategy.techniques
     wrong, schedule = "", schedule_of(t)
@@ -48,6 +48,8 @@ def check_mesh(strategy: Strategy, devices: int) -> None:
         wrong = f"offload {list(offload_of(t))!r} is not made of {', '.join(OFFLOAD)}"
     elif "activations" in offload_of(t) and (t["recompute"] == "none" or schedule):
         wrong = f"offload of activations with recompute {t['recompute']} and schedule {schedule or 'none'!r}: what enters recomputed blocks is sent, without pipeline stages"
+    elif bucket_of(t) < 0:
+        wrong = f"fused_collective_bytes {bucket_of(t)} is no size"
     elif t["microbatches"] < 1:
         wrong = f"{t['microbatches']} microbatches"
     elif (STAGE in names) != bool(schedule) or (schedule and schedule not in SCHEDULES):

@@ -46,16 +46,17 @@ class Pricer:
             self._sizes.update((a.name, a.size) for a in self.mesh.inner)
         return self._sizes
 
-    def collective_s(self, kind: str, axes: Axes, payload_bytes: float, *, bucketed: bool = False) -> float:
-        """Seconds of one collective over the axes; 0 when it moves nothing. bucketed: it travels with others of its kind and pays its share of a latency."""
+    def collective_s(self, kind: str, axes: Axes, payload_bytes: float, *, bucketed: bool = False, bucket_bytes: float = 0.0) -> float:
+        """Seconds of one collective over the axes; 0 when it moves nothing. bucketed: it travels with others of its kind, up to bucket_bytes (0: the runtime's), and
+        pays its share of a latency."""
         if not kind or not axes or not payload_bytes:
             return 0.0
-        share = min(1.0, payload_bytes / self.runtime.bucket_bytes) if bucketed else 1.0
+        share = min(1.0, payload_bytes / (bucket_bytes or self.runtime.bucket_bytes)) if bucketed else 1.0
         return min(latency * share + payload_bytes * slope for latency, slope in self.lines(kind, axes))
 
-    def use_s(self, use: Use) -> float:
-        """Seconds a collective of a program takes in one optimizer step."""
-        return use.count * self.collective_s(use.kind, use.axes, use.payload_bytes, bucketed=use.bucketed)
+    def use_s(self, use: Use, bucket_bytes: float = 0.0) -> float:
+        """Seconds a collective of a program takes in one optimizer step. bucket_bytes: as in `collective_s`."""
+        return use.count * self.collective_s(use.kind, use.axes, use.payload_bytes, bucketed=use.bucketed, bucket_bytes=bucket_bytes)
 
     def lines(self, kind: str, axes: Axes) -> tuple[tuple[float, float], ...]:
         """(latency_s, s_per_byte) lines whose minimum is the time of a collective over the axes."""

@@ -15,6 +15,7 @@ from math import isfinite, prod
 from typing import TYPE_CHECKING, Any
 
 from planner.assemble import PICO, Techniques, assemble
+from planner.buckets import with_bucket
 from planner.errors import PlanError
 from planner.evaluate import price_plan
 from planner.flow import Plan
@@ -102,7 +103,7 @@ def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...
     plan = Plan(mesh.shape, {node.id: splits[base.shared[i]] for i, node in enumerate(base.graph.nodes)}, t.zero, mesh.zero_axes, t.recompute, t.microbatches, base.runs,
                 schedule=t.schedule if mesh.stages > 1 else "", virtual=t.virtual, offload=tuple(map(_text, row["offload"])))  # fmt: skip
     pricer = Pricer(request.topology, mesh, request.runtime, request.recipe, offload=request.offload)
-    plan = with_cuts(base, plan, pricer)
+    plan = with_bucket(base, with_cuts(base, plan, pricer), pricer, request.bucket)
     cost, _, _ = price_plan(base, plan, pricer)
     if cost.step_time_s != row["step_time_s"] or cost.memory.total != row["memory_bytes"] or row["status"] not in ("optimal", "feasible"):
         raise Stale

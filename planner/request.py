@@ -51,6 +51,12 @@ class Request:
     """Where answers are kept and looked for (planner.recall); it changes none."""
 
     @property
+    def bucket(self) -> int | str:
+        """Bytes that collectives are sent together up to in every plan of the search; planner.buckets.AUTO for the best size, 0 for the compiler's own."""
+        asked: int | str = self.pins.techniques.get("bucket", 0)
+        return asked
+
+    @property
     def limit_bytes(self) -> int:
         """Bytes a plan may use on a device."""
         usable = self.capacity.usable

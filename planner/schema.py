@@ -184,7 +184,8 @@ class TechniqueTable(TypedDict):
     """What was chosen beside the splits; `virtual`: chunks of blocks that a pipeline stage holds, where several. cuts: of stages without a block in common the node
     that each begins with after the first.
 
-    offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks."""
+    offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks.
+    fused_collective_bytes: GPUs send gradients, and updated parameters, together up to so many bytes; 0: as their compiler does by itself."""
 
     microbatches: int
     schedule: str
@@ -321,6 +322,7 @@ class PinTechniques(TypedDict):
     virtual: NotRequired[int]
     zero_group: NotRequired[int]
     offload: NotRequired[Literal["none", "optimizer", "activations", "optimizer+activations"] | list[Literal["optimizer", "activations"]]]
+    bucket: NotRequired[int | str]
     tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]
 
 

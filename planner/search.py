@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.assemble import PICO, Techniques, assemble, splits_of
+from planner.buckets import with_bucket
 from planner.conversions import Atlas
 from planner.errors import PlanError
 from planner.evaluate import price_plan
@@ -313,7 +314,7 @@ class Search:
                     space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "", virtual=techniques.virtual,
                     offload=tuple(w for w in self.request.offload if w != "activations" or (techniques.recompute != "none" and mesh.stages == 1)))  # fmt: skip
         try:
-            plan = with_cuts(space.base, plan, space.pricer)
+            plan = with_bucket(space.base, with_cuts(space.base, plan, space.pricer), space.pricer, self.request.bucket)
             cost, _, _ = price_plan(space.base, plan, space.pricer)
         except PlanError as e:
             if e.code != "P068":

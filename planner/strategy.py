@@ -96,7 +96,7 @@ class Strategy:
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
         t = self.techniques
         plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs,
-                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self.cuts(graph))  # fmt: skip
+                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self.cuts(graph), bucket_bytes=bucket_of(t))  # fmt: skip
         check_splits(graph, plan)
         return plan
 
@@ -218,6 +218,11 @@ def virtual_of(techniques: Mapping[str, Any]) -> int:
 def offload_of(techniques: Mapping[str, Any]) -> tuple[str, ...]:
     """What waits in the host's memory."""
     return tuple(str(x) for x in techniques.get("offload", ()))
+
+
+def bucket_of(techniques: Mapping[str, Any]) -> int:
+    """Bytes that collectives are sent together up to, 0 where that is left to the compiler."""
+    return int(techniques.get("fused_collective_bytes", 0))
 
 
 def _plain(value: Any) -> Any:

@@ -35,7 +35,7 @@ SHAPE: Any = {
                     "runner_up?": {"split": _SPLIT, "extra_s": NUMBER}}},
     "blocks": [{"first": int, "period": int, "repeats": int, "body": [str], "scope?": str, "step?": int}],
     "tensors": {"*": {"layout": [[str]], "partial": [str], "shape": [int], "label?": str, "zero?": {"level": int, "dim": int, "axes": [str]}}},
-    "techniques": {"microbatches": int, "zero_stage": int, "zero_group": [str], "recompute": str, "offload?": [str]},
+    "techniques": {"microbatches": int, "zero_stage": int, "zero_group": [str], "recompute": str, "offload?": [str], "fused_collective_bytes?": int},
     "cost": _SUMMARY,
     "solver": {"name": str, "status": str, "stopped?": str, "plans_tried?": int},
     "assumptions?": [str],

@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.emit.external import external_table
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
-from planner.emit.tables import gradients_table, hosted_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
+from planner.emit.tables import fused_table, gradients_table, hosted_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
 from planner.emit.text import array_table, inlined
 from planner.emit.unequal import packed_tables
 from planner.emit.writer import Workload, Writer
@@ -22,7 +22,7 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     model = "\n\n\n".join(function.text() for function in w.functions)
     steps = "shard_map" if sharded else "jit"
     many = train and w.flow.plan.microbatches > 1
-    files = [*KERNELS, "frame"]
+    files = [*KERNELS, "frame", "fused"]
     if train:
         how = "pipeline_unequal" if w.stages else f"pipeline_{w.pipeline.schedule}" if w.pipeline else f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{steps}"
         convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
@@ -57,6 +57,7 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
     if train:
         parts.append(f"LEARNING_RATE = {w.training.lr!r}\n")
         parts.append(f"MICROBATCHES = {w.flow.plan.microbatches}\n")
+        parts.append(fused_table(w.flow.plan))
     parts.append(inputs_table(w))
     if w.stages:
         return "".join([*parts, *packed_tables(w), external_table(w, model_folder), *w.tables, *_small(w)])

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planner.buckets import kinds
 from planner.emit.replay import sharded
 from planner.emit.runs import Run
 from planner.emit.source import comment, literal
 from planner.emit.text import spec_text
 from planner.emit.writer import Parameter, Writer
-from planner.flow import WeightPlan, cut_layout, stored_layout
+from planner.flow import Plan, WeightPlan, cut_layout, stored_layout
 from planner.graph import FLOATS, Graph
 from planner.layout import STAGE, Layout, group, padded
 from planner.ops.base import tuple_text
@@ -216,6 +217,12 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         text += f"SCATTER_EACH_MICROBATCH = {each}\n"
         text += f"GATHERED = {{{', '.join(literal(k) for k in loose)}}}  # parameters gathered outside repeated blocks\n" if loose else "GATHERED = set()\n"
     return text
+
+
+def fused_table(plan: Plan) -> str:
+    """FUSED."""
+    sizes = ", ".join(f"{literal(kind)}: {plan.bucket_bytes}" for kind in kinds(plan.zero)) if plan.bucket_bytes else ""
+    return f"FUSED = {{{sizes}}}  # collectives that GPUs send together, up to so many bytes{'' if sizes else ': as the compiler does by itself'}\n"
 
 
 def mesh_line(w: Writer) -> str:

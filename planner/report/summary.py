@@ -15,7 +15,7 @@ from planner.layout import STAGE
 from planner.report.notation import extent_names, residual, short_labels, spell_weight, weight_groups
 from planner.report.stages import lockstep, stages, stages_words, ticks
 from planner.report.words import Style, bar, count, flops, hang, labelled, pack, percent, short, show_bytes, show_time, table, visible
-from planner.strategy import offload_of
+from planner.strategy import bucket_of, offload_of
 
 if TYPE_CHECKING:
     from planner.strategy import Strategy
@@ -106,7 +106,7 @@ def techniques(strategy: Strategy) -> list[str]:
         out.append("optimizer level 0 (every replica keeps its state)")
     if t["recompute"] != "none":
         out.append(recompute_words(t))
-    out += offload_words(offload_of(t))
+    out += offload_words(offload_of(t)) + bucket_words(t)
     if strategy.workload["kind"] == "train":
         out.append(f"{t['microbatches']} microbatch{'es' if t['microbatches'] > 1 else ''}")
     return out or ["one forward pass"]
@@ -121,6 +121,12 @@ def recompute_words(techniques: Mapping[str, Any]) -> str:
 def offload_words(offload: Sequence[str]) -> list[str]:
     """What waits in the host's memory, a phrase; empty for nothing."""
     return [f"{' and '.join(OFFLOADED[what] for what in offload)} in the host's memory"] if offload else []
+
+
+def bucket_words(techniques: Mapping[str, Any]) -> list[str]:
+    """The size of what is sent together, a phrase; empty where that is left to the compiler."""
+    size = bucket_of(techniques)
+    return [f"collectives fused up to {show_bytes(size)}"] if size else []
 
 
 def solver_words(strategy: Strategy) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.report.notation import spell_rule
 from planner.report.stages import SCHEDULES
-from planner.report.summary import baseline_name, machine, offload_words, ties, title, tuned_words
+from planner.report.summary import baseline_name, bucket_words, machine, offload_words, ties, title, tuned_words
 from planner.report.words import Style, count, flops, hang, percent, show_bytes, show_time, table, visible
 from planner.strategy import offload_of, schedule_of, virtual_of
 
@@ -62,7 +62,7 @@ def technique_words(t: Mapping[str, Any]) -> str:
     parts = ([f"ZeRO-{t['zero_stage']}"] if t["zero_stage"] else []) + ([f"{t['microbatches']} microbatches"] if t["microbatches"] > 1 else [])
     parts += [SCHEDULES[schedule] + (f", {virtual_of(t)} chunks a stage" if virtual_of(t) > 1 else "")] if (schedule := schedule_of(t)) else []
     parts += [f"recompute {t['recompute']}"] if t["recompute"] != "none" else []
-    return "".join(f", {p}" for p in (*parts, *offload_words(offload_of(t))))
+    return "".join(f", {p}" for p in (*parts, *offload_words(offload_of(t)), *bucket_words(t)))
 
 
 def _cost(c: Mapping[str, Any], best: float, style: Style) -> list[str]:

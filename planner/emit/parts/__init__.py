@@ -6,6 +6,7 @@
     stages, pipeline_1f1b, pipeline_gpipe, pipeline_interleaved   pipeline stages
     frame        mesh, weights, synthetic batches, command line
     adamw, sgd   the optimizer
+    fused        collectives sent together
     once, accumulate, counted, infer, step   gradients and the step, one file a back end
     feed, checkpoint   batches of real data; saving, resuming, exporting
     main_train, main_infer   what a program does when it is run

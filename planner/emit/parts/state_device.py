@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from planner.emit.parts.adamw import update
 from planner.emit.parts.exchange import local_piece
 from planner.emit.parts.frame import specs_of
+from planner.emit.parts.fused import fused
 from planner.emit.parts.once_shard_map import gradients
 from planner.emit.parts.step_shard_map import collected
 from planner.emit.parts.tables import FROZEN, GRADIENTS, INPUTS, PARAMS
@@ -34,4 +35,4 @@ def make_step(mesh):
     """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
     p, state, f, b = specs_of(PARAMS), specs_of(GRADIENTS), specs_of(FROZEN), specs_of(INPUTS)
     step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P()))
-    return jax.jit(step, donate_argnums=(0, 1))
+    return jax.jit(step, donate_argnums=(0, 1), compiler_options=fused(mesh))

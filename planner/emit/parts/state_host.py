@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from planner.emit.parts.adamw import update
 from planner.emit.parts.exchange import local_piece
 from planner.emit.parts.frame import specs_of
+from planner.emit.parts.fused import fused
 from planner.emit.parts.once_shard_map import gradients
 from planner.emit.parts.step_shard_map import collected
 from planner.emit.parts.tables import FROZEN, GRADIENTS, INPUTS, PARAMS
@@ -49,4 +50,4 @@ def make_step(mesh):
     step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P()))
     there = {key: state_at(mesh, spec) for key, spec in state.items()}
     here = [jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda spec: isinstance(spec, P)) for specs in (p, f, b, P())]
-    return jax.jit(step, in_shardings=(here[0], there, *here[1:]), out_shardings=(here[0], there, here[-1]), donate_argnums=(0, 1))
+    return jax.jit(step, in_shardings=(here[0], there, *here[1:]), out_shardings=(here[0], there, here[-1]), donate_argnums=(0, 1), compiler_options=fused(mesh))

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from planner.emit.parts.adamw import update
 from planner.emit.parts.frame import make_mesh, specs_of
+from planner.emit.parts.fused import fused
 from planner.emit.parts.once_jit import gradients
 from planner.emit.parts.tables import FROZEN, GRADIENTS, INPUTS, OUTPUT_SPECS, PARAMS, forward
 
@@ -57,7 +58,7 @@ def whole_step(params, state, frozen, batch, count):
 def whole_products(mesh):
     """Compiler options: on TPU products stay whole. Left to itself it makes loops of smaller products and sends of those whose operands it gathers or whose results it
     scatters, and everything they read waits for them in memory."""
-    return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000} if mesh.devices.flat[0].platform == "tpu" else None
+    return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000} if mesh.devices.flat[0].platform == "tpu" else {}
 
 
 def state_at(mesh, spec):
@@ -69,7 +70,8 @@ def make_step(mesh):
     """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
     p, state, f, b = (on(mesh, specs) for specs in map(specs_of, (PARAMS, GRADIENTS, FROZEN, INPUTS)))
     scalar = NamedSharding(mesh, P())
-    return jax.jit(whole_step, in_shardings=(p, state, f, b, scalar), out_shardings=(p, state, scalar), donate_argnums=(0, 1), compiler_options=whole_products(mesh))
+    return jax.jit(whole_step, in_shardings=(p, state, f, b, scalar), out_shardings=(p, state, scalar), donate_argnums=(0, 1),
+                   compiler_options=whole_products(mesh) | fused(mesh))
 
 
 def make_gradients(mesh):

@@ -13,6 +13,7 @@
     GRADIENTS         parameter -> (axes over which its gradient is a sum still pending when the backward pass ends, the axes of these it is
                       summed over, the axes it is scattered over, the dim scattered, PartitionSpec of reduced gradient and optimizer state);
                       jit programs have the PartitionSpec alone
+    FUSED             collectives that GPUs send together -> up to so many bytes; none where that is left to the compiler
     GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
     SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
     CARRIED           tensors handed from one pipeline stage to the next
@@ -53,6 +54,7 @@ MODEL_FOLDER = ""
 LEARNING_RATE = 0.0
 MICROBATCHES = 1
 GRADIENTS: dict[str, tuple[Any, ...]] = {}
+FUSED: dict[str, int] = {}
 OUTPUT_SPECS: tuple[Any, ...] = ()
 PROMPT = GENERATE = VOCABULARY = ROWS = WAVE = 1
 IDS = MASK = POSITIONS = ""
