@@ -49,10 +49,10 @@ def searched(runtime: Runtime, asked: int | str) -> Runtime:
     return replace(runtime, bucket_bytes=float(SIZES[-1] if asked == AUTO else asked))
 
 
-def launched(uses: Iterable[Use], pricer: Pricer, bucket_bytes: int) -> dict[Way, float]:
-    """(kind, axes) -> bytes of one launch of what travels together: no more than there are. bucket_bytes: a plan's; with 0 the profile's size, as solvers price it."""
+def launched(uses: Iterable[Use], bucket_bytes: int) -> dict[Way, float]:
+    """(kind, axes) -> bytes of one launch of what travels together: no more than there are. bucket_bytes: a plan's; of 0 nothing is said, and the profile's size holds."""
     totals = _totals(use for use in uses if use.bucketed)
-    return {way: min(total, bucket_bytes) if bucket_bytes else pricer.runtime.bucket_bytes for way, total in totals.items()}
+    return {way: min(total, bucket_bytes) for way, total in totals.items()} if bucket_bytes else {}
 
 
 def _totals(uses: Iterable[Use]) -> dict[Way, float]:
@@ -69,7 +69,7 @@ def seconds(uses: Iterable[Use], pricer: Pricer, sizes: Mapping[Way, float]) -> 
     each = [(use, pricer.use_s(use, sizes.get((use.kind, use.axes), 0.0))) for use in uses]
     whole = sum(s for use, s in each if use.phase == "gradient")
     share = pricer.runtime.overlap if whole else 0.0
-    if share:
+    if share and sizes:
         late = _totals(use for use in uses if use.phase == "gradient" and use.bucketed)
         last = max((pricer.collective_s(*way, min(total, sizes[way])) for way, total in late.items()), default=0.0)
         share *= max(0.0, 1 - last / whole)
@@ -84,6 +84,6 @@ def with_bucket(base: Base, plan: Plan, pricer: Pricer, asked: int | str) -> Pla
 
     flow, runs = derived(base, plan)
     uses = account.collectives(flow, runs, pricer.itemsize)
-    times = {size: sum(s - hidden for use, s, hidden in seconds(uses, pricer, launched(uses, pricer, size)) if use.bucketed) for size in SIZES}
+    times = {size: sum(s - hidden for use, s, hidden in seconds(uses, pricer, launched(uses, size)) if use.bucketed) for size in SIZES}
     least = min(times.values())
     return replace(plan, bucket_bytes=next(size for size in SIZES if times[size] <= least * (1 + TIE)))

@@ -113,7 +113,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     overlapped = exposed = 0.0
     by_axes: dict[tuple[str, str], float] = {}
     uses = account.collectives(flow, runs, pricer.itemsize)
-    for use, sent, hidden in seconds(uses, pricer, launched(uses, pricer, plan.bucket_bytes)):
+    for use, sent, hidden in seconds(uses, pricer, launched(uses, plan.bucket_bytes)):
         exposed += sent - hidden
         overlapped += hidden
         label = (use.kind, "+".join(use.axes))

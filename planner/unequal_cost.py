@@ -50,7 +50,7 @@ def price(base: Base, flow: Flow, pricer: Pricer) -> Cost:
     exposed = hidden = 0.0
     outside = [*unequal_account.outside(flow, pricer.itemsize)]
     for times, use in (*((n, u) for p in slowest for u in p.uses), *((1, u) for u in outside)):
-        seconds = times * pricer.use_s(use)
+        seconds = times * pricer.use_s(use, flow.plan.bucket_bytes)
         beside = seconds * pricer.runtime.overlap if use.phase == "gradient" else 0.0
         exposed, hidden = exposed + seconds - beside, hidden + beside
         label = use.kind, "+".join(use.axes)

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from planner import account
+from planner import account, buckets
 from planner.evaluate import made_again
 from planner.kernels import kernel_times
 
@@ -88,6 +88,7 @@ def _operators(p: Priced) -> _Track:
     at: dict[tuple[str, int], list[account.Use]] = {}
     for use in uses:
         at.setdefault((use.phase, made.get(use.what, 0)), []).append(use)
+    sent = {id(use): (s, hidden) for use, s, hidden in buckets.seconds(uses, p.pricer, buckets.launched(uses, p.flow.plan.bucket_bytes))}
     times = [kernel_times(p.base, i, p.flow.split(i), p.pricer) for i in range(len(graph.nodes))]
     again = made_again(p.flow, p.runs)
     line = _Track(name="a device")
@@ -95,8 +96,8 @@ def _operators(p: Priced) -> _Track:
 
     def collectives(phase: str, i: int, hidden: bool = False) -> None:
         for use in at.get((phase, i), ()):
-            seconds = p.pricer.use_s(use)
-            shown = seconds * (1 - p.pricer.runtime.overlap) if hidden else seconds
+            seconds, away = sent[id(use)]
+            shown = seconds - away if hidden else seconds
             line.add(LINKS, f"{use.kind} {'+'.join(use.axes)}", shown, {"tensor": use.what, "bytes": use.payload_bytes, "count": use.count, "phase": phase})
 
     for i, node in enumerate(graph.nodes):

@@ -14,7 +14,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from planner import account
+from planner import account, buckets
 from planner.detail import bound_by
 from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, inner_flow, outer_flow
@@ -252,9 +252,8 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
         made.update(node.outputs, (node.id,))
     gathered = {graph.labels.get(n, n) for n, w in p.flow.weights.items() if w.zero == 3 and w.dim >= 0}
     out = []
-    for use in account.collectives(p.flow, p.runs, p.pricer.itemsize):
-        seconds = p.pricer.use_s(use)
-        hidden = seconds * p.pricer.runtime.overlap if use.phase == "gradient" else 0.0
+    uses = account.collectives(p.flow, p.runs, p.pricer.itemsize)
+    for use, seconds, hidden in buckets.seconds(uses, p.pricer, buckets.launched(uses, p.flow.plan.bucket_bytes)):
         if use.phase == "gradient":
             when = "backward" if use.what in gathered and use.kind == "reduce-scatter" else "sync" if use.count >= micro > 1 else "end"
         else:
