@@ -27,6 +27,8 @@ import numpy as np
 import planner
 
 MARK = 1e-5
+FARTHEST = 0.01
+"""No weight moves as far in a few steps of 1e-4: what does is another weight under its name."""
 CASES = {
     "gpt data": ("zoo:gpt-tiny", "dp=8,zero=0"),
     "gpt tensor": ("zoo:gpt-tiny", "tp=8"),
@@ -86,8 +88,9 @@ def equal(folder: Path, steps: int) -> bool:
         for n in (2, 4):
             losses, many = run(plan, n, folder / f"{plan.stem}-{n}", "--steps", str(steps))
             error = max(distance(one, many), max(abs(a - b) for a, b in zip(one_losses, losses, strict=True)))
-            good &= error <= MARK < distance(one, started)
-            print(f"{name:16} {n} x {8 // n}   largest difference from 1 x 8: {error:.1e}   parameters moved by {distance(one, started):.1e}", flush=True)
+            moved = distance(one, started)
+            good &= error <= MARK < moved < FARTHEST
+            print(f"{name:16} {n} x {8 // n}   largest difference from 1 x 8: {error:.1e}   parameters moved by {moved:.1e}", flush=True)
     return good
 
 
