@@ -271,7 +271,7 @@ ERRORS: list[tuple[list[str], str, int]] = [
     ([TINY, "--devices", "8", "--objective", "speed"], "P018", 2), ([TINY, "--devices", "8", "--objective", "ttft"], "P222", 2),
     ([TINY, "--devices", "8", "--workload", "serve"], "P018", 2),
     ([TINY, "--devices", "8", "--backend", "torch"], "P018", 2), ([TINY, "--devices", "8", "--precision", "bf16"], "P018", 2),
-    ([TINY, "--devices", "8", "--hardware", "h10"], "did you mean 'h100'?", 2), ([TINY, "--devices", "9"], "P012", 2),
+    ([TINY, "--devices", "8", "--hardware", "h10"], "did you mean 'h100-sxm'", 2), ([TINY, "--devices", "9"], "P012", 2),
     ([TINY, "--topology", "none.toml"], "P013", 2), ([TINY, "--topology", "t.toml", "--devices", "8"], "P014", 2),
     ([TINY, "--topology", "t.toml", "--hardware", "h100-sxm"], "P016", 2), ([TINY, "--devices", "8", "--pin", "none.toml"], "P020", 2),
     ([TINY, "--devices", "8", "--pin", "tp=3"], "P022", 2), (["zoo:mlp-tiny", "--devices", "2", "--memory-limit", "1kB"], "P021", 3),
