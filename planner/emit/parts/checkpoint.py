@@ -128,23 +128,33 @@ def restacked(arrays, places, first):
 
 
 def export(path, params, state):
-    """Parameters in float32 by their names in the model, without padding, as .safetensors: what --weights reads. Written aside by the first process, then named."""
+    """Parameters in float32 by their names in the model, without padding, as .safetensors: what --weights reads."""
+    shapes = {label: row[0][repeat_dims(row) :] for key, row in PARAMS.items() for label in labels_of(key, row)}
+    write_named(path, shapes, ([whole] for _, whole in wholes(params, state)))
+
+
+def wholes(params, state):
+    """(parameter, its value on every process, without padding), one after the other, in the order of PARAMS: what a compiled step returns is sorted by name."""
     from jax.experimental import multihost_utils
 
-    header, end = {}, 0
+    values = values_of(params, state)
     for key, row in PARAMS.items():
-        shape = row[0][repeat_dims(row) :]
-        for label in labels_of(key, row):
-            header[label] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + 4 * int(np.prod(shape, dtype=int))]}
-            end = header[label]["data_offsets"][1]
+        yield key, np.asarray(multihost_utils.process_allgather(values[key][0], tiled=True))[tuple(slice(n) for n in row[0])]
+
+
+def write_named(path, shapes, groups):
+    """A .safetensors file of float32 arrays with names and shapes, in the order in which the groups of arrays come. Written aside by the first process, then named."""
+    header, end = {}, 0
+    for label, shape in shapes.items():
+        header[label] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + 4 * int(np.prod(shape, dtype=int))]}
+        end = header[label]["data_offsets"][1]
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     aside = path.with_name(f".{path.name}.part") if jax.process_index() == 0 else os.devnull
     with open(aside, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        values = values_of(params, state)
-        for key in PARAMS:  # the header's order: what a compiled step returns is sorted by name
-            whole = np.asarray(multihost_utils.process_allgather(values[key][0], tiled=True))
-            out.write(np.ascontiguousarray(whole[tuple(slice(n) for n in PARAMS[key][0])], np.float32).tobytes())
+        for arrays in groups:
+            for array in arrays:
+                out.write(np.ascontiguousarray(array, np.float32).tobytes())
     if jax.process_index() == 0:
         os.replace(aside, path)

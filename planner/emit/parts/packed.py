@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import zlib
 
-import jax
 import numpy as np
 
-from planner.emit.parts.checkpoint import values_of
+from planner.emit.parts.checkpoint import wholes, write_named
 from planner.emit.parts.frame import labels_of
 from planner.emit.parts.tables import MESH, PACKED, PARAMS
 
@@ -61,23 +58,6 @@ def initial_value(key, row, seed, weights):
 
 
 def export(path, params, state):
-    """Parameters in float32 by their names in the model, as .safetensors: what --weights reads. Written aside by the first process, then named."""
-    from jax.experimental import multihost_utils
-
-    header, end = {}, 0
-    for key, row in PARAMS.items():
-        for label, (_, _, _, whole, *_) in zip(labels_of(key, row), PACKED[key], strict=True):
-            header[label] = {"dtype": "F32", "shape": whole, "data_offsets": [end, end + 4 * int(np.prod(whole, dtype=int))]}
-            end = header[label]["data_offsets"][1]
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    aside = path.with_name(f".{path.name}.part") if jax.process_index() == 0 else os.devnull
-    with open(aside, "wb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
-        values = values_of(params, state)
-        for key in PARAMS:  # the header's order: what a compiled step returns is sorted by name
-            whole = np.asarray(multihost_utils.process_allgather(values[key][0], tiled=True))
-            for array in unpacked(key, PARAMS[key], whole[tuple(slice(n) for n in PARAMS[key][0])]).values():
-                out.write(np.ascontiguousarray(array, np.float32).tobytes())
-    if jax.process_index() == 0:
-        os.replace(aside, path)
+    """Parameters in float32 by their names in the model, as .safetensors: what --weights reads."""
+    shapes = {label: place[3] for key, row in PARAMS.items() for label, place in zip(labels_of(key, row), PACKED[key], strict=True)}
+    write_named(path, shapes, (unpacked(key, PARAMS[key], whole).values() for key, whole in wholes(params, state)))
