@@ -10,8 +10,9 @@ passes and m microbatches on S stages a step takes
 
     (m + S - 1) * (max f + max (f + b))        over stages; the last has its f in its backward pass alone
 
-so cuts are sought that make the largest 2 f + b (of the last stage f + b) small without handing much over: for some limits of what may be
-handed over the best cuts (dynamic programming over the possible places), and of those the cheapest with the messages counted.
+at most (under 1f1b the last stage waits in the last S - 1 ticks), so cuts are sought that make the largest 2 f + b (of the last stage f + b) small
+without handing much over: for some limits of what may be handed over the best cuts (dynamic programming over the possible places), and of those the
+cheapest with the messages counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The exact communication, arithmetic and bytes of a program with unequal pipeline stages (planner.unequal), as planner.account has them of other programs.
 
 In a tick every device runs the forward pass of its stage, and the backward pass of its stage, or one of both. What is counted is the heaviest stage's of
-either: the others wait for it. A stage but the last runs what its backward pass reads a second time there; the last has its forward pass there alone.
+either: the others wait for it. A stage but the last runs what its backward pass reads a second time there; the last has its forward pass there alone, and under
+1f1b nothing to do once its microbatches are through, S - 1 ticks before the others'.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ class Tick:
 def ticks(flow: Flow) -> int:
     """Ticks with forward passes, and as many with backward passes."""
     return flow.plan.microbatches + flow.plan.stages - 1
+
+
+def last_waits(flow: Flow) -> int:
+    """Ticks with backward passes in which the last stage runs none."""
+    return flow.plan.stages - 1 if flow.plan.schedule == "1f1b" else 0
 
 
 def of_stages(flow: Flow, size: ItemSize) -> tuple[Tick, ...]:
@@ -73,9 +79,10 @@ def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
 
 def collectives(flow: Flow, size: ItemSize) -> Iterator[Use]:
     """Every collective of one optimizer step, of each pass that of the stage that sends the most."""
-    work, n = of_stages(flow, size), ticks(flow)
-    for uses in (max((t.forward for t in work), key=lambda u: _wire(flow, u)), max((t.backward for t in work), key=lambda u: _wire(flow, u))):
-        yield from (replace(u, count=u.count * n) for u in uses)
+    work, n, fewer = of_stages(flow, size), ticks(flow), last_waits(flow)
+    ahead, back = [t.forward for t in work], [t.backward for t in work]
+    for of_each, times in ((ahead, n), (back, n - fewer), (back[:-1], fewer)):
+        yield from (replace(u, count=u.count * times) for u in max(of_each, key=lambda u: _wire(flow, u)) if times)
     yield from outside(flow, size)
 
 
@@ -107,26 +114,36 @@ def _wire(flow: Flow, uses: tuple[Use, ...]) -> Fraction:
 
 def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
     """2MNK per node, device and step, of the heaviest stage forward and the heaviest backward; without what is computed again of the heaviest in both."""
-    stages, n = found(flow), ticks(flow)
-    passes: list[tuple[dict[int, Fraction], dict[int, Fraction]]] = []
+    stages, n, fewer = found(flow), ticks(flow), last_waits(flow)
+    ahead, back = list[dict[int, Fraction]](), list[dict[int, Fraction]]()
     for k, tick in enumerate(of_stages(flow, account.float32_sizes)):
-        ahead, back = dict[int, Fraction](), dict[int, Fraction]()
+        forward, backward = dict[int, Fraction](), dict[int, Fraction]()
         for i in stages.nodes[k]:
             dots = products(tick.flow, i)
-            ahead[i] = sum((dot.flops for dot in dots), Fraction(0))
-            back[i] = sum((dot.flops * (dot.backward + again * dot.again) + dot.beyond for dot in dots), Fraction(0))
-            if again and tick.again is not None and i in tick.again.nodes:
-                back[i] += sum((dot.flops for dot in dots if tick.again.nodes[i] or dot.inside), Fraction(0))
-        last = tick.again is None
-        passes.append(({}, {i: f + ahead[i] for i, f in back.items()}) if last and again else (ahead, back))
+            f = sum((dot.flops for dot in dots), Fraction(0))
+            b = sum((dot.flops * (dot.backward + again * dot.again) + dot.beyond for dot in dots), Fraction(0))
+            if tick.again is None:
+                b += f
+            else:
+                forward[i] = f
+                if again and i in tick.again.nodes:
+                    b += sum((dot.flops for dot in dots if tick.again.nodes[i] or dot.inside), Fraction(0))
+            backward[i] = b
+        ahead.append(forward)
+        back.append(backward)
     if again:
-        chosen = [max((p[side] for p in passes), key=lambda found: sum(found.values())) for side in (0, 1)]
+        passes = [(_heaviest(ahead), n), (_heaviest(back), n - fewer), (_heaviest(back[:-1]), fewer)]
     else:
-        chosen = [*max(passes, key=lambda pair: sum(pair[0].values()) + sum(pair[1].values()))]
+        turns = [(n, n)] * (stages.count - 1) + [(n, n - fewer)]
+        passes = max(([(f, times[0]), (b, times[1])] for f, b, times in zip(ahead, back, turns, strict=True)), key=lambda rows: sum(sum(p.values()) * times for p, times in rows))
     total: dict[int, Fraction] = {}
-    for i, f in (item for side in chosen for item in side.items()):
-        total[i] = total.get(i, Fraction(0)) + f * n
+    for i, f in ((i, f * times) for found, times in passes for i, f in found.items()):
+        total[i] = total.get(i, Fraction(0)) + f
     return {i: f for i, f in total.items() if f}
+
+
+def _heaviest(passes: list[dict[int, Fraction]]) -> dict[int, Fraction]:
+    return max(passes, key=lambda found: sum(found.values()))
 
 
 def parameter_bytes(flow: Flow, size: ItemSize, *, trained: bool = False) -> int:

@@ -1,10 +1,12 @@
 """The price of a plan with unequal pipeline stages (planner.unequal): time and memory of a device, as planner.evaluate has them of other plans.
 
-    step = (m + S - 1) * (longest forward pass + longest backward pass + handing on and back) + reductions + optimizer
+    step = (m + S - 1) * (longest forward pass + handing on and back) + m * longest backward pass + (S - 1) * longest of all stages but the last
+           + reductions + optimizer
     peak = parameters + gradients (of a microbatch, and their sums) + optimizer state + what waits in the ring + the stage that needs most
 
-Of the ticks S - 1 are the bubble. A stage's forward pass cuts its weights out of the buffers they lie in, its backward pass does so again and puts their gradients
-together: copies of the stage's weights, in time and in memory. While the backward pass of a stage runs it keeps what a microbatch's passes need of it.
+Of the ticks S - 1 are the bubble; under gpipe the last stage's backward pass counts in them, too. A stage's forward pass cuts its weights out of the buffers they
+lie in, its backward pass does so again and puts their gradients together: copies of the stage's weights, in time and in memory. While the backward pass of a stage
+runs it keeps what a microbatch's passes need of it.
 """
 
 from __future__ import annotations
@@ -44,23 +46,25 @@ def price(base: Base, flow: Flow, pricer: Pricer) -> Cost:
         else:
             ahead.append(_Pass(forward + opened, 0.0, tick.forward, pricer))
             back.append(_Pass(again + backward + 2 * opened, again, tick.backward, pricer))
-    slowest = max(ahead, key=lambda p: p.seconds), max(back, key=lambda p: p.seconds)
-    kernels, replayed = sum(p.kernels_s for p in slowest), sum(p.again_s for p in slowest)
+    fewer = unequal_account.last_waits(flow)
+    slowest = [(_longest(ahead), n), (_longest(back), n - fewer), (_longest(back[:-1]), fewer)]
+    in_all, replayed = sum(p.kernels_s * times for p, times in slowest), plan.microbatches * slowest[1][0].again_s
     by_axes: dict[tuple[str, str], float] = {}
     exposed = hidden = 0.0
     outside = [*unequal_account.outside(flow, pricer.itemsize)]
-    for times, use in (*((n, u) for p in slowest for u in p.uses), *((1, u) for u in outside)):
+    for times, use in (*((times, u) for p, times in slowest for u in p.uses), *((1, u) for u in outside)):
         seconds = times * pricer.use_s(use, flow.plan.bucket_bytes)
         beside = seconds * pricer.runtime.overlap if use.phase == "gradient" else 0.0
         exposed, hidden = exposed + seconds - beside, hidden + beside
         label = use.kind, "+".join(use.axes)
         by_axes[label] = by_axes.get(label, 0.0) + seconds - beside
-    compute, bubble, optimizer = plan.microbatches * kernels, (n - plan.microbatches) * kernels, _optimizer_s(flow, pricer)
+    compute, optimizer = plan.microbatches * (slowest[0][0].kernels_s + slowest[1][0].kernels_s), _optimizer_s(flow, pricer)
+    bubble = in_all - compute
     flops = account.dot_flops(flow, again=False)
     distinct = float(base.model_flops * plan.microbatches / (flops * plan.devices)) if flops else 1.0
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     uses = account.collectives(flow, (), pricer.itemsize)
-    return Cost(compute + bubble + exposed + optimizer, compute, plan.microbatches * replayed, bubble, exposed + hidden, exposed, optimizer, flops,
+    return Cost(compute + bubble + exposed + optimizer, compute, replayed, bubble, exposed + hidden, exposed, optimizer, flops,
                 memory(base, flow, pricer), account.traffic(uses, plan.order, dict(plan.mesh)), distinct, by_axes)  # fmt: skip
 
 
@@ -70,6 +74,10 @@ class _Pass:
     def __init__(self, kernels_s: float, again_s: float, uses: tuple[account.Use, ...], pricer: Pricer) -> None:
         self.kernels_s, self.again_s, self.uses = kernels_s, again_s, uses
         self.seconds = kernels_s + sum(pricer.use_s(u) for u in uses)
+
+
+def _longest(passes: list[_Pass]) -> _Pass:
+    return max(passes, key=lambda p: p.seconds)
 
 
 def _optimizer_s(flow: Flow, pricer: Pricer) -> float:

@@ -13,6 +13,7 @@ from planner.api import reopen
 from planner.base import Base
 from planner.errors import PlanError
 from planner.evaluate import derived
+from planner.flow import Plan
 from planner.model import Model, Workload
 from planner.pins import parse_pins
 from planner.report.explain import explain, explain_node
@@ -138,6 +139,21 @@ def test_a_program_equals_the_unsharded_one_and_sends_what_was_counted() -> None
     report = worker.verify(s, RESNET)
     assert report.ok, str(report)
     assert report.numbers is not None and report.numbers.gradients is not None and report.numbers.gradients < 1e-5
+
+
+@pytest.mark.parametrize(("stages", "schedule", "products"), [(2, "1f1b", 5 * 1 + 4 * 12 + 1 * 2), (2, "gpipe", 5 * 1 + 5 * 12), (4, "1f1b", 7 * 1 + 4 * 6 + 3 * 3)])
+def test_a_last_stage_without_microbatches_waits(stages: int, schedule: str, products: int) -> None:
+    """Five equal products, one on every stage but the last: forward ticks have one, backward ones those of the last stage as long as it has microbatches.
+
+    Stages begin with a product: the gradient that the last would hand back for no microbatch was in the prediction and not in the program.
+    """
+    from planner.verify.compiled import truth
+
+    graph = Model.open("zoo:mlp,layers=5,hidden=32,in=32,out=32", Workload(kind="train", batch=8), 8).graph(4)
+    cuts = tuple(i for i, n in enumerate(graph.nodes) if n.op == "MatMul")[1:stages]
+    plan = Plan((("stage", stages), ("alike", 8 // stages)), {}, microbatches=4, schedule=schedule, cuts=cuts)
+    found = truth(graph, plan)
+    assert found.differences() == () and found.compiled_flops == products * 2 * 2 * 32 * 32
 
 
 @pytest.mark.slow

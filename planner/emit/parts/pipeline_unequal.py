@@ -54,7 +54,8 @@ def gradients(params, frozen, batch):
     """(loss, gradients) of MICROBATCHES microbatches. Stage i runs microbatch m forward in tick m + i and backward in tick FIRST_BACKWARD + m + stages - 1 - i.
 
     A stage keeps what it is given, in a ring, and runs its forward pass again in its backward pass; the last runs both at once. Every device holds the
-    code of all stages and runs that of its own. Passes of microbatches that do not exist fill the bubble, and what they give is dropped.
+    code of all stages and runs that of its own. Passes of microbatches that do not exist fill the bubble, and what they give is dropped; once forward passes are
+    through, under 1f1b the last stage has none left that exist, and waits.
     """
     stages, stage = MESH["stage"], lax.axis_index("stage")
     places = min(FIRST_BACKWARD + stages, MICROBATCHES + 1)
@@ -74,8 +75,8 @@ def gradients(params, frozen, batch):
         ways = [*(lambda p, x, now, k=k: handing_on(k, now)(p, x) for k in range(stages - 1)), lambda p, x, now: x]
         return lax.switch(stage, ways, pending, x, microbatch_of(batch, tick - stage))
 
-    def backward(x, g, now):
-        """Gradients of the stage's weights and of what it was given, and (loss times weight, weight) of the last stage."""
+    def backward(x, g, now, waits):
+        """Gradients of the stage's weights and of what it was given, and (loss times weight, weight) of the last stage, where it does not wait."""
 
         def inner(p, x, g, now, k):
             pull = jax.vjp(handing_on(k, now), p, x)[1]
@@ -89,7 +90,10 @@ def gradients(params, frozen, batch):
             grads, both = jax.grad(total, argnums=(0, 1), has_aux=True)(p, x)
             return *grads, both
 
-        ways = [*(lambda p, x, g, now, k=k: inner(p, x, g, now, k) for k in range(stages - 1)), end]
+        def wait(p, x, g, now):
+            return jax.tree.map(lambda w: varying(jnp.zeros_like(w), jax.typeof(w).manual_axis_type.varying), p), g, varying(jnp.zeros(2), ("stage",))
+
+        ways = [*(lambda p, x, g, now, k=k: inner(p, x, g, now, k) for k in range(stages - 1)), wait if waits else end]
         return lax.switch(stage, ways, pending, x, g, now)
 
     def ahead(carry, tick):
@@ -98,11 +102,11 @@ def gradients(params, frozen, batch):
         ring = jax.tree.map(lambda r, s: lax.dynamic_update_index_in_dim(r, s, here, 0), ring, x)
         return (pass_on(forward(x, tick), "stage"), ring), None
 
-    def behind(carry, tick, ring):
+    def behind(carry, tick, ring, waits=False):
         g, total, loss = carry
         m = tick - FIRST_BACKWARD - (stages - 1) + stage
         x = jax.tree.map(lambda r: lax.dynamic_index_in_dim(r, m % places, keepdims=False), ring)
-        grads, g, both = backward(x, g, microbatch_of(batch, m))
+        grads, g, both = backward(x, g, microbatch_of(batch, m), waits)
         real = (m >= 0) & (m < MICROBATCHES)
         grads = {key: reduce_gradient(d, (), *scatter[key]) for key, d in grads.items()}
         total = {key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()}
@@ -119,7 +123,8 @@ def gradients(params, frozen, batch):
     g, loss = x, varying(jnp.zeros(2), ("stage",))
     (x, ring), _ = lax.scan(ahead, (x, ring), jnp.arange(FIRST_BACKWARD))
     (x, ring, *rest), _ = lax.scan(steady, (x, ring, g, total, loss), jnp.arange(FIRST_BACKWARD, ticks))
-    (_, total, loss), _ = lax.scan(lambda c, tick: (behind(c, tick, ring), None), tuple(rest), jnp.arange(ticks, FIRST_BACKWARD + ticks))
+    waits = ticks > FIRST_BACKWARD  # under gpipe no backward pass has run yet
+    (_, total, loss), _ = lax.scan(lambda c, tick: (behind(c, tick, ring, waits), None), tuple(rest), jnp.arange(ticks, FIRST_BACKWARD + ticks))
     loss = lax.psum(loss, "stage")
     weight = jnp.maximum(loss[1], 1)
     grads = {key: t / weight.astype(t.dtype) for key, t in total.items()}
