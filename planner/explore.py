@@ -290,30 +290,41 @@ class Explorer:
         if known > leaf.bound:
             return known
         if leaf.stage == FITTING:
-            return self._free_bound(leaf, 0)[0] + relaxed.waiting(leaf.micro, leaf.virtual) if self._staged(leaf) else self._free_bound(leaf, 1)[0]
+            return self._free_bound(leaf, 0, relaxed.waiting(leaf.micro, leaf.virtual)) if self._staged(leaf) else self._free_bound(leaf, 1)
         if leaf.stage == FREE and leaf.micro > 1:
-            free = self._free_bound(leaf, leaf.micro)
-            if free[1] <= limit or free[0] > leaf.bound:
-                return free[0]
-            return relaxed.limited(leaf.techniques, limit, free, self._to_beat)
+            bound = self._free_bound(leaf, leaf.micro)
+            if bound > leaf.bound or (usage := self._free_usage(leaf, leaf.micro)) <= limit:
+                return bound
+            return relaxed.limited(leaf.techniques, limit, (bound, usage), self._to_beat)
         return leaf.bound
 
     def _staged(self, leaf: Leaf) -> bool:
         """Whether the leaf has pipeline stages: more microbatches then also make the bubble smaller (0 stands for any number)."""
         return self.meshes[leaf.mesh].stages > 1
 
-    def _free_bound(self, leaf: Leaf, micro: int) -> tuple[float, float]:
-        """(bound, usage of its solution with the leaf's microbatches) of the leaf's techniques without a memory limit.
+    def _free_key(self, leaf: Leaf, micro: int) -> tuple:
+        """What the relaxed problem of a leaf without a memory limit depends on, its third part the microbatches.
 
         micro: reductions are repeated at least that often. What is reduced once a step makes the same problem for any number that leaves every split legal.
         """
         each = micro if self._staged(leaf) or LEVEL_ORDER[leaf.level] >= 2 or micro > self._uncut_up_to[leaf.mesh] else 1
-        key = (leaf.mesh, leaf.level, leaf.recompute, each, leaf.virtual if each else 1)
-        relaxed = self._relaxed[leaf.mesh]
+        return leaf.mesh, leaf.level, each, leaf.recompute, leaf.virtual if each else 1
+
+    def _free_bound(self, leaf: Leaf, micro: int, waiting_s: float = 0.0) -> float:
+        """The bound of the leaf's techniques without a memory limit, and what a bubble adds; where a quick one is no plan's that is looked for, that one."""
+        key, relaxed = self._free_key(leaf, micro), self._relaxed[leaf.mesh]
         if key not in self._free:
-            self._free[key] = relaxed.free(leaf.techniques, each)
+            quick = relaxed.quick(leaf.techniques, key[2]) + waiting_s
+            if quick >= self._to_beat * (1 - SAME):
+                return quick
+            self._free[key] = relaxed.free(leaf.techniques, key[2])
         found = self._free[key]
-        return (found[1], relaxed.usage(leaf.techniques, found[0])) if found else (math.inf, math.inf)
+        return found[1] + waiting_s if found else math.inf
+
+    def _free_usage(self, leaf: Leaf, micro: int) -> float:
+        """Bytes that the solution of `_free_bound` uses with the leaf's microbatches."""
+        found = self._free[self._free_key(leaf, micro)]
+        return self._relaxed[leaf.mesh].usage(leaf.techniques, found[0]) if found else math.inf
 
     def _price(self, leaf: Leaf, deeper: int = 1) -> int:
         """Solve the leaf, price what it finds, and keep the bound of what it proved; the work spent on solving. deeper: times the usual work limit."""

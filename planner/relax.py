@@ -73,8 +73,12 @@ class Relaxed:
         self._all = self.offset
         self.kept = np.arange(self.offset[-1])
         """Options that are looked at, of all those of the space in a row."""
+        self._models: dict[tuple[bool, bool], Model] = {}
+        """Per set of replayed links (with or without what follows the blocks) the conversions of all options."""
         self._trees: dict[tuple[bool, bool], Tree | MiniBuckets] = {}
-        """Per set of replayed links (with or without what follows the blocks) their elimination, or a bound of it where that is too wide."""
+        """Their elimination over the options that are looked at, or a bound of it where that is too wide."""
+        self._least = np.zeros(0), 0.0
+        """Costs of those options that no techniques are below, and what the elimination of `least` found under them (as a tree's)."""
         self._tick: float | None = None
         self._price = 0.0
         """Of a byte, in the last bound under a memory limit: the next is near."""
@@ -85,13 +89,24 @@ class Relaxed:
         endless = [Techniques(z, microbatches=0) for z in levels]
         cost, tree = _units(np.minimum.reduce([self._seconds(t) for t in endless]), 1.0), self._compiled(endless[0])
         if np.isinf(below_s) or not isinstance(tree, Tree):
-            return self._proven(tree.run(cost)[0])
+            self._least = cost, tree.run(cost)[0]
+            return self._proven(self._least[1])
         value, each = tree.marginals(cost)
+        self._least = cost, value
         if (bound := self._proven(value)) < below_s:
             near = each * (1 - ROUNDING) - STEP < below_s * PICO
             self.kept, self.offset = self.kept[near], np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1]))))
-            self._trees = {key: self._tree(known.model) for key, known in self._trees.items()}
+            self._trees, self._least = {}, (cost[near], value)
         return bound
+
+    def quick(self, techniques: Techniques, microbatches: int) -> float:
+        """No more than the bound of `free`, without an elimination: what `least` found, and of every variable the least that these techniques add to its options.
+        Only after `least`."""
+        at = replace(techniques, microbatches=microbatches)
+        slow, (cheapest, value) = slowdown(self.space, at), self._least
+        cost = _units(self._seconds(at), slow)
+        more = np.subtract(cost, cheapest, out=np.full(len(cost), np.inf), where=np.isfinite(cost))
+        return self._proven((value + float(np.minimum.reduceat(more, self.offset[:-1]).sum())) * slow)
 
     @property
     def splits(self) -> dict[int, tuple[Split, ...]] | None:
@@ -177,18 +192,24 @@ class Relaxed:
         twice = replayed(self.space, techniques)
         key = any(twice), ends
         if key not in self._trees:
-            tables: dict[tuple, np.ndarray] = {}
-            pairs: dict[tuple[int, int], np.ndarray] = {}
-            scale = link_scale(self.space, replace(techniques, microbatches=0), ends=ends)
-            for link, again, part in zip(self.space.links, twice, scale, strict=True):
-                at = (id(link.forward_s), id(link.backward_s), link.count, again, part)
-                if at not in tables:
-                    seconds = link.forward_s * (2 if again else 1) + link.backward_s
-                    tables[at] = part * PICO * self.space.parts * link.count * seconds if part else np.zeros_like(seconds)
-                pair, table = ((link.a, link.b), tables[at]) if link.a < link.b else ((link.b, link.a), tables[at].T)
-                pairs[pair] = pairs[pair] + table if pair in pairs else table
-            self._trees[key] = self._tree(Model(self._all, np.zeros(self._all[-1]), pairs, None))
+            if key not in self._models:
+                scale = link_scale(self.space, replace(techniques, microbatches=0), ends=ends)
+                self._models[key] = Model(self._all, np.zeros(self._all[-1]), self._pairs(twice, scale), None)
+            self._trees[key] = self._tree(self._models[key])
         return self._trees[key]
+
+    def _pairs(self, twice: Sequence[bool], scale: Sequence[float]) -> dict[tuple[int, int], np.ndarray]:
+        """Conversions between variables, parallel links added up (picoseconds of ticks without a bubble). twice, scale: per link."""
+        tables: dict[tuple, np.ndarray] = {}
+        pairs: dict[tuple[int, int], np.ndarray] = {}
+        for link, again, part in zip(self.space.links, twice, scale, strict=True):
+            at = (id(link.forward_s), id(link.backward_s), link.count, again, part)
+            if at not in tables:
+                seconds = link.forward_s * (2 if again else 1) + link.backward_s
+                tables[at] = part * PICO * self.space.parts * link.count * seconds if part else np.zeros_like(seconds)
+            pair, table = ((link.a, link.b), tables[at]) if link.a < link.b else ((link.b, link.a), tables[at].T)
+            pairs[pair] = pairs[pair] + table if pair in pairs else table
+        return pairs
 
     def _tree(self, model: Model) -> Tree | MiniBuckets:
         """The elimination of a model of the whole space over the options that are looked at."""

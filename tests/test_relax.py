@@ -73,6 +73,10 @@ def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> No
         below = 0
         for at in (Techniques(z, r, m) for z in (0, 1, 2) for r in ("none", "block", "block-keep") for m in (2, 8, 16)):
             found, same = whole.free(at, at.microbatches), narrow.free(at, at.microbatches)
+            for relaxed, exact in ((whole, found), (narrow, same)):  # what is known without an elimination: no more, and not much less
+                quick = relaxed.quick(at, at.microbatches)
+                assert exact is None or quick <= exact[1] * (1 + 1e-9)
+                assert relaxed is whole or quick >= 0.9 * target
             assert whole.waiting(at.microbatches) == pytest.approx(narrow.waiting(at.microbatches), rel=1e-9) or mesh.stages > 1
             if found is not None and found[1] < target:
                 assert same is not None and same[1] == pytest.approx(found[1], rel=1e-9)
