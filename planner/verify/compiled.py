@@ -110,9 +110,13 @@ def room(graph: Graph, plan: Plan, *, unroll: bool) -> Room:
 
 def compile_step(program: Program, workload: Workload) -> Any:
     """The compiled training step (or forward pass) of a program, from shapes alone."""
+    return compile_module(load_program(program), workload)
+
+
+def compile_module(module: types.ModuleType, workload: Workload) -> Any:
+    """The same of a program that was loaded, with the constants it has by now."""
     import jax
 
-    module = load_program(program)
     mesh = module.make_mesh()
     params, frozen, batch = (shapes(module, name, mesh) for name in ("PARAMS", "FROZEN", "INPUTS"))
     if workload == "infer":

@@ -134,9 +134,13 @@ def compile_program(graph: Graph, plan: Plan, workload: str, backend: str, optim
 
     unroll, _ = written_out(graph, plan)
     program = emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training(optimizer))  # type: ignore[arg-type]
-    done = compile_step(program, workload)  # type: ignore[arg-type]
+    return measured(compile_step(program, workload), unroll)  # type: ignore[arg-type]
+
+
+def measured(done: Any, unrolled: bool) -> Compiled:
+    """What the compiler says of a compiled step."""
     stats = done.memory_analysis()
-    return Compiled(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes, unroll)
+    return Compiled(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes, unrolled)
 
 
 def figures(graph: Graph, plan: Plan, compiled: Compiled, workload: str, backend: str, optimizer: str, planned_bytes: int) -> tuple[Figure, ...]:
