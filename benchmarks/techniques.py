@@ -92,7 +92,8 @@ def run(row: Row) -> Outcome:
         if done.returncode or not answer.exists():
             return Outcome(mesh=mesh, date=today, refused=f"ended with code {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:200]}")
         found = json.loads(answer.read_text())
-    return Outcome(**found["errors"], judged=found["judged"], differs=found["differs"], peak_bytes=found["peak_bytes"], mesh=mesh, date=today, cpu_s=round(processor_s() - before, 1))
+    cpu_s = round(processor_s() - before, 1)
+    return Outcome(**found["errors"], judged=found["judged"], differs=found["differs"], peak_bytes=found["peak_bytes"], mesh=mesh, date=today, cpu_s=cpu_s)
 
 
 def processor_s() -> float:
