@@ -96,7 +96,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     if pipeline and pipeline.schedule == "gpipe":  # head and loss are one function that keeps nothing but what it is given
         ending = [i for i in loose if pipeline.late(i)]
         yield from again_uses(outer, replay(outer, ending, "all", (*graph.inputs, *last)), "all", ends, once, size, "after")
-    gathered: dict[str, list[bool]] = {}  # sharded weight -> per function that gathers it, whether the backward pass gathers it again
+    gathered: dict[str, list[tuple[bool, bool]]] = {}  # sharded weight -> per function that gathers it, whether forward does, and backward again
     for run in runs:
         dealt = pipeline is not None and run.first == pipeline.first
         times = ticks * (pipeline.per_tick if pipeline and dealt else run.repeats)
@@ -114,14 +114,17 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         yield from again_uses(body, again, block_mode(flow), times, once, size, place)
         for names in run.weights:
             for name in names[: pipeline.per_stage] if pipeline and dealt else names:
-                gathered.setdefault(name, []).append(again is not None and names[0] in again.weights)
+                gathered.setdefault(name, []).append((True, again is not None and names[0] in again.weights))
         for name in run.shared:
             if name in graph.weights and sharded(flow, name):
-                gathered.setdefault(name, []).append(False)
+                gathered.setdefault(name, []).append((True, False))
+    at_once: set[str] = set()
     for part in parts(flow, runs):
         again = replay(outer, part, "part")
         for name in dict.fromkeys(n for i in part for n in graph.nodes[i].inputs if n and sharded(flow, n)):
-            gathered.setdefault(name, []).append(name in again.weights)
+            waits = _waits(flow, part, name)
+            gathered.setdefault(name, []).append((waits or name not in at_once, name in again.weights))
+            at_once |= set() if waits else {name}
     if flow.training:
         elsewhere, held, first = frozenset[str](), frozenset[str](), frozenset[str]()
         if pipeline:
@@ -146,6 +149,13 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
             if name in flow.grad and name not in elsewhere:
                 over = (STAGE,) if pipeline and name not in held else ()  # every stage holds what is outside the blocks, and adds to its gradient
                 yield from _reduction(flow, name, plan, reductions(name) if pipeline else micro, size, gathered.get(name, []), over, name in alike)
+
+
+def _waits(flow: Flow, part: range, name: str) -> bool:
+    """Whether a part gathers a weight after a float operand beside it. Others (tables read at integers) gather at once, and compilers make one of two such gathers."""
+    graph = flow.graph
+    first = next(graph.nodes[i] for i in part if name in graph.nodes[i].inputs)
+    return any(n and n not in graph.weights and n not in graph.constants and graph.tensors[n].is_float for n in first.inputs)
 
 
 def _with_ends(flow: Flow, name: str, path: tuple[Step, ...], pipeline: Pipeline, last: Iterable[str]) -> set[bool]:
@@ -240,7 +250,7 @@ def kernel_uses(flow: Flow, i: int, times: int, size: ItemSize, where: str, agai
                 yield Use(inner.kind, axes, payload, times * backward, "backward", node.id, place=where)
 
 
-def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[bool], over: Axes, alike: bool) -> Iterator[Use]:
+def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[tuple[bool, bool]], over: Axes, alike: bool) -> Iterator[Use]:
     """The reduction of one weight's gradient (alike: equal to another's) and, with sharded state, the gathering of the parameter."""
     tensor, mesh = flow.graph.tensors[name], dict(flow.plan.mesh)
     what = flow.graph.labels.get(name, name)
@@ -249,8 +259,8 @@ def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSi
     full = piece * group(plan.axes, mesh) if level else piece  # padded where the pieces are
     rest = (*over, *(a for a in plan.fan if not level or a not in plan.axes))
     if level == 3:
-        yield Use("all-gather", plan.axes, full, micro * len(gathered), "forward", what)
-        yield Use("all-gather", plan.axes, full, micro * sum(gathered), "recompute", what)
+        yield Use("all-gather", plan.axes, full, micro * sum(forward for forward, _ in gathered), "forward", what)
+        yield Use("all-gather", plan.axes, full, micro * sum(again for _, again in gathered), "recompute", what)
         yield Use("reduce-scatter", plan.axes, full, micro * len(gathered), "gradient", what)
     elif level:
         yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what, True, alike)
