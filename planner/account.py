@@ -230,19 +230,20 @@ def again_uses(flow: Flow, again: Replay | None, mode: str, times: int, once: Me
         if (name, path) in once.forward:
             continue
         yield from _step(flow, name, path[-1], 0, times, size, where, "recompute")
-    for i in again.nodes if mode in ("all", "keep") else ():
-        for use in kernel_uses(flow, i, times, size, where, mode):
+    for i, wanted in again.nodes.items() if mode in ("all", "keep") else ():
+        for use in kernel_uses(flow, i, times, size, where, mode, wanted):
             if use.phase == "forward":
                 yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what, place=where)
 
 
-def kernel_uses(flow: Flow, i: int, times: int, size: ItemSize, where: str, again: str = "") -> Iterator[Use]:
+def kernel_uses(flow: Flow, i: int, times: int, size: ItemSize, where: str, again: str = "", wanted: bool = True) -> Iterator[Use]:
+    """Collectives inside a node's kernel. again: how its function is wrapped, for what its second run has; wanted: whether that makes the node's result."""
     rule, split, node = flow.rules[i], flow.split(i), flow.graph.nodes[i]
     local = rule.local(split, dict(flow.plan.mesh))
     differentiated = any(o in flow.grad for o in node.outputs)
     for inner in rule.inner:
         axes = inner.axes(split, flow.plan.order)
-        if axes and not (again == "keep" and inner.kept):
+        if axes and not (again == "keep" and inner.kept) and (wanted or not inner.for_result):
             devices = group(axes, dict(flow.plan.mesh))
             payload, (forward, backward) = inner.payload_bytes(local, devices, size("float32")), inner.times(devices)
             yield Use(inner.kind, axes, payload, times * forward, "forward", node.id, place=where)

@@ -38,8 +38,8 @@ class Inner:
     Its payload is the product of the local sizes of `over`, times `itemsize` bytes (statistics are float32; 0: the type computed in).
     A round of an exchange carries up to `places` rows to each of the devices: `rows` (a product of local sizes) over their number, times
     `slack`, rounded up. On a `ring` it runs so often for each other device of the axes. What is not `kept` runs again with a block that is computed
-    again, even where that keeps the results of collectives. `units` multiplies the payload; with `operand` the backward pass runs it only for the
-    gradient of that operand.
+    again, even where that keeps the results of collectives; what is `for_result` only where the kernel's result is asked for again. `units` multiplies the
+    payload; with `operand` the backward pass runs it only for the gradient of that operand.
     """
 
     factor: str
@@ -52,6 +52,7 @@ class Inner:
     slack: float = 1.0
     ring: bool = False
     kept: bool = True
+    for_result: bool = False
     units: int = 1
     operand: int = -1
 

@@ -5,7 +5,7 @@ Everything at length is in benchmarks/compiler_truth.py; here are its quick case
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -17,10 +17,11 @@ from benchmarks.compiler_truth import EXPORTS, MODELS, Case, by_hand, cases, gra
 from planner import account
 from planner.account import Use, traffic
 from planner.emit.merge import Merged
-from planner.emit.program import emit
+from planner.emit.program import emit, emitted_runs
 from planner.emit.replay import Reads, Replay
 from planner.flow import Plan, derive
 from planner.graph import Graph, Node, Tensor
+from planner.pins import parse_pins
 from planner.rule import Split
 from planner.verify.compiled import Truth, predict, truth
 
@@ -123,14 +124,19 @@ def test_a_difference_names_kind_axes_and_both_figures() -> None:
                                  "dot FLOPs: predicted 10, compiled 11")  # fmt: skip
 
 
-def resnet(microbatches: int) -> tuple[Graph, Plan]:
-    """A ResNet whose shortcut has a bias beside the one of what it is added to; data parallel."""
+def planned(source: str, pins: str, microbatches: int = 1, nodes: Mapping[str, Any] | None = None) -> tuple[Graph, Plan]:
+    """A model of the zoo under pins, on 8 devices. nodes: pins of operators by glob."""
     import planner
     from planner.reprice import open_recorded
 
-    found = planner.plan("zoo:resnet-tiny", devices=8, batch=32, hardware="cpu", precision="fp32", pins=f"dp=8,zero=0,micro={microbatches}", baselines=False)
-    graph = open_recorded(found, "zoo:resnet-tiny").graph(microbatches)
+    found = planner.plan(source, devices=8, batch=32, hardware="cpu", precision="fp32", pins=replace(parse_pins(f"{pins},micro={microbatches}"), nodes=nodes or {}), baselines=False)
+    graph = open_recorded(found, source).graph(microbatches)
     return graph, found.plan_for(graph)
+
+
+def resnet(microbatches: int) -> tuple[Graph, Plan]:
+    """A ResNet whose shortcut has a bias beside the one of what it is added to; data parallel."""
+    return planned("zoo:resnet-tiny", "dp=8,zero=0", microbatches)
 
 
 def test_biases_of_one_sum_have_one_gradient() -> None:
@@ -149,3 +155,23 @@ def test_biases_of_one_sum_have_one_gradient() -> None:
 def test_compilers_send_one_gradient_for_both(microbatches: int) -> None:
     found = truth(*resnet(microbatches))
     assert not found.differences() and found.compiled
+
+
+def counts(graph: Graph, plan: Plan, kind: str, what: str) -> dict[str, int]:
+    """How often a tensor's or a node's collectives of a kind run in each phase."""
+    flow = derive(graph, plan, training=True)
+    found = [u for u in account.collectives(flow, emitted_runs(flow)[0]) if u.kind == kind and u.what == what]
+    return {phase: sum(u.count for u in found if u.phase == phase) for phase in ("forward", "recompute", "gradient")}
+
+
+def test_a_table_of_two_lookups_is_gathered_once_for_both() -> None:
+    graph, plan = planned("zoo:t5-tiny", "dp=8,zero=3")  # read by the encoder's and the decoder's lookup, and by the head, whose products read it again
+    assert counts(graph, plan, "all-gather", "shared.weight") == {"forward": 2, "recompute": 1, "gradient": 0}
+    assert counts(graph, plan, "reduce-scatter", "shared.weight") == {"forward": 0, "recompute": 0, "gradient": 3}
+
+
+def test_an_exchange_of_tokens_is_not_repeated_for_results_that_nothing_reads() -> None:
+    graph, plan = planned("zoo:mixtral-tiny", "expert=2,dp=4,zero=0,recompute=block-keep", nodes={"*experts*": {"split": {"expert-b": ["expert"]}}})
+    (experts, *_) = [n.id for n in graph.nodes if n.op == "RoutedExperts"]
+    rounds, sent = counts(graph, plan, "all-reduce", experts), counts(graph, plan, "all-to-all", experts)
+    assert rounds["forward"] == rounds["recompute"] > 0 and sent["forward"] == 3 * rounds["forward"] and not sent["recompute"]

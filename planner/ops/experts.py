@@ -64,7 +64,7 @@ def _exchange(rule: Rule, pairs: tuple[str, ...]) -> tuple[Inner, ...]:
     if not pairs:
         return ()
     rows = tuple(f for dim in rule.operands[1] for f in dim)
-    to = partial(Inner, "+".join(pairs), "all-to-all", rows=rows, slack=IMBALANCE, kept=False)
+    to = partial(Inner, "+".join(pairs), "all-to-all", rows=rows, slack=IMBALANCE, kept=False, for_result=True)
     return (Inner("+".join(pairs), "all-reduce", (), 1, 0, kept=False), to((), 1, 0), to(("h",), 2, 3, 0), to((), 0, 1, 8), to((), 0, 1, 0))
 
 
