@@ -126,12 +126,27 @@ def verdict(row: Row, outcomes: Mapping[tuple[object, ...], Outcome], rows: Iter
 HEAD = """# Techniques, as measured
 
 Written by `python -m benchmarks.techniques --page docs/techniques.md` from what the benchmark recorded (benchmarks/results/techniques.jsonl). Every row is the training
-step of a small model, emitted for 8 virtual CPU devices in float32 with AdamW, alone (first table) or in a combination drawn at random (second).
+step of a small model, emitted for 8 virtual CPU devices in float32 with AdamW, alone (first table) or in a combination drawn at random (second). Blocks that repeat are
+one compiled body, with its collectives, in every row of a model that has them.
 
 - *error*: the largest of loss, any gradient and any parameter, in each of three optimizer steps, against the unsharded program; 1e-4 is allowed
 - *figures*: collective bytes by kind and axes, FLOPs of products, bytes of arguments and results, predicted beside compiled; exact means equal to the byte
 - *memory*: arguments, results and temporaries of the compiled step beside another row's on the same model (virtual devices have no memory apart for the host)
 
+"""
+TAIL = """
+What has no row here, and where it is shown:
+
+| technique | why | shown by |
+|---|---|---|
+| recompute of repeated blocks, on ResNet and UNet | they repeat no block | |
+| recompute of single operators | not a choice of its own: emitted norms, activations, attention and the loss always compute their insides again ([memory](memory.md)) | these rows |
+| attention on a ring or by all-to-all, experts, on ResNet | it has neither | |
+| pipeline schedules on a UNet beside 1F1B, interleaved stages without repeated blocks | GPipe of unequal stages is shown on ResNet; chunks are of repeated blocks | |
+| communication fusion up to a chosen size | the CPU compiler joins everything whatever is asked | `tests/test_buckets.py`, by the GPU compiler ([fusion](fusion.md)) |
+| dataset sharding, start-up by every launcher, Kubernetes | about processes, not about one step | `python -m benchmarks.launching`, `python -m benchmarks.manifests` ([launch](launch.md)) |
+| parameter server | tables live in processes beside the program | `tests/test_hosted.py` |
+| manual plans, semi-auto | a file, or pins, for what the rows pin here | `tests/test_pins.py` ([modes](modes.md)) |
 """
 COLUMNS = ("technique", "model", "pins", "error", "figures", "memory")
 
@@ -143,7 +158,8 @@ def document(outcomes: Mapping[tuple[object, ...], Outcome]) -> str:
     ran = [r for r in (*ALONE, *combined) if r.key in outcomes]
     held = sum(not verdict(r, outcomes, ALONE)[0] for r in ran)
     left = f" {len(ALONE) + len(combined) - len(ran)} rows of the benchmark were not run." if len(ran) < len(ALONE) + len(combined) else ""
-    return f"{HEAD}{tables}\n{held} of {len(ran)} rows hold.{left}\n"
+    spent = sum(outcomes[r.key].cpu_s for r in ran)
+    return f"{HEAD}{tables}\n{held} of {len(ran)} rows hold.{left} Compiling and running them took {spent / 60:.0f} minutes of processor time.\n{TAIL}"
 
 
 def table(outcomes: Mapping[tuple[object, ...], Outcome], rows: Sequence[Row]) -> str:

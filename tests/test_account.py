@@ -129,7 +129,8 @@ def planned(source: str, pins: str, microbatches: int = 1, nodes: Mapping[str, A
     import planner
     from planner.reprice import open_recorded
 
-    found = planner.plan(source, devices=8, batch=32, hardware="cpu", precision="fp32", pins=replace(parse_pins(f"{pins},micro={microbatches}"), nodes=nodes or {}), baselines=False)
+    pinned = replace(parse_pins(f"{pins},micro={microbatches}"), nodes=nodes or {})
+    found = planner.plan(source, devices=8, batch=32, hardware="cpu", precision="fp32", pins=pinned, baselines=False)
     graph = open_recorded(found, source).graph(microbatches)
     return graph, found.plan_for(graph)
 
