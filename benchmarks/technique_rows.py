@@ -46,7 +46,7 @@ EVERYWHERE = (
     ("operator-level, higher order", "dp=2,model=2,model2=2,zero=0,micro=1", "", MODELS, 16),
     ("operator-level, three axes", "model=2,model2=2,model3=2,micro=1", "", (GPT, LLAMA, RESNET), 16),
     ("optimizer parallel, level 1", "dp=8,zero=1,micro=1", "data parallel", MODELS, 16),
-    ("optimizer parallel, level 2", "dp=8,zero=2,micro=2", "", MODELS, 16),
+    ("optimizer parallel, level 2", "dp=8,zero=2,micro=2", "", MODELS, 32),
     ("optimizer parallel, level 3", "dp=8,zero=3,micro=1", "data parallel", MODELS, 16),
     ("gradient accumulation", "dp=4,tp=2,micro=2", "", MODELS, 16),
     ("data parallel", "dp=8,zero=0,micro=1", "", BLOCKS, LARGE),

@@ -83,7 +83,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     trees = {n: t for n, t in outer.trees.items() if not ((n in made_inside and n not in last) or n in own_weights or n in graph.constants)}
     loose = [i for i in range(len(graph.nodes)) if i not in inside]
     once = merged(outer, loose, trees, [n for run in runs for n in (*(c.enters for c in run.carries), *run.shared)])
-    alike = once.gradients if micro == 1 and pipeline is None else frozenset[str]()  # sums over microbatches are values of their own
+    alike = once.gradients if pipeline is None else frozenset[str]()
     for name, tree in trees.items():
         # Forward collectives of values that no input reaches are the same in every microbatch: compilers take them out of the loop.
         for path in tree.paths():
@@ -252,7 +252,8 @@ def kernel_uses(flow: Flow, i: int, times: int, size: ItemSize, where: str, agai
 
 
 def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[tuple[bool, bool]], over: Axes, alike: bool) -> Iterator[Use]:
-    """The reduction of one weight's gradient (alike: equal to another's) and, with sharded state, the gathering of the parameter."""
+    """The reduction of one weight's gradient (alike: equal to another's, while sums over microbatches are values of their own) and, with sharded state, the gathering
+    of the parameter."""
     tensor, mesh = flow.graph.tensors[name], dict(flow.plan.mesh)
     what = flow.graph.labels.get(name, name)
     level = plan.zero if plan.dim >= 0 else 0
@@ -264,10 +265,10 @@ def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSi
         yield Use("all-gather", plan.axes, full, micro * sum(again for _, again in gathered), "recompute", what)
         yield Use("reduce-scatter", plan.axes, full, micro * len(gathered), "gradient", what)
     elif level:
-        yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what, True, alike)
+        yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what, True, alike and (micro == 1 or level == 2))
         yield Use("all-gather", plan.axes, full, 1, "optimizer", what, True)
     if rest:
-        yield Use("all-reduce", rest, piece, 1, "gradient", what, True, alike)
+        yield Use("all-reduce", rest, piece, 1, "gradient", what, True, alike and micro == 1)
 
 
 def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[str, dict[str, dict[str, int | Fraction]]]:

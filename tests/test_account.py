@@ -149,6 +149,9 @@ def test_biases_of_one_sum_have_one_gradient() -> None:
     sent = traffic(uses, flow.plan.order, dict(flow.plan.mesh))
     assert every["all-reduce"]["data"]["payload"] - sent["all-reduce"]["data"]["payload"] == one.payload_bytes == 64
     assert not any(u.merged for u in account.collectives(derive(*resnet(2), training=True)))  # sums over microbatches are values of their own
+    graph, plan = resnet(2)
+    scattered = [u for u in account.collectives(derive(graph, replace(plan, zero=2, zero_axes=("data",)), training=True)) if u.merged]
+    assert [(u.what, u.kind, u.count) for u in scattered] == [(label, "reduce-scatter", 2)]  # what is scattered in every microbatch is no sum yet
 
 
 @pytest.mark.slow
