@@ -57,3 +57,14 @@ def brute_force(problem: Problem) -> int | None:
         if verdict.feasible and (best is None or verdict.cost < best):
             best = verdict.cost
     return best
+
+
+def least_with(problem: Problem) -> list[np.ndarray]:
+    """Per node the least cost of a choice that fits with each option, by trying everything; inf where there is none."""
+    found = [np.full(len(c), np.inf) for c in problem.cost]
+    for x in itertools.product(*[range(len(c)) for c in problem.cost]):
+        verdict = evaluate(problem, x)
+        if verdict.feasible:
+            for least, k in zip(found, x, strict=True):
+                least[k] = min(least[k], verdict.cost)
+    return found

@@ -2,7 +2,8 @@
 
 1. Elimination (`dp`) on the problem as it is, when its tables are small; most planning problems end here.
 2. Exact reduction (`reduce`), and elimination again when the rest is narrow enough.
-3. Else, with a time limit, two processes:
+3. Options that no better choice has are left out (`narrow`), and elimination again.
+4. Else, with a time limit, two processes:
      here        memory prices by message passing, then annealing with exact tree moves (`search`)
      the other   HiGHS (`ilp`) while the rest is small enough for it to prove the optimum, else a second search at other temperatures;
                  the two exchange their best choices between rounds
@@ -20,21 +21,24 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.problem import Budget, Problem, Solution, evaluate
-from planner.solvers import dp
+from planner.solvers import dp, narrow, prices
 from planner.solvers.elimination import compile_tree
+from planner.solvers.lagrange import Clock
 from planner.solvers.model import Model, build
+from planner.solvers.plain import Plain
 from planner.solvers.reduce import reduce
 
 if TYPE_CHECKING:
-    from planner.solvers.search import Incumbent, Search
+    from planner.solvers.prices import Incumbent
+    from planner.solvers.search import Search
 
 DEFAULT_WORK = 1e10
 NARROW = 6e7
 """Largest sum of elimination tables (in entries) worth an exact solve."""
 PROVABLE = 250_000
 """Largest sum of edge tables (in entries) given to HiGHS."""
-SEARCHABLE = 1e14
-"""Costs must add up below this for the compiled search."""
+NARROWING = 4e9
+"""Work given to leaving options out, and to eliminating the rest: some seconds."""
 
 Stop = Literal["", "time", "work", "interrupt"]
 
@@ -106,15 +110,32 @@ def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bo
     if first.status in ("optimal", "infeasible") or first.stopped:
         return first
     start = first.choice or start
+    provable = sum(t.size for t in model.pairs.values()) <= PROVABLE
+    if not prices.searchable(model):
+        return _merge(problem, first, _plain(problem, _left(budget, began), start, provable))
+    state = _passes(model, budget.seed)
+    if start is not None:
+        state.fit(np.asarray(start, np.int64))
     left = _left(budget, began)
-    entries = sum(t.size for t in model.pairs.values())
-    weight = float(np.where(np.isfinite(model.cost), np.abs(model.cost), 0.0).sum()) + sum(
-        float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0)) for t in model.pairs.values()
-    )
-    fast = importlib.util.find_spec("numba") is not None and model.exact and weight < SEARCHABLE
-    if fast:
-        return _merge(problem, first, _searched(problem, model, left, start, entries <= PROVABLE))
-    return _merge(problem, first, _plain(problem, left, start, entries <= PROVABLE))
+    clock = Clock(min(NARROWING, 0.3 * float(budget.work or DEFAULT_WORK)), None if left.time_limit_s is None else time.monotonic() + 0.3 * left.time_limit_s)
+    narrow.close(state, dp.exact(clock), NARROW / 3, clock)
+    found = _answer(problem, state.best, "", int(clock.work))
+    if found.status == "optimal":
+        return _merge(problem, first, found)
+    left = replace(_left(budget, began), work=None if budget.work is None else max(1, int(budget.work - clock.work)))
+    if isinstance(state, Plain):
+        return _merge(problem, first, _merge(problem, found, _plain(problem, left, found.choice or None, provable)))
+    return _merge(problem, first, _searched(problem, state, left, provable))
+
+
+def _passes(model: Model, seed: int) -> Plain | Search:
+    """Passes of messages: compiled where numba is there."""
+    if importlib.util.find_spec("numba") is None:
+        return Plain(model)
+    from planner.solvers import moves, search
+
+    moves.seed(seed)
+    return search.start(model)
 
 
 def _plain(problem: Problem, budget: Budget, start: tuple[int, ...] | None, provable: bool) -> Solution:
@@ -129,14 +150,8 @@ def _plain(problem: Problem, budget: Budget, start: tuple[int, ...] | None, prov
     return _merge(problem, quick, ilp.solve_reduced(problem, left if left.time_limit_s else replace(left, work=2000), quick.choice or None))
 
 
-def _searched(problem: Problem, model: Model, budget: Budget, start: tuple[int, ...] | None, provable: bool) -> Solution:
+def _searched(problem: Problem, state: Search, budget: Budget, provable: bool) -> Solution:
     """The compiled search here; with a time limit HiGHS or a second search in another process."""
-    from planner.solvers import moves, search
-
-    moves.seed(budget.seed)
-    state = search.start(model)
-    if start is not None:
-        state.fit(np.asarray(start, np.int64))
     if budget.time_limit_s is not None:
         return _together(problem, state, budget, provable)
     work = float(budget.work or DEFAULT_WORK)
@@ -167,7 +182,7 @@ def _by_work(state: Search, work: float) -> None:
         spent += more
         return min(1.0, spent / work)
 
-    search.prices(state, go_on)
+    prices.raise_bound(state, go_on)
     if state.best.x is not None and not state.best.closed:
         search.rounds(state, 0, done, lambda: None, proposals=20_000)
 
@@ -188,7 +203,7 @@ def _together(problem: Problem, state: Search, budget: Budget, provable: bool) -
             sync()
             return time.monotonic() - began < min(60.0, 0.3 * limit)
 
-        search.prices(state, go_on)
+        prices.raise_bound(state, go_on)
         if best.x is not None and not best.closed:
             search.rounds(state, 0, lambda _: (time.monotonic() - began) / limit, sync, share=lambda: partner.send(best))
         while not best.closed and time.monotonic() - began < limit and partner.alive():

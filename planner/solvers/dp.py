@@ -1,10 +1,12 @@
 """`dp`: the exact optimum by variable elimination, memory limit included.
 
 1. Eliminate without memory (`elimination`). If the minimiser fits, it is the optimum.
-2. Otherwise price the rows (`lagrange`): the best bound L(p), and feasible choices met on the way.
-3. Close what is left of the gap by growing labels with Pareto dominance (`labels`): exact, or a smaller proven gap when the
-   work runs out.
-Where some table would be too large, `minibucket` gives a bound and a decoded choice, and the status is "feasible".
+2. Otherwise price the rows (`lagrange`): the best bound L(p), and feasible choices met on the way. Options whose least cost under these prices
+   is above the best known one are left out, and the prices found again.
+3. Close what is left of the gap by growing some labels with Pareto dominance (`labels`).
+4. Else by branch and bound on memory (`branch`): exact, or a smaller proven gap when the work runs out.
+Where some table would be too large, the problem is reduced (`reduce`), and options that no better choice has are left out (`narrow`); where tables are too large
+even then, `minibucket` gives a bound and a decoded choice, and the status is "feasible".
 
 Work unit: one table entry visited.
 """
@@ -12,19 +14,25 @@ Work unit: one table entry visited.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.problem import Budget, Problem, Solution, evaluate
+from planner.solvers import narrow, prices
+from planner.solvers.branch import branch
 from planner.solvers.elimination import Tree, compile_tree
 from planner.solvers.labels import close_gap
 from planner.solvers.lagrange import Clock, Dual, cannot_fit, maximise
 from planner.solvers.local import polish
-from planner.solvers.model import INF_INT, Model, build
+from planner.solvers.model import INF_INT, Model, build, restrict
+from planner.solvers.plain import Plain
+from planner.solvers.reduce import reduce
 
-DEFAULT_WORK = 2e9
-CAPS = (500, 20_000, 400_000)
+DEFAULT_WORK = 6e9
+CAPS = (500, 20_000)
+ROOM, LARGE = 2e7, 1e5
+"""Sums of elimination tables (in entries): the largest of what `narrow` leaves, and the least where looking for options to leave out pays."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,14 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
     if not len(problem.cost):
         return Solution((), "optimal", 0.0, "dp")
     model = build(problem)
-    return claim(problem, solve_model(model, clock, start), clock, "dp")
+    tree = compile_tree(model, integer=not model.exact and model.cost_int is not None)
+    if tree is None and narrow.worthwhile(model, clock):
+        reduction = reduce(problem)
+        if reduction.problem is None:
+            return Solution((), "infeasible", None, "dp")
+        found = solve_model(build(reduction.problem), clock, None if start is None else reduction.restrict(start))
+        return claim(problem, found if found.choice is None else replace(found, choice=reduction.expand(found.choice)), clock, "dp")
+    return claim(problem, solve_model(model, clock, start, tree=tree), clock, "dp")
 
 
 def clock_of(budget: Budget, work: float) -> Clock:
@@ -51,14 +66,12 @@ def clock_of(budget: Budget, work: float) -> Clock:
 
 
 def solve_model(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None = None, caps: tuple[int, ...] = CAPS,
-                tree: Tree | None = None) -> Outcome:  # fmt: skip
-    """Optimum of a model, or the best choice and bound within the clock's limits. tree: the model's elimination where it is compiled already."""
+                prove: bool = True, tree: Tree | None = None) -> Outcome:  # fmt: skip
+    """Optimum of a model, or the best choice and bound within the clock's limits. caps: labels grown, one number after the other; prove: branch on what they leave.
+    tree: the model's elimination where it is compiled already."""
     tree = tree or compile_tree(model, integer=not model.exact and model.cost_int is not None)
     if tree is None:
-        from planner.solvers.minibucket import bounded
-
-        choice, bound = bounded(model, clock, start)
-        return Outcome(choice, bound, bound == np.inf)
+        return _too_wide(model, clock, start, caps, prove)
     value, x, _ = tree.run(model.cost_int if tree.integer else model.cost)  # type: ignore[arg-type]
     clock.spend(tree.entries)
     if value >= (INF_INT / 2 if tree.integer else np.inf):
@@ -68,10 +81,35 @@ def solve_model(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray 
     if tree.integer:
         tree = compile_tree(model)
         assert tree is not None
-    return _within_memory(model, tree, clock, start, caps)
+    return _within_memory(model, tree, clock, start, caps, prove)
 
 
-def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...] | np.ndarray | None, caps: tuple[int, ...]) -> Outcome:
+def exact(clock: Clock, caps: tuple[int, ...] = CAPS, prove: bool = True) -> narrow.Exact:
+    """The solver that `narrow` asks about what is left."""
+
+    def solved(model: Model, start: np.ndarray | None) -> tuple[np.ndarray | None, float]:
+        found = solve_model(model, clock, start, caps, prove)
+        return found.choice, np.inf if found.infeasible else found.bound
+
+    return solved
+
+
+def _too_wide(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, caps: tuple[int, ...], prove: bool) -> Outcome:
+    """Narrowed until its elimination has room; where it never has, a choice and a bound."""
+    from planner.solvers.minibucket import bounded
+
+    floor = -np.inf
+    if prices.searchable(model) and narrow.worthwhile(model, clock):
+        passes = Plain(model, None if start is None else np.asarray(start, np.int64))
+        narrow.close(passes, exact(clock, caps, prove), ROOM, clock)
+        start, floor = passes.best.x if passes.best.x is not None else start, passes.best.bound
+        if passes.best.closed or clock.stopped:
+            return Outcome(passes.best.x, floor)
+    choice, bound = bounded(model, clock, start)
+    return Outcome(choice, max(bound, floor), bound == np.inf)
+
+
+def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...] | np.ndarray | None, caps: tuple[int, ...], prove: bool) -> Outcome:
     assert model.memory is not None
     if (model.memory.extreme(False) > model.memory.limit).any():
         return Outcome(None, np.inf, True)
@@ -81,14 +119,14 @@ def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...
         if given is not None:
             dual.offer(given)
     try:
-        return _close(model, tree, dual, clock, caps)
+        return _close(model, tree, dual, clock, caps, prove)
     except KeyboardInterrupt:
         clock.stopped = "interrupt"
         return Outcome(dual.best, dual.bound)
 
 
-def _close(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, ...]) -> Outcome:
-    """Prices, then labels, until the gap is closed or the clock stops."""
+def _close(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, ...], prove: bool) -> Outcome:
+    """Prices, then labels, then halves, until the gap is closed or the clock stops."""
     assert model.memory is not None
     maximise(dual)
     if dual.best is None:
@@ -97,6 +135,8 @@ def _close(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, 
             dual.offer(mended)
     if dual.best is None and cannot_fit(model, tree, clock):
         return Outcome(None, np.inf, True)
+    if (found := _fewer(model, tree, dual, clock, caps, prove)) is not None:
+        return found
     for cap in caps:
         if dual.closed or clock.stopped:
             break
@@ -105,7 +145,27 @@ def _close(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, 
         if dual.best is None and not clock.stopped and dual.bound == np.inf:
             return Outcome(None, np.inf, True)
         dual.bound = max(dual.bound, before)
+    if prove and not dual.closed and not clock.stopped:
+        branch(dual)
+        if dual.best is None and dual.bound == np.inf:
+            return Outcome(None, np.inf, True)
     return Outcome(dual.best, dual.best_cost if dual.best is not None and dual.closed else dual.bound)
+
+
+def _fewer(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, ...], prove: bool) -> Outcome | None:
+    """Solved with the options that may be in a better choice by what is least with each under the best prices; None where they are not far fewer."""
+    if dual.best is None or dual.closed or clock.stopped or tree.entries < LARGE:
+        return None
+    assert model.memory is not None
+    least = tree.marginals(model.cost + model.memory.priced(dual.price, len(model.cost)))[1] - float(dual.price.sum()) * model.memory.limit
+    clock.spend(2 * tree.entries)
+    kept = narrow.options(model, least, dual.best_cost + prices.rounding(dual.best_cost))
+    if 2 * sum(map(len, kept)) > len(model.cost):
+        return None
+    found = solve_model(restrict(model, kept), clock, narrow.places(kept, dual.best), caps, prove)
+    if found.choice is not None:
+        dual.offer(narrow.chosen(kept, found.choice))
+    return Outcome(dual.best, max(dual.bound, min(found.bound, dual.best_cost)))
 
 
 def claim(problem: Problem, found: Outcome, clock: Clock, name: str) -> Solution:

@@ -163,19 +163,6 @@ def message_pass(f, unary, message, share, x, regret):  # type: ignore[no-untype
 
 
 @njit(cache=True)
-def loads(f, x, rows):  # type: ignore[no-untyped-def]
-    """Load of every row. [rows]"""
-    out = np.zeros(rows + 1)
-    for j in range(len(f.lo)):
-        u = f.use[f.start[j] + x[f.owner[j]]]
-        out[f.lo[j]] += u
-        out[f.hi[j]] -= u
-    for r in range(1, rows + 1):
-        out[r] += out[r - 1]
-    return out[:rows]
-
-
-@njit(cache=True)
 def priced(f, price, unary):  # type: ignore[no-untyped-def]
     """Unary costs under row prices, into unary."""
     running = np.zeros(len(price) + 1)

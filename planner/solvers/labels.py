@@ -22,6 +22,9 @@ import numpy as np
 from planner.solvers.elimination import Tree
 from planner.solvers.lagrange import Clock, Dual, slack
 
+SORTED = 20
+"""Work of sorting a label, in table entries visited."""
+
 
 @dataclass
 class Labels:
@@ -105,7 +108,8 @@ def _grow(
         load = labels.load[parent] + usage[v][strategy]
         fits = np.flatnonzero((load <= memory.limit - rest[p]).all(1))
         strategy, parent = strategy[fits], parent[fits]
-        if not clock.spend(regret.size + len(fits) * len(tracked)):
+        # a label is copied with all that it carries, and sorted by it
+        if not clock.spend(regret.size + len(fits) * (len(tracked) + len(labels.column) + SORTED)):
             return None, start, None
         own = model.node_cost(v)[strategy]
         for pair in tree.base[v]:

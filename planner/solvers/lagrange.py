@@ -51,6 +51,9 @@ class Dual:
     price: np.ndarray = field(default_factory=lambda: np.zeros(0))
     best_cost: float = np.inf
     best: np.ndarray | None = None
+    above: np.ndarray | None = None
+    """The last minimiser that overloaded a row; `below`: the last that fitted. Around the best price of one row they are its two sides."""
+    below: np.ndarray | None = None
 
     def oracle(self, price: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """L(price), a minimiser and its overload per row. Keeps the best bound, and a feasible choice when it meets one."""
@@ -62,7 +65,10 @@ class Dual:
         if value > self.bound:
             self.bound, self.price = value, price
         self.clock.spend(self.tree.entries)
-        if np.isfinite(value) and over.max() <= 0:
+        if over.max() > 0:
+            self.above = x
+        elif np.isfinite(value):
+            self.below = x
             self.offer(x)
         return value, x, over
 

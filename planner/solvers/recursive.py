@@ -181,7 +181,7 @@ def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: C
         keep = _alphabet(model, met, met[-1] if best is None else best, scores, extra)
         whole = sum(len(k) for k in keep) == len(model.cost)
         small = restrict(model, keep)
-        found = solve_model(small, clock, None if best is None else _index(keep, best), caps)
+        found = solve_model(small, clock, None if best is None else _index(keep, best), caps, prove=False)
         if found.choice is None:
             if whole:
                 return found
@@ -206,7 +206,7 @@ def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: C
 
 def _least_memory(model: Model, clock: Clock) -> Outcome:
     """Nothing on the alphabet fits: the exact solver on all strategies decides, within the clock."""
-    return solve_model(model, clock, None, (500,))
+    return solve_model(model, clock, None, (500,), prove=False)
 
 
 def _index(keep: list[np.ndarray], x: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
-"""Local search for large and tight problems: memory prices by message passing, then annealing with exact tree moves.
+"""Local search for large and tight problems, compiled: passes of messages for `prices`, then annealing with exact tree moves.
 
-`prices`   raises the bound  L(p, m) = (tree-reweighted bound under unary costs cost + p . usage) - limit * sum p  by one sweep pair of
-           messages and one Polyak step on p at a time (deflected subgradient); decoded choices are repaired and descended.
+`Search`   one model's messages, choice and incumbent; decoded choices are repaired and descended.
 `Annealer` continues from the best choice: single changes, and exact minimisation over random induced trees under exponential noise
            and a random multiple of the prices; overloads are repaired by cheap changes or the move is undone.
 
@@ -13,33 +12,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
 
 import numpy as np
 
 from planner.solvers import kernels, moves
 from planner.solvers.flat import HIGH, Flat, flatten
 from planner.solvers.model import Model
-
-
-@dataclass
-class Incumbent:
-    """Best feasible choice, best bound, and who wants to know."""
-
-    cost: float = np.inf
-    x: np.ndarray | None = None
-    bound: float = -np.inf
-    price: np.ndarray = field(default_factory=lambda: np.zeros(0))
-
-    @property
-    def closed(self) -> bool:
-        """Nothing is left to prove: the gap is below the rounding of a bound."""
-        return bool(np.isfinite(self.cost)) and self.cost - self.bound <= 1e-9 * max(1.0, abs(self.cost))
+from planner.solvers.prices import Incumbent
 
 
 @dataclass
 class Search:
-    """Arrays of one model, the choice under way and the incumbent."""
+    """Arrays of one model, the choice under way and the incumbent: the compiled `prices.Passes`."""
 
     model: Model
     flat: Flat
@@ -47,6 +31,19 @@ class Search:
     best: Incumbent
     top: np.ndarray
     lazy: np.ndarray
+    unary: np.ndarray  # [positions] costs under the prices of the last pass
+    message: np.ndarray
+    share: np.ndarray  # [nodes] weight of a node in each chain through it
+    x: np.ndarray
+    regret: np.ndarray
+
+    def sweep(self, price: np.ndarray) -> float:
+        """See `prices.Passes`."""
+        f = self.flat
+        if self.rows:
+            kernels.priced(f, price, self.unary)
+        value = kernels.message_pass(f, self.unary, self.message, self.share, self.x, self.regret)
+        return value - float(price.sum()) * f.limit if self.rows else value
 
     def fit(self, x: np.ndarray, sweeps: int = 6) -> bool:
         """Repair and descend a copy of x; True when it fits. The incumbent keeps it when it is the best."""
@@ -67,82 +64,14 @@ class Search:
 
 def start(model: Model) -> Search:
     """A search over a model with exact costs."""
-    flat = flatten(model)
+    f, n = flatten(model), model.nodes
     rows = 0 if model.memory is None else model.memory.rows
-    best = Incumbent(price=np.zeros(rows))
-    return Search(model, flat, rows, best, np.zeros(2 * flat.leaves), np.zeros(2 * flat.leaves))
-
-
-def regrets(search: Search, passes: int = 60) -> np.ndarray:
-    """How much the bound rises at least, above the incumbent's bound, when a strategy is forced; at the incumbent's prices. [positions]
-
-    A strategy with bound + regret > cost of the incumbent is in no better choice.
-    """
-    f, best = search.flat, search.best
-    message, unary, share = np.zeros(int(f.message[-1])), f.cost.copy(), _shares(search)
-    x, regret, found = np.zeros(search.model.nodes, np.int64), np.zeros(len(f.cost)), np.zeros(len(f.cost))
-    constant = 0.0
-    if search.rows:
-        kernels.priced(f, best.price, unary)
-        constant = float(best.price.sum()) * f.limit
-    value = -np.inf
-    for _ in range(passes):
-        fresh = kernels.message_pass(f, unary, message, share, x, regret) - constant
-        if np.isfinite(value):
-            best.bound = max(best.bound, value)
-            found = np.maximum(found, value + regret)
-        value = fresh
-    return found - best.bound
-
-
-def _shares(search: Search) -> np.ndarray:
-    """Weight of a node in each chain through it. [nodes]"""
-    f, n = search.flat, search.model.nodes
     own = np.repeat(np.arange(n), np.diff(f.first))
     earlier, later = np.bincount(own, f.other < own, n), np.bincount(own, f.other > own, n)
-    return 1.0 / np.maximum(1, np.maximum(earlier, later))
-
-
-def prices(search: Search, go_on: Callable[[float], bool], patience: int = 12) -> None:
-    """Raise the bound until `go_on(work)` says no; without memory until it stands still."""
-    f, rows, best = search.flat, search.rows, search.best
-    n = search.model.nodes
-    share = _shares(search)
-    message, unary = np.zeros(int(f.message[-1])), f.cost.copy()
-    price, direction = np.zeros(rows), np.zeros(rows)
-    gain, idle, mark, cycle = 1.0, 0, -1e300, 0
-    x, regret = np.zeros(n, np.int64), np.zeros(len(f.cost))
-    entries = 2.0 * float(sum(len(search.model.node_cost(i)) for i in range(n)) + 2 * sum(t.size for t in search.model.pairs.values()))
-    for turn in count():
-        if rows:
-            kernels.priced(f, price, unary)
-        value = kernels.message_pass(f, unary, message, share, x, regret) - (float(price.sum()) * f.limit if rows else 0.0)
-        if value > best.bound:
-            best.bound, best.price = value, price.copy()
-        if turn in (3, 10) or turn % 25 == 24:
-            search.fit(x)
-        if not go_on(entries) or best.closed:
-            break
-        idle = 0 if best.bound > mark + 1e-7 * abs(mark) else idle + 1
-        mark = best.bound
-        if idle > patience:
-            gain, idle = gain * 0.8, 0
-            if gain < 1e-4:
-                # once more from the best prices, now far, now near: the messages have settled since
-                gain, price, cycle = (0.3, 0.02)[cycle % 2], best.price.copy(), cycle + 1
-                direction[:] = 0.0
-        if not rows:
-            if cycle:
-                break
-            continue
-        over = kernels.loads(f, x, rows) - f.limit
-        direction = over + 0.9 * direction
-        step = np.where((price <= 0) & (direction < 0), 0.0, direction)
-        norm = float(step @ step)
-        if norm > 0:
-            target = best.cost if np.isfinite(best.cost) else best.bound + 0.1 * abs(best.bound) + 1.0
-            price = np.maximum(0.0, price + gain * max(target - value, 1e-6 * abs(value)) / norm * step)
-    search.fit(x)
+    share = 1.0 / np.maximum(1, np.maximum(earlier, later))
+    top, lazy = np.zeros(2 * f.leaves), np.zeros(2 * f.leaves)
+    best, message = Incumbent(price=np.zeros(rows)), np.zeros(int(f.message[-1]))
+    return Search(model, f, rows, best, top, lazy, f.cost.copy(), message, share, np.zeros(n, np.int64), np.zeros(len(f.cost)))
 
 
 @dataclass

@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from planner.problem import Budget, Problem
-from planner.solvers.search import Incumbent
+from planner.solvers.prices import Incumbent, raise_bound
 
 
 def _put(stream: IO[bytes], message: Any) -> None:
@@ -168,7 +168,7 @@ def _serve_search(problem: Problem, time_s: float, seed: int, sink: IO[bytes], i
         sync()
         return time.monotonic() - began < min(60.0, 0.3 * time_s)
 
-    search.prices(state, go_on, patience=8)
+    raise_bound(state, go_on, patience=8)
     inbox.merge(best)
     tell()
     if best.x is not None:
