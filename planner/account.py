@@ -13,7 +13,7 @@ from math import prod
 
 from planner.emit.merge import Merged, merged
 from planner.emit.replay import Product, Replay, block_mode, parts, products, repeated, replay, sharded
-from planner.emit.runs import Carry, Run, dealt_run, inner_flow, outer_flow
+from planner.emit.runs import Carry, Run, dealt_run, inner_flow, outer_flow, passes_of
 from planner.flow import Flow, WeightPlan, cut_layout, stored_layout
 from planner.graph import Graph
 from planner.layout import STAGE, Axes, Layout, Step, Tree, group, local_shape
@@ -72,6 +72,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     micro = flow.plan.microbatches if flow.training else 1
     graph, pipeline = flow.graph, pipeline_of(flow.graph, flow.plan)
     ticks, ends = (pipeline.ticks, pipeline.after_times) if pipeline else (micro, micro)
+    turns, passes = micro // flow.plan.copies, passes_of(flow, runs)
     outer = flow
     for run in runs:
         outer = outer_flow(outer, run)
@@ -88,18 +89,18 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         # Forward collectives of values that no input reaches are the same in every microbatch: compilers take them out of the loop.
         for path in tree.paths():
             with_ends = _with_ends(outer, name, path, pipeline, last) if pipeline else {False}
-            times = (ticks if False in with_ends else 0) + (ends if True in with_ends else 0)
+            times = (ticks if False in with_ends else 0) + (ends if True in with_ends else 0) if pipeline else passes(name)
             yield from way_uses(outer, name, path, times, times if name in varying else 1, once, size, "before" if False in with_ends else "after")
     for i in loose:
         late = pipeline is not None and pipeline.late(i)
-        yield from kernel_uses(flow, i, int(pipeline.turns(i)) if pipeline else micro, size, "after" if late else "before")
+        yield from kernel_uses(flow, i, int(pipeline.turns(i)) if pipeline else passes(made_by(graph, i)), size, "after" if late else "before")
     if pipeline and pipeline.schedule == "gpipe":  # head and loss are one function that keeps nothing but what it is given
         ending = [i for i in loose if pipeline.late(i)]
-        yield from again_uses(outer, replay(outer, ending, "all", (*graph.inputs, *last)), "all", ends, once, size, "after")
+        yield from again_uses(outer, replay(outer, ending, "all", (*graph.inputs, *last)), "all", lambda name: ends, once, size, "after")
     gathered: dict[str, list[tuple[bool, bool]]] = {}  # sharded weight -> per function that gathers it, whether forward does, and backward again
     for run in runs:
         dealt = pipeline is not None and run.first == pipeline.first
-        times = ticks * (pipeline.per_tick if pipeline and dealt else run.repeats)
+        often = _often(pipeline.per_tick if pipeline and dealt else run.repeats, (lambda name: ticks) if pipeline else passes)
         body = inner_flow(outer, run)
         again = repeated(body, run)
         own = range(run.first, run.first + run.period)
@@ -108,10 +109,10 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         once = merged(body, own, trees, [c.leaves[0] for c in run.carries])
         place = "blocks" if dealt or pipeline is None else "before"
         for name, tree in trees.items():
-            yield from _tree(body, name, tree, times, times, once, size, place)
+            yield from _tree(body, name, tree, often(name), once, size, place)
         for i in own:
-            yield from kernel_uses(flow, i, times, size, place)
-        yield from again_uses(body, again, block_mode(flow), times, once, size, place)
+            yield from kernel_uses(flow, i, often(made_by(graph, i)), size, place)
+        yield from again_uses(body, again, block_mode(flow), often, once, size, place)
         for names in run.weights:
             for name in names[: pipeline.per_stage] if pipeline and dealt else names:
                 gathered.setdefault(name, []).append((True, again is not None and names[0] in again.weights))
@@ -148,7 +149,12 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         for name, plan in flow.weights.items():
             if name in flow.grad and name not in elsewhere:
                 over = (STAGE,) if pipeline and name not in held else ()  # every stage holds what is outside the blocks, and adds to its gradient
-                yield from _reduction(flow, name, plan, reductions(name) if pipeline else micro, size, gathered.get(name, []), over, name in alike)
+                yield from _reduction(flow, name, plan, reductions(name) if pipeline else turns, size, gathered.get(name, []), over, name in alike)
+
+
+def _often(repeats: int, passes: Callable[[str], int]) -> Callable[[str], int]:
+    """How often blocks compute a tensor of one repeat."""
+    return lambda name: repeats * passes(name)
 
 
 def _waits(flow: Flow, part: range, name: str) -> bool:
@@ -202,9 +208,14 @@ def differing(flow: Flow) -> frozenset[str]:
     return frozenset(found)
 
 
-def _tree(flow: Flow, name: str, tree: Tree, times: int, forward_times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
+def made_by(graph: Graph, i: int) -> str:
+    """A result of node i."""
+    return next(o for o in graph.nodes[i].outputs if o)
+
+
+def _tree(flow: Flow, name: str, tree: Tree, times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
     for path in tree.paths():
-        yield from way_uses(flow, name, path, times, forward_times, once, size, where)
+        yield from way_uses(flow, name, path, times, times, once, size, where)
 
 
 def way_uses(flow: Flow, name: str, path: tuple[Step, ...], times: int, forward_times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
@@ -222,16 +233,16 @@ def _step(flow: Flow, name: str, step: Step, times: int, forward_times: int, siz
         yield Use(step.backward, step.axes, int(step.backward_elements * size(tensor.dtype)), times, "backward", what, place=where)
 
 
-def again_uses(flow: Flow, again: Replay | None, mode: str, times: int, once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
-    """Collectives of a function's forward pass that its backward pass runs again. mode: how it is wrapped (planner.emit.replay)."""
+def again_uses(flow: Flow, again: Replay | None, mode: str, times: Callable[[str], int], once: Merged, size: ItemSize, where: str) -> Iterator[Use]:
+    """Collectives of a function's forward pass that its backward pass runs again. mode: how it is wrapped (planner.emit.replay); times: how often what a tensor needs runs."""
     if again is None:
         return
     for name, path in again.steps:
         if (name, path) in once.forward:
             continue
-        yield from _step(flow, name, path[-1], 0, times, size, where, "recompute")
+        yield from _step(flow, name, path[-1], 0, times(name), size, where, "recompute")
     for i, wanted in again.nodes.items() if mode in ("all", "keep") else ():
-        for use in kernel_uses(flow, i, times, size, where, mode, wanted):
+        for use in kernel_uses(flow, i, times(made_by(flow.graph, i)), size, where, mode, wanted):
             if use.phase == "forward":
                 yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what, place=where)
 
@@ -299,7 +310,6 @@ def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) 
 
         return unequal_account.flops_by_index(flow, again=again)
     runs, graph, pipeline = tuple(runs), flow.graph, pipeline_of(flow.graph, flow.plan)
-    micro = flow.plan.microbatches if flow.training else 1
     total: dict[int, Fraction] = {}
     alike: dict[tuple, tuple[Product, ...]] = {}
 
@@ -328,7 +338,8 @@ def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) 
         replayed = repeated(inner_flow(outer, run), run)
         for i, result in (replayed.nodes if replayed and again else {}).items():
             total[i] = total.get(i, Fraction(0)) + run.repeats * sum((dot.flops for dot in made(i) if result or dot.inside), Fraction(0))
-    return {i: f * (pipeline.turns(i) * pipeline.share(i) if pipeline else micro) for i, f in total.items() if f}
+    passes = passes_of(flow, runs)
+    return {i: f * (pipeline.turns(i) * pipeline.share(i) if pipeline else passes(made_by(graph, i))) for i, f in total.items() if f}
 
 
 def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_sizes) -> int:

@@ -51,7 +51,7 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
         solver["stopped"] = found.stopped
     techniques: dict[str, Any] = {
         "microbatches": best.plan.microbatches, "schedule": best.plan.schedule or "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
-        "recompute": best.plan.recompute, "offload": list(best.plan.offload), "copies": 1, "fused_collective_bytes": best.plan.bucket_bytes,
+        "recompute": best.plan.recompute, "offload": list(best.plan.offload), "copies": best.plan.copies, "fused_collective_bytes": best.plan.bucket_bytes,
     }  # fmt: skip
     techniques |= chunks(best.plan) | places(best.plan, graph) | tables(graph)
     workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}

@@ -53,6 +53,7 @@ class Plan:
     cuts: of unequal pipeline stages (planner.unequal) the first node of every stage after the first.
     offload: what waits in the host's memory between its uses, of OFFLOAD (planner.possible).
     bucket_bytes: collectives of gradients and updated parameters travel together up to it (planner.buckets); 0: as the compiler has them.
+    copies: microbatches that run at the same time, the communication of one under the products of another (planner.copies); a divisor of their number.
     """
 
     mesh: tuple[tuple[str, int], ...]
@@ -68,6 +69,7 @@ class Plan:
     offload: tuple[str, ...] = ()
     cuts: tuple[int, ...] = ()
     bucket_bytes: int = 0
+    copies: int = 1
 
     @property
     def stages(self) -> int:
@@ -83,6 +85,11 @@ class Plan:
     def devices(self) -> int:
         """Devices of the mesh."""
         return prod(n for _, n in self.mesh)
+
+    @property
+    def turns(self) -> int:
+        """Turns of the loop over microbatches, each of `copies` microbatches."""
+        return self.microbatches // self.copies
 
 
 def rule_of(node: Node, graph: Graph) -> tuple[Rule, str]:

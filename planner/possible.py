@@ -32,7 +32,7 @@ the forward to the backward pass."""
 def check_mesh(strategy: Strategy, devices: int) -> None:
     """Axis names are distinct and multiply to the devices; techniques are known ones on existing axes. Raises P060."""
     names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]
-    from planner.strategy import bucket_of, offload_of, schedule_of, virtual_of
+    from planner.strategy import bucket_of, copies_of, offload_of, schedule_of, virtual_of
 
     t = strategy.techniques
     wrong, schedule = "", schedule_of(t)
@@ -60,6 +60,10 @@ def check_mesh(strategy: Strategy, devices: int) -> None:
         wrong = "pipeline stages need at least two microbatches"
     elif (schedule == INTERLEAVED) != (virtual_of(t) > 1):
         wrong = f"schedule {schedule or 'none'!r} with virtual {virtual_of(t)}: {INTERLEAVED} stages hold several chunks of blocks, others one"
+    elif copies_of(t) < 1 or t["microbatches"] % copies_of(t):
+        wrong = f"{t['microbatches']} microbatches do not run {copies_of(t)} at the same time (copies)"
+    elif copies_of(t) > 1 and schedule:
+        wrong = f"{copies_of(t)} copies with schedule {schedule!r}: pipeline stages run one microbatch at a time"
     elif schedule == INTERLEAVED and t["microbatches"] % dict(strategy.mesh_shape)[STAGE]:
         wrong = f"{t['microbatches']} microbatches do not go in groups of {dict(strategy.mesh_shape)[STAGE]}, as interleaved stages take them"
     elif schedule == INTERLEAVED and not any(int(b["repeats"]) % (dict(strategy.mesh_shape)[STAGE] * virtual_of(t)) == 0 for b in strategy.blocks):

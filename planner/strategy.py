@@ -96,7 +96,7 @@ class Strategy:
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
         t = self.techniques
         plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs,
-                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self.cuts(graph), bucket_bytes=bucket_of(t))  # fmt: skip
+                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self.cuts(graph), bucket_bytes=bucket_of(t), copies=copies_of(t))  # fmt: skip
         check_splits(graph, plan)
         return plan
 
@@ -223,6 +223,11 @@ def offload_of(techniques: Mapping[str, Any]) -> tuple[str, ...]:
 def bucket_of(techniques: Mapping[str, Any]) -> int:
     """Bytes that collectives are sent together up to, 0 where that is left to the compiler."""
     return int(techniques.get("fused_collective_bytes", 0))
+
+
+def copies_of(techniques: Mapping[str, Any]) -> int:
+    """Microbatches that run at the same time."""
+    return int(techniques.get("copies", 1))
 
 
 def _plain(value: Any) -> Any:

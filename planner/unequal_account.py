@@ -73,7 +73,7 @@ def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
         uses = [*account.kernel_uses(own, i, 1, size, "blocks")]
         (backward if last else forward).extend(u for u in uses if u.phase == "forward")
         backward += [u for u in uses if u.phase != "forward"]
-    backward += account.again_uses(own, again, "all", 1, once, size, "blocks")
+    backward += account.again_uses(own, again, "all", lambda name: 1, once, size, "blocks")
     return Tick(own, tuple(u for u in forward if u.total_bytes), tuple(u for u in backward if u.total_bytes), again)
 
 

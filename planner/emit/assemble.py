@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.emit.external import external_table
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
-from planner.emit.tables import fused_table, gradients_table, hosted_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
+from planner.emit.tables import copies_table, fused_table, gradients_table, hosted_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
 from planner.emit.text import array_table, inlined
 from planner.emit.unequal import packed_tables
 from planner.emit.writer import Workload, Writer
@@ -21,12 +21,13 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     train, sharded = workload == "train", w.backend == "shard_map"
     model = "\n\n\n".join(function.text() for function in w.functions)
     steps = "shard_map" if sharded else "jit"
-    many = train and w.flow.plan.microbatches > 1
+    many = train and w.flow.plan.turns > 1
     files = [*KERNELS, "frame", "fused"]
     if train:
         how = "pipeline_unequal" if w.stages else f"pipeline_{w.pipeline.schedule}" if w.pipeline else f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{steps}"
         convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
-        files += ["stages"] if w.pipeline or w.stages else ["loop_convolutions" if convolves else "loop_scan"]
+        loop = f"loop_{'convolutions' if convolves else 'scan'}{'_copies' if w.flow.plan.copies > 1 else ''}"
+        files += ["stages"] if w.pipeline or w.stages else [loop]
         state = [f"state_{'host' if 'optimizer' in w.flow.plan.offload else 'device'}"] if sharded else []
         files += [w.training.optimizer, how, f"step_{steps}", *state, "feed", "checkpoint", "start", *(["hosted", "main_hosted"] if w.flow.graph.hosted else ["main_train"])]
     else:
@@ -57,6 +58,7 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
     if train:
         parts.append(f"LEARNING_RATE = {w.training.lr!r}\n")
         parts.append(f"MICROBATCHES = {w.flow.plan.microbatches}\n")
+        parts.append(copies_table(w.flow.plan))
         parts.append(fused_table(w.flow.plan))
     parts.append(inputs_table(w))
     if w.stages:

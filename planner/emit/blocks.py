@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from planner.emit.body import Body
 from planner.emit.replay import block_mode, sharded
@@ -18,29 +18,33 @@ from planner.pipeline import Pipeline
 KEEP = 'jax.checkpoint_policies.save_only_these_names("collective")'
 
 
-def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = None) -> None:
+def write_block(w: Writer, bodies: Sequence[Body], run: Run, pipeline: Pipeline | None = None) -> None:
     """One function for the block, then a scan over stacked weights (or a loop over the repeats when unrolled).
 
+    bodies: one of every copy of the batch; the function takes all copies one block on.
     pipeline: these blocks are dealt out over stages: the scan is over those of this stage, which begins with what it is handed.
     """
-    number = w.runs.index(run)
+    number, body = w.runs.index(run), bodies[0]
     flow, inside = w.flow, range(run.first, run.first + run.period)
     mode = block_mode(flow)
     gathers = w.backend == "shard_map" and any(sharded(flow, names[0]) for names in run.weights)
-    entering = [body.value(c.enters, c.layout) for c in run.carries]
+    entering = [b.value(c.enters, c.layout) for b in bodies for c in run.carries]
     table = block_table(w, run, f"{w.prefix.upper()}BLOCK{number}")
     inner = body.inner(inner_flow(body.flow, run), repeats=spoken(w.flow.graph, run), tie=w.unroll and gathers, name_collectives=bool(mode),
                        weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights})  # fmt: skip
-    carried = tuple(inner.fresh("x") for _ in run.carries)
-    for carry, variable in zip(run.carries, carried, strict=True):
-        inner.bind(carry.enters, carry.layout, variable)
+    inners = (inner, *(inner.again(b.own, b) for b in bodies[1:]))
+    carries = [(each, carry) for each in inners for carry in run.carries]
+    carried = tuple(inner.fresh("x") for _ in carries)
+    for (each, carry), variable in zip(carries, carried, strict=True):
+        each.bind(carry.enters, carry.layout, variable)
     away = "activations" in flow.plan.offload and mode in ("all", "keep")
     inner.lines += [f'{variable} = checkpoint_name({variable}, "entering")' for variable in carried if away]
     for i in inside:
-        inner.node(i)
-    inner.results = [inner.value(c.leaves[0], c.layout) for c in run.carries]
+        for each in inners:
+            each.node(i)
+    inner.results += [each.value(c.leaves[0], c.layout) for each, c in carries]
     inner.results += [inner.value(row[0], handed_out(flow.source[row[0]])) for row in run.yields]
-    layouts = ", ".join(f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}" for v, c in zip(carried, run.carries, strict=True))
+    layouts = ", ".join(f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}" for v, (_, c) in zip(carried, carries, strict=True))
     what = comment(f"{table.what}, one of {run.repeats}; carries {layouts}", 160)
     block = Function(f"{w.prefix}block{number}", f"{what}.", inner, (*carried, "w"))
     w.functions.append(block)
@@ -81,8 +85,9 @@ def write_block(w: Writer, body: Body, run: Run, pipeline: Pipeline | None = Non
             body.helpers.add("apart")
             w.stacked.update({row: f"{rows}[{k}]" for k, row in enumerate(run.yields)})
             _hand_out(w, body, run, lambda k, r: f"{rows}[{k}][{r}]")
-    for i, carry in enumerate(run.carries):
-        body.bind(carry.leaves[-1], carry.layout, out if len(run.carries) == 1 else f"{out}[{i}]")
+    leaving = [(b, carry) for b in bodies for carry in run.carries]
+    for i, (b, carry) in enumerate(leaving):
+        b.bind(carry.leaves[-1], carry.layout, out if len(leaving) == 1 else f"{out}[{i}]")
 
 
 def _hand_out(w: Writer, body: Body, run: Run, place: Callable[[int, int], str]) -> None:

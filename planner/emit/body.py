@@ -56,6 +56,7 @@ class Body:
     what to call them in a function that stands for all. weights: weight -> expression of it as it is kept. tie: whether gathers wait for the
     operand beside them (unrolled programs).
     name_collectives: whether results of collectives are named for checkpoint policies.
+    first: the same function of the first copy of the batch, whose statements these go among; own: tensors that this copy has of its own, all others are asked of it.
     """
 
     flow: Flow
@@ -71,6 +72,8 @@ class Body:
     tie: bool = False
     name_collectives: bool = False
     parent: Body | None = None
+    first: Body | None = None
+    own: frozenset[str] = frozenset()
     held: dict[tuple[str, Way], str] = field(default_factory=dict)
     given: dict[tuple[str, Layout], str] = field(default_factory=dict)
     padded: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
@@ -89,6 +92,10 @@ class Body:
         """A function inside this one."""
         return Body(flow or self.flow, self.backend, helpers=self.helpers, arrays=self.arrays, counter=self.counter, float_dtype=self.float_dtype,
                     precise=self.precise, parent=self, **changes)  # type: ignore[arg-type]  # fmt: skip
+
+    def again(self, own: frozenset[str], parent: Body | None = None) -> Body:
+        """The same function for another copy of the batch, in whose variables the tensors in `own` are."""
+        return replace(self, parent=parent, first=self, own=own, held={}, given={}, padded={}, cast={}, made_in={})
 
     def fresh(self, stem: str = "t") -> str:
         """A new variable name from a fixed alphabet; never derived from the model."""
@@ -111,6 +118,8 @@ class Body:
 
     def value(self, tensor: str, layout: Layout) -> str:
         """Variable (or literal) of the tensor in the layout, converting along the tensor's tree where needed."""
+        if self.first is not None and tensor not in self.own:
+            return self.first.value(tensor, layout)
         if (tensor, layout) in self.given:
             return self.given[tensor, layout]
         way = self.way(tensor, layout)
@@ -142,6 +151,8 @@ class Body:
         """`value` of a precise tensor in the type the program computes in, rounded where it is made: outside repeated blocks where it can be."""
         if tensor in self.flow.graph.constants and not self.flow.graph.tensors[tensor].shape:
             return self.value(tensor, layout)  # a literal has no type of its own
+        if self.first is not None and tensor not in self.own:
+            return self.first.computed(tensor, layout)
         key = (tensor, layout)
         if key not in self.cast:
             if self.parent is None or tensor in self.made_in or (tensor, ()) in self.held:
@@ -297,8 +308,10 @@ class Body:
         return self.repeats.get(label, label)
 
     def node(self, index: int) -> None:
-        """Write one node."""
+        """Write one node; of further copies of the batch only what depends on it."""
         graph, node = self.flow.graph, self.flow.graph.nodes[index]
+        if self.first is not None and self.own.isdisjoint(node.outputs):
+            return
         rule = self.flow.rules[index]
         pieces = self.backend == "jit" and by_piece(self, index)
         split = self.flow.split(index) if self.backend == "shard_map" or pieces else Split()

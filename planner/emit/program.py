@@ -11,11 +11,13 @@ Functions of the forward pass:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.emit.assemble import assemble, kept
 from planner.emit.blocks import write_block
 from planner.emit.body import Backend, Body, precise
 from planner.emit.replay import parts, sharded
-from planner.emit.runs import Run, find_run, handed_out, outer_flow
+from planner.emit.runs import Run, find_run, handed_out, of_each_copy, outer_flow
 from planner.emit.source import comment, literal, user_function
 from planner.emit.stages import write_stages
 from planner.emit.tables import collect_parameters
@@ -52,10 +54,12 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
         raise PlanError("P076", "tables on hosts and optimizer state there do not go together in a program", help=["pin offload=none, or --tables device"])
     if "activations" in plan.offload and unroll:  # the GPU compiler holds more on the device then than it would without
         raise PlanError("P076", "blocks whose activations wait in the host's memory are written as a loop only", help=["leave --unroll out"])
+    if plan.copies > 1 and backend != "shard_map":  # the partitioner would reduce the gradient of each copy by itself
+        raise PlanError("P076", "several copies of the batch at the same time are written for shard_map only", help=["--backend shard_map, or pin copies=1"])
     flow = derive(graph, plan, training=workload == "train")
     stages = stages_of(flow)
     runs, reasons = emitted_runs(flow)
-    counted = counted_rows(graph) if workload == "train" and plan.microbatches > 1 else ""
+    counted = counted_rows(graph) if workload == "train" and plan.turns > 1 else ""
     pipeline = pipeline_of(graph, plan)
     w = Writer(flow, backend, unroll and pipeline is None, training, runs, reasons=reasons, counted=counted, pipeline=pipeline, stages=stages, gpu_memory=gpu_memory)
     collect_parameters(w)
@@ -63,13 +67,17 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     if w.pipeline or w.stages:
         (write_unequal if w.stages else write_stages)(w)
         return _program(w, workload, header, weights_file, compute, model_folder)
-    body = forward_body(w)
+    body, *more = forward_bodies(w)
     name = "loss_of" if workload == "train" else "forward"
     if w.counted:
         body.results.append(body.value(w.counted, Layout(())))
+    if more:
+        _join_copies(w, body, more)
     local = " on local pieces; equal on every device" if backend == "shard_map" and plan.mesh else ""
-    rows = ", and the rows that count" if w.counted else ""
-    doc = f"Mean loss of one {'microbatch' if plan.microbatches > 1 else 'batch'}{rows}{local}." if workload == "train" else "The model."
+    rows = ", and the rows that count" if len(body.results) > 1 else ""
+    whose = f"{'Sum of the mean losses' if plan.turns > 1 and not w.counted else 'Mean loss'} of {plan.copies} microbatches at the same time" if more else ""
+    whose = whose or f"Mean loss of one {'microbatch' if plan.microbatches > 1 else 'batch'}"
+    doc = f"{whose}{rows}{local}." if workload == "train" else "The model."
     w.functions.append(Function(name, doc, body, ("params", "frozen", "batch"), as_tuple=workload == "infer"))
     return _program(w, workload, header, weights_file, compute, model_folder)
 
@@ -104,41 +112,60 @@ def emitted_runs(flow: Flow) -> tuple[list[Run], list[str]]:
     return runs, reasons
 
 
-def forward_body(w: Writer) -> Body:
-    """The body of the whole model; inner functions are added to the writer as they come."""
+def forward_bodies(w: Writer) -> tuple[Body, ...]:
+    """The body of the whole model, of every copy of the batch one; inner functions are added to the writer as they come."""
     graph, flow = w.flow.graph, w.flow
     for run in w.runs:
         flow = outer_flow(flow, run)
     own = {n for run in w.runs for names in run.weights for n in names}
     body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, float_dtype="COMPUTE", precise=precise(graph), stem=f"{w.prefix}c")
     body.weights = {t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own}
-    for name in graph.inputs:
-        if name in flow.source:
-            body.bind(name, flow.source[name], f"batch[{literal(name)}]")
+    copies = w.flow.plan.copies
+    apart = of_each_copy(w.flow, w.runs) if copies > 1 else frozenset[str]()
+    bodies = (body, *(body.again(apart) for _ in range(copies - 1)))
+    for k, b in enumerate(bodies):
+        for name in graph.inputs:
+            if name in flow.source:
+                b.bind(name, flow.source[name], f"batch[{literal(name)}]{f'[{k}]' if copies > 1 else ''}")
     index = 0
     starts = {run.first: run for run in w.runs}
     wrapped = {part.start: part for part in parts(w.flow, w.runs)} if w.backend == "shard_map" else {}
     stages = {stage.start: stage for stage in _stages(w, set(starts), set(wrapped))}
     while index < len(graph.nodes):
         if index in starts:
-            write_block(w, body, starts[index])
+            write_block(w, bodies, starts[index])
             index = starts[index].end
         elif index in wrapped:
-            _part(w, body, wrapped[index], f"{w.prefix}part{sorted(wrapped).index(index)}")
+            _part(w, bodies, wrapped[index], f"{w.prefix}part{sorted(wrapped).index(index)}")
             index = wrapped[index].stop
         elif index in stages:
-            _stage(w, body, stages[index], f"{w.prefix}stage{sorted(stages).index(index)}")
+            _stage(w, bodies, stages[index], f"{w.prefix}stage{sorted(stages).index(index)}")
             index = stages[index].stop
         else:
-            body.node(index)
+            for b in bodies:
+                b.node(index)
             index += 1
-    if not w.prefix:
-        body.results += [body.value(name, handed_out(flow.source[name])) for name in graph.outputs]
-        return body
-    inside = {n for row in w.stacked for n in row}
+    inside = {n for row in w.stacked for n in row} if w.prefix else set[str]()
     body.results += [body.value(name, handed_out(flow.source[name])) for name in graph.outputs if name not in inside]
-    body.results += list(w.stacked.values())
-    return body
+    body.results += list(w.stacked.values()) if w.prefix else []
+    return bodies
+
+
+def _join_copies(w: Writer, body: Body, more: Sequence[Body]) -> None:
+    """Make the results of all copies of the batch one: the mean of their losses, or where several turns are added up the sum; of copies that count their rows, the mean over
+    all that count, with their number where there are several turns."""
+    plan, loss = w.flow.plan, w.flow.graph.outputs[0]
+    losses = [body.results[0], *(b.value(loss, handed_out(w.flow.source[loss])) for b in more)]
+    counted = counted_rows(w.flow.graph)
+    if not counted:
+        total = " + ".join(losses)
+        body.results[:] = [total if plan.turns > 1 else f"({total}) / {plan.copies}"]
+        return
+    rows = [b.value(counted, Layout(())) for b in (body, *more)]
+    both, mean = body.fresh("rows"), body.fresh()
+    body.lines += [f"{both} = {' + '.join(rows)}",
+                   f"{mean} = ({' + '.join(f'{x} * {n}' for x, n in zip(losses, rows, strict=True))}) / jnp.maximum({both}, 1)"]  # fmt: skip
+    body.results[:] = [mean, both] if plan.turns > 1 else [mean]
 
 
 def _stages(w: Writer, runs: set[int], wrapped: set[int]) -> list[range]:
@@ -168,37 +195,37 @@ def _shared_scope(a: str, b: str) -> list[str]:
     return shared
 
 
-def _part(w: Writer, body: Body, part: range, name: str) -> None:
+def _part(w: Writer, bodies: Sequence[Body], part: range, name: str) -> None:
     """A function that gathers the weights of a few nodes, wrapped so that they are not kept."""
-    graph = w.flow.graph
+    graph, body = w.flow.graph, bodies[0]
     mine = list(dict.fromkeys(n for i in part for n in graph.nodes[i].inputs if n and sharded(w.flow, n)))
     inner = body.inner(tie=True, name_collectives=True, weights={n: f"w[{literal(w.parameters[n].key)}]" for n in mine})
-    _fill(body, inner, part)
+    _fill(bodies, inner, part)
     shards = ", ".join(f"{literal(w.parameters[n].key)}: {body.weights[n]}" for n in mine)
     function = Function(name, f"{_span(graph, part)}.", inner, ("w",))
     w.functions.append(function)
     body.lines.append(lambda: function.call(through="recompute({}, no_gathers)", arguments=(f"{{{shards}}}", *function.arguments[1:])))
 
 
-def _stage(w: Writer, body: Body, stage: range, name: str) -> None:
+def _stage(w: Writer, bodies: Sequence[Body], stage: range, name: str) -> None:
     """A plain function for a stretch of nodes."""
-    graph = w.flow.graph
+    graph, body = w.flow.graph, bodies[0]
     readers = {n: {i for i, _ in graph.consumers[n]} for i in stage for n in graph.nodes[i].inputs if n in body.weights}
     own = {n: body.weights[n] for n, nodes in readers.items() if nodes <= set(stage)}
     inner = body.inner(weights=own)
-    _fill(body, inner, stage)
+    _fill(bodies, inner, stage)
     dicts = tuple(d for d in ("params", "frozen") if any(text.startswith(d) for text in own.values()))
     function = Function(name, f"{_span(graph, stage)}.", inner, dicts)
     w.functions.append(function)
     body.lines.append(lambda: function.call())
 
 
-def _fill(body: Body, inner: Body, nodes: range) -> None:
+def _fill(bodies: Sequence[Body], inner: Body, nodes: range) -> None:
+    pairs = [(bodies[0], inner), *((b, inner.again(b.own, b)) for b in bodies[1:])]
     for i in nodes:
-        inner.node(i)
-        for o in body.flow.graph.nodes[i].outputs:
-            if o:
-                body.made_in[o] = inner
+        for b, own in pairs:
+            own.node(i)
+            b.made_in |= dict.fromkeys(filter(None, b.flow.graph.nodes[i].outputs), own)
 
 
 def _span(graph: Graph, nodes: range) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import PlanError
@@ -127,6 +127,26 @@ def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | st
         if (outside or (o in graph.outputs and o not in handed)) and o not in last:
             return f"{o} leaves the middle of a repeated block"
     return _Wiring(weights, tuple(shared), enters, leaves, yields)
+
+
+def of_each_copy(flow: Flow, runs: Iterable[Run]) -> frozenset[str]:
+    """Tensors of which every copy of the batch (Plan.copies) has its own: what depends on an input of the graph, or is handed from block to block. The copies share all else."""
+    found = {*flow.graph.inputs, *(c.enters for run in runs for c in run.carries)}
+    for node in flow.graph.nodes:
+        if not found.isdisjoint(node.inputs):
+            found.update(o for o in node.outputs if o)
+    return frozenset(found)
+
+
+def passes_of(flow: Flow, runs: Iterable[Run]) -> Callable[[str], int]:
+    """How often an optimizer step computes a tensor (or brings it to another layout), apart from repeats of blocks: for each microbatch, or where its copies share it for each
+    turn of the loop over them. Without pipeline stages."""
+    plan = flow.plan
+    if plan.copies == 1:
+        times = plan.microbatches if flow.training else 1
+        return lambda name: times
+    own = of_each_copy(flow, runs)
+    return lambda name: plan.microbatches if name in own else plan.turns
 
 
 def handed_out(layout: Layout) -> Layout:

@@ -48,7 +48,7 @@ def write_stages(w: Writer) -> None:
     body.lines.append(lambda: entering.call(f"{', '.join(given.results)},"))
     for c, variable in zip(run.carries, list(given.results), strict=True):
         body.bind(c.enters, c.layout, variable)
-    write_block(w, body, run, pipeline)
+    write_block(w, (body,), run, pipeline)
     body.results = [body.value(c.leaves[-1], c.layout) for c in run.carries]
     said, arguments = "The blocks of this stage on one microbatch, from what the stage before hands on", [*FIRST, "x"]
     if pipeline.virtual > 1:
@@ -107,7 +107,7 @@ def _write(w: Writer, body: Body, nodes: list[int]) -> None:
         if i in inside:
             continue
         if i in starts:
-            write_block(w, body, starts[i])
+            write_block(w, (body,), starts[i])
             inside.update(range(i, starts[i].end))
         else:
             body.node(i)

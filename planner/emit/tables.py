@@ -210,13 +210,18 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         rows.append(f"    {literal(p.key)}: ({ways}{spec_text(layout)}{'' if ways else ','}),")
     what = "axes its gradient is pending over, of these: summed over, scattered over; the dim scattered; " if w.backend == "shard_map" else ""
     text = "\n".join([f"# parameter -> ({what}how its gradient and its optimizer state are cut)", "GRADIENTS = {", *rows, "}", ""])
-    if w.backend == "shard_map" and w.flow.plan.microbatches > 1:
+    if w.backend == "shard_map" and w.flow.plan.turns > 1:
         each = any(p.plan.zero == 2 and p.plan.dim >= 0 for p in parameters)
         own = {n for run in w.runs for names in run.weights for n in names}
         loose = [p.key for p in parameters if sharded(w.flow, p.tensors[0]) and p.tensors[0] not in own]
         text += f"SCATTER_EACH_MICROBATCH = {each}\n"
         text += f"GATHERED = {{{', '.join(literal(k) for k in loose)}}}  # parameters gathered outside repeated blocks\n" if loose else "GATHERED = set()\n"
     return text
+
+
+def copies_table(plan: Plan) -> str:
+    """COPIES, of programs in which several microbatches run at the same time."""
+    return f"COPIES = {plan.copies}  # microbatches at the same time: one's collectives may run under another's products\n" if plan.copies > 1 else ""
 
 
 def fused_table(plan: Plan) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from planner.emit.assemble import DTYPES, kept
 from planner.emit.external import external_table
-from planner.emit.program import check_kernels, emitted_runs, forward_body
+from planner.emit.program import check_kernels, emitted_runs, forward_bodies
 from planner.emit.runs import handed_out
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import collect_parameters, inputs_table, labels_table, mesh_line, parameter_table
@@ -50,7 +50,7 @@ def emit_serving(prompts: Phased, step: Phased, form: Form, service: Service, *,
             raise PlanError("P224", "the two phases of this plan keep the weights in different layouts", help=["plan again"])
         return emit_serving(prompts, step, form, service, header=header, weights_file=weights_file, compute=compute, model_folder=model_folder, gpu_memory=gpu_memory, unroll=True)
     for w, doc in ((first, "The pass over the prompts: the first tokens, and keys and values."), (second, "A step of generation: the next tokens, and their keys and values.")):
-        w.functions.append(Function(f"{w.prefix}forward", doc, forward_body(w), ("params", "frozen", "batch"), as_tuple=True))
+        w.functions.append(Function(f"{w.prefix}forward", doc, forward_bodies(w)[0], ("params", "frozen", "batch"), as_tuple=True))
     tables = [mesh_line(first), f"COMPUTE = {DTYPES[compute]}\n",
               f"GPU_MEMORY = {gpu_memory}  # share of it that JAX takes at the start: what the plan may use; None: as it does\n",
               f"PROMPT, GENERATE, VOCABULARY, ROWS, WAVE = {service.prompt}, {service.generate}, {_vocabulary(second)}, {service.concurrency}, {service.at_once}\n",

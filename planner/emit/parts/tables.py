@@ -13,6 +13,7 @@
     GRADIENTS         parameter -> (axes over which its gradient is a sum still pending when the backward pass ends, the axes of these it is
                       summed over, the axes it is scattered over, the dim scattered, PartitionSpec of reduced gradient and optimizer state);
                       jit programs have the PartitionSpec alone
+    COPIES            microbatches that run at the same time, where they are several
     FUSED             collectives that GPUs send together -> up to so many bytes; none where that is left to the compiler
     GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
     SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
@@ -53,6 +54,7 @@ EXTERNAL: dict[str, tuple[Any, ...]] = {}
 MODEL_FOLDER = ""
 LEARNING_RATE = 0.0
 MICROBATCHES = 1
+COPIES = 1
 GRADIENTS: dict[str, tuple[Any, ...]] = {}
 FUSED: dict[str, int] = {}
 OUTPUT_SPECS: tuple[Any, ...] = ()
@@ -79,7 +81,8 @@ FIRST_BACKWARD = 0
 
 
 def loss_of(params: Any, frozen: Any, batch: Any) -> Any:
-    """The program's own: mean loss of one microbatch, and the number of rows that count where that is a part of the data."""
+    """The program's own: mean loss of one microbatch, and the number of rows that count where that is a part of the data. Of COPIES microbatches the sum of their losses, or
+    where rows count, or they are the whole batch, their common mean."""
     raise NotImplementedError
 
 
