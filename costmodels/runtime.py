@@ -95,6 +95,8 @@ class Runtime:
     pinned: float = 0.0
     balance: bool = False
     flat_rings: bool = False
+    copies_hidden: float = 0.0
+    """Of what can hide where several microbatches run at the same time (planner.copies), what does, on accelerators: no program of ours was timed on any."""
 
 
 # Bytes over bytes of the result. Fused: one read and one write forward; unfused: an eager chain of float32 element-wise kernels.
@@ -152,7 +154,8 @@ _WIDE = Rates(attention=0.5, outer=0.8)
 """TPUs with matrix units of 256 x 256 (v6e, 7x; Google Cloud TPU documentation): heads of 128 fill half of them."""
 
 RUNTIMES = {
-    "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, *_XLA, "the emitted program; constants are guesses, no communication counts as hidden"),
+    "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, *_XLA, "the emitted program; constants are guesses, no communication counts as hidden",
+                             copies_hidden=0.7),
     "jax-jit": Runtime("jax-jit", 0.3, 0.6, 0.04, *_XLA, "the emitted program, collectives placed by the compiler; constants guessed"),
     "megatron": Runtime("megatron", 0.0, 1.0, 0.045, (0.15, 0.2), (0.06, 0.06), 38, 160e6, "as Megatron's programs run; fitted to published A100 runs", FLASH, _A100,
                         _HOPPER, overhead_bytes=0.593e9, pipeline_slack=0.029, pinned=0.386, flat_rings=True),

@@ -40,6 +40,8 @@ class Use:
     """compilers send an equal one in its place: it takes no bytes (its seconds are still counted, as solvers price every weight for itself)"""
     place: str = ""
     """of collectives that kernels wait for: before | blocks | after the repeated blocks that a pipeline deals out"""
+    inside: bool = False
+    """of a kernel"""
 
     @property
     def total_bytes(self) -> int:
@@ -244,7 +246,7 @@ def again_uses(flow: Flow, again: Replay | None, mode: str, times: Callable[[str
     for i, wanted in again.nodes.items() if mode in ("all", "keep") else ():
         for use in kernel_uses(flow, i, times(made_by(flow.graph, i)), size, where, mode, wanted):
             if use.phase == "forward":
-                yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what, place=where)
+                yield Use(use.kind, use.axes, use.payload_bytes, use.count, "recompute", use.what, place=where, inside=True)
 
 
 def kernel_uses(flow: Flow, i: int, times: int, size: ItemSize, where: str, again: str = "", wanted: bool = True) -> Iterator[Use]:
@@ -257,9 +259,9 @@ def kernel_uses(flow: Flow, i: int, times: int, size: ItemSize, where: str, agai
         if axes and not (again == "keep" and inner.kept) and (wanted or not inner.for_result):
             devices = group(axes, dict(flow.plan.mesh))
             payload, (forward, backward) = inner.payload_bytes(local, devices, size("float32")), inner.times(devices)
-            yield Use(inner.kind, axes, payload, times * forward, "forward", node.id, place=where)
+            yield Use(inner.kind, axes, payload, times * forward, "forward", node.id, place=where, inside=True)
             if differentiated and (inner.operand < 0 or node.inputs[inner.operand] in flow.grad):
-                yield Use(inner.kind, axes, payload, times * backward, "backward", node.id, place=where)
+                yield Use(inner.kind, axes, payload, times * backward, "backward", node.id, place=where, inside=True)
 
 
 def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[tuple[bool, bool]], over: Axes, alike: bool) -> Iterator[Use]:

@@ -108,7 +108,8 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
         if not parsed.mesh or not parsed.nodes:
             raise PlanError("P059", f"--mode {mode} takes the mesh and the splits of some operators from the user, and there are none",
                             help=["--pin FILE.toml with [mesh] and a table per operator or parameter (docs/modes.md)"])  # fmt: skip
-        parsed = replace(parsed, techniques={"zero_stage": 0, "recompute": "none", "microbatches": 1, **parsed.techniques})
+        parsed = replace(parsed, techniques={"zero_stage": 0, "recompute": "none", "microbatches": parsed.techniques.get("copies", 1), "copies": 1, **parsed.techniques})
+    refuse_copies(parsed, workload, runtime)
     profile = searched(RUNTIMES[runtime], pinned_bucket(parsed, machine.device, workload, runtime))
     return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
                    profile, solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines,
@@ -124,6 +125,17 @@ def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:
     if offload and why:
         raise PlanError("P024", f"pin offload = {'+'.join(offload)} contradicts the request: {why}", help=["remove the pin"])
     return offload
+
+
+def refuse_copies(pins: Any, workload: str, runtime: str) -> None:
+    """Raises PlanError P024 where no program runs several copies of the batch at the same time."""
+    from costmodels.runtime import RUNTIMES
+
+    copies = pins.techniques.get("copies", 1)
+    why = ("inference has no microbatches" if workload != "train" else f"--runtime {runtime} is priced as that framework runs" if RUNTIMES[runtime].kernels is not None
+           else "they are written for shard_map only" if runtime == "jax-jit" else "")  # fmt: skip
+    if copies > 1 and why:
+        raise PlanError("P024", f"pin copies = {copies} contradicts the request: {why}", help=["remove the pin"])
 
 
 def pinned_bucket(pins: Any, device: Any, workload: str, runtime: str) -> int | str:

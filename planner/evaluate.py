@@ -31,6 +31,7 @@ from costmodels.memory import Breakdown
 from planner import account
 from planner.base import Base
 from planner.buckets import launched, seconds
+from planner.copies import hidden_shares
 from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, dealt_run, find_run, inner_flow, outer_flow
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
@@ -113,7 +114,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     overlapped = exposed = 0.0
     by_axes: dict[tuple[str, str], float] = {}
     uses = account.collectives(flow, runs, pricer.itemsize)
-    for use, sent, hidden in seconds(uses, pricer, launched(uses, plan.bucket_bytes)):
+    for use, sent, hidden in sent_s(base, flow, runs, uses, pricer):
         exposed += sent - hidden
         overlapped += hidden
         label = (use.kind, "+".join(use.axes))
@@ -132,22 +133,32 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     )  # fmt: skip
 
 
+def sent_s(base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Use, ...], pricer: Pricer) -> list[tuple[account.Use, float, float]]:
+    """Every collective with its seconds, and those of them that hide: of gradients under the backward pass, of a copy of the batch under other copies."""
+    rows = seconds(uses, pricer, launched(uses, flow.plan.bucket_bytes))
+    if flow.plan.copies == 1:
+        return rows
+    shares = hidden_shares(base, flow, runs, [(use, s) for use, s, _ in rows], made_again(flow, runs), pricer)
+    return [(use, s, hidden + share * s) for (use, s, hidden), share in zip(rows, shares, strict=True)]
+
+
 def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float:
     """Seconds of a device's update, and of the sums of gradients over several microbatches: of pieces where the optimizer level cuts them first."""
-    graph, mesh, micro = flow.graph, dict(flow.plan.mesh), flow.plan.microbatches
+    graph, mesh, turns, copies = flow.graph, dict(flow.plan.mesh), flow.plan.turns, flow.plan.copies
     elsewhere = account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
-    sizes: dict[tuple, tuple[int, int]] = {}
+    sizes: dict[tuple, tuple[int, int, int]] = {}
     updated = added = 0.0
     for n, w in flow.weights.items():
         if n in flow.grad and n not in elsewhere:
             shape = graph.tensors[n].shape
             if (shape, id(w)) not in sizes:
-                piece = prod(local_shape(shape, cut_layout(w), mesh))
-                sizes[shape, id(w)] = piece, piece if w.zero >= 2 or w.dim < 0 else prod(local_shape(shape, w.layout, mesh))
-            piece, summed = sizes[shape, id(w)]
+                piece, whole = (prod(local_shape(shape, layout, mesh)) for layout in (cut_layout(w), w.layout))
+                sizes[shape, id(w)] = piece, piece if w.zero >= 2 or w.dim < 0 else whole, whole
+            piece, summed, whole = sizes[shape, id(w)]
             updated += piece
-            if micro > 1:
-                added += summed * (float(pipeline.sums(i for i, _ in graph.consumers[n])) if pipeline else micro)
+            if turns > 1:
+                added += summed * (float(pipeline.sums(i for i, _ in graph.consumers[n])) if pipeline else turns)
+            added += whole * turns * (copies - 1)  # the copies' gradients of one turn
     return pricer.optimizer_s(updated, flow.plan.offload) + pricer.sum_s(added * pricer.recipe.gradient_bytes)
 
 
@@ -176,7 +187,7 @@ def kept_collectives(flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> float
             step = way[-1]
             size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
             total += times * size / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
-    return total
+    return total * flow.plan.copies
 
 
 @dataclass(frozen=True)
@@ -231,7 +242,7 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
         if name in flow.grad:
             # The program takes all gradients, then scatters each: below level 3 the whole gradient exists, and microbatches add an accumulator.
             level = w.zero if w.dim >= 0 else 0
-            several = flow.plan.microbatches > 1
+            several = flow.plan.turns > 1
             held = (cut if level >= 2 else full) if several and (level < 3 or base.written_out) else 0
             gradients += (held + (0 if base.written_out else cut if level == 3 else full)) * recipe.gradient_bytes
             users = [i for i, _ in graph.consumers[name]]
@@ -248,12 +259,12 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
     sending = "activations" in flow.plan.offload
     activations, tail = kept_activations(base, flow, pricer, frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves)) if sending else frozenset())
     if sending:
-        activations += PARKED_ARRAYS * sent_activations(flow, pricer, runs)[1]
+        activations += PARKED_ARRAYS * flow.plan.copies * sent_activations(flow, pricer, runs)[1]
     activations += kept_collectives(flow, runs, pricer)
     slack = 1 + pricer.runtime.memory_slack
     if base.written_out:
         whole, piece = (np.array([row[k] for row in reduced], np.float64) for k in (1, 2))
-        weights = gradient_room(readers(graph, [row[0] for row in reduced]), whole, piece, recipe, flow.plan.zero, flow.plan.microbatches)
+        weights = gradient_room(readers(graph, [row[0] for row in reduced]), whole, piece, recipe, flow.plan.zero, flow.plan.turns)
         found = Moments(parameters, gradients, state, activations * slack, late, 0.0, 0.0, 0.0, _walk(base, flow, pricer, gathered, weights))
     else:
         work, end = temporaries(base, flow, pricer, gathered)
@@ -267,7 +278,7 @@ def _given_back(m: Moments) -> float:
 
 
 def kept_tensors(base: Base, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:
-    """(node, tensor, bytes) of what nodes are the first to keep for their backward pass, with what their kernels keep beside it."""
+    """(node, tensor, bytes) of what nodes are the first to keep for their backward pass, with what their kernels keep beside it; of all copies of the batch."""
     graph, mesh = base.graph, dict(flow.plan.mesh)
     sizes: dict[tuple, float] = {}
     for (i, slot), name in savers(base).items():
@@ -275,7 +286,7 @@ def kept_tensors(base: Base, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, 
         key = (tensor.shape, tensor.dtype, id(layout))
         if key not in sizes:
             sizes[key] = pricer.stored_bytes(local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images)
-        yield i, name, sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer)
+        yield i, name, flow.plan.copies * (sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer))
 
 
 def kept_activations(base: Base, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()) -> tuple[float, float]:
@@ -328,12 +339,12 @@ class Pass:
 
 
 def passes(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]) -> Iterator[Pass]:
-    """Every class of nodes while it runs. gathered: nodes whose weights are counted by the caller."""
-    graph, mesh = base.graph, dict(flow.plan.mesh)
+    """Every class of nodes while it runs, in all copies of the batch. gathered: nodes whose weights are counted by the caller."""
+    graph, mesh, copies = base.graph, dict(flow.plan.mesh), flow.plan.copies
 
     def local(name: str, layout: Layout) -> float:
         tensor = graph.tensors[name]
-        return pricer.stored_bytes(local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images)
+        return (1 if name in graph.weights else copies) * pricer.stored_bytes(local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images)
 
     for i, node in enumerate(graph.nodes):
         if base.shared[i] != i:

@@ -118,6 +118,11 @@ class Explorer:
         self._least: dict[int, float] = {}  # mesh -> bound of its leaves
 
     @property
+    def _copies(self) -> int:
+        """Microbatches that run at the same time in the family's plans."""
+        return max(1, self.search.request.copies) if self.pinned else 1
+
+    @property
     def memory_first(self) -> bool:
         """Whether memory is minimised (bounds are then bytes)."""
         return self.search.request.objective == "memory"
@@ -208,7 +213,7 @@ class Explorer:
             if usage >= size:
                 continue
             space = self._space(leaf)
-            found = self.search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label) if space else None
+            found = self.search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label, self._copies) if space else None
             idle += 1
             if found is not None:
                 self.priced.append(found)
@@ -344,7 +349,7 @@ class Explorer:
         if space is None or least_usage(space, leaf.techniques) > limit:
             return None
         if self.memory_first:
-            self._take(search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label))
+            self._take(search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label, self._copies))
             return leaf.bound
         worth = self._to_beat
         problem = assemble(space, leaf.techniques, None, unit_s=self.unit_s)
@@ -380,7 +385,7 @@ class Explorer:
             # The working set is known before the whole plan is priced.
             excess = sum(usage_of(space, leaf.techniques, solved.choice)) - limit
             if excess <= 0:
-                candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, solved, self.label, self.unit_s)
+                candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, solved, self.label, self.unit_s, self._copies)
                 if candidate is None or self._take(candidate):
                     return bound
                 excess = candidate.cost.memory.total - limit

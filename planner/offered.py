@@ -99,7 +99,7 @@ class Offered:
         base, pins, topology = self.base(1), self.request.pins, self.request.topology
         most = self.most_stages(base) if base is not None else 0
         sent = "activations" in pins.techniques.get("offload", ())
-        if not most or pins.axes or sent or self.request.mode == "data-parallel" or self.out_of_time():
+        if not most or pins.axes or sent or self.request.copies > 1 or self.request.mode == "data-parallel" or self.out_of_time():
             return ()
         return tuple(m for n in divisors(topology.devices) if 1 < n <= most for m in staged_meshes(topology, n))
 
@@ -173,6 +173,10 @@ class Offered:
             return (int(pinned),)
         batch = self.model.batch
         usual = (1, *(m for m in MICROBATCHES if batch % m == 0)) if self.training else (1,)
+        if (copies := self.request.copies) > 1:
+            usual = tuple(m for m in usual if m % copies == 0)
+            if not usual:
+                raise PlanError("P035", f"batch {batch} does not divide into {copies} microbatches that run at the same time (copies)", help=["an even batch, or pin copies=1"])
         if mesh.stages == 1:
             return usual
         rows = [batch // data for data in (dict(mesh.shape).get("data", 1),) if batch % data == 0 and batch // data <= MOST_MICROBATCHES]

@@ -6,6 +6,7 @@
     [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "interleaved", virtual = 2
                   offload = ["optimizer"]   what waits in the host's memory ("none", or [], keeps all on the devices)
                   bucket = "25 MB"        gradients and updated parameters are sent together up to that size ("auto": the best; "none": as the compiler does by itself)
+                  copies = 2              microbatches that run at the same time, the communication of one under the products of the other (1: one after the other)
                   zero_group = 8          neighbouring devices that share one copy of what zero_stage cuts (all replicas where it is not said)
                   tensor = "megatron"     what "model" cuts: columns and rows, never positions ("megatron-sp": positions too, outside products)
     [forbid]      factors = ["s"]
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.units import UnitError, size_bytes
 from planner.buckets import AUTO
+from planner.copies import COPIES
 from planner.errors import PlanError, did_you_mean
 from planner.pipeline import INTERLEAVED, SCHEDULES
 from planner.possible import OFFLOAD
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 SHORT = {"tp": "model", "dp": "data", "pp": "stage", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
 TENSOR = ("any", "megatron", "megatron-sp")
 TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR, "virtual": None,
-              "zero_group": None, "offload": ("none", *OFFLOAD), "bucket": ("none", AUTO)}  # fmt: skip
+              "zero_group": None, "offload": ("none", *OFFLOAD), "bucket": ("none", AUTO), "copies": COPIES}  # fmt: skip
 SECTIONS = ("mesh", "techniques", "forbid")
 """Tables of a TOML file that are no globs."""
 AXES = re.compile(r"stage|(data|model|sequence|expert)\d*")
@@ -66,6 +68,12 @@ class Pins:
             raise PlanError("P024", f"pins schedule = {schedule!r} and virtual = {chunks} contradict each other: {INTERLEAVED} stages hold several chunks of blocks, others one",
                             help=["remove one of them"])  # fmt: skip
 
+        if (copies := self.techniques.get("copies", 1)) > 1:
+            micro, staged = self.techniques.get("microbatches", copies), bool(set(self.mesh.get("stage", ())) - {1})
+            other = "stages" if staged else f"microbatches = {micro}" if micro % copies else ""
+            if other:
+                raise PlanError("P024", f"pins copies = {copies} and {other} contradict each other: {copies} microbatches run at the same time, without pipeline stages",
+                                help=["remove one of them" if staged else f"a multiple of {copies} microbatches"])  # fmt: skip
         if "activations" in self.techniques.get("offload", ()):
             other = next((f"recompute = {r!r}" for r in [self.techniques.get("recompute")] if r == "none"), "") or ("stages" if set(self.mesh.get("stage", ())) - {1} else "")
             if other:

@@ -67,6 +67,11 @@ class Pricer:
             lines = self._affine[key] = (collectives.ring_lines if self.runtime.flat_rings else collectives.collective_lines)(kind, group)
         return lines
 
+    @property
+    def copies_hidden(self) -> float:
+        """What part of the communication that can hide under other copies of the batch does. CPUs run one thing after the other."""
+        return self.runtime.copies_hidden if self.topology.device.kind != "cpu" else 0.0
+
     @cached_property
     def rates(self) -> Rates:
         """What the runtime reaches of this device; what was fitted to runs on it goes before what ships."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.assemble import PICO, Techniques, assemble
 from planner.buckets import with_bucket
+from planner.copies import COPIES
 from planner.errors import PlanError
 from planner.evaluate import price_plan
 from planner.flow import Plan
@@ -51,7 +52,7 @@ def kept(found: Found) -> dict[str, Any] | None:
     def candidate(c: Candidate, base: Base) -> dict[str, Any]:
         nodes = base.graph.nodes
         return {"label": c.label, "mesh": [[a.name, a.parts] for a in c.mesh.axes], "group": c.mesh.group, "splits": row(c.plan.splits[nodes[i].id] for i in base.times),
-                "techniques": asdict(c.techniques), "offload": c.plan.offload, "objective_s": c.objective_s, "bound_s": c.bound_s, "status": c.status,
+                "techniques": asdict(c.techniques), "offload": c.plan.offload, "copies": c.plan.copies, "objective_s": c.objective_s, "bound_s": c.bound_s, "status": c.status,
                 "step_time_s": c.cost.step_time_s, "memory_bytes": c.cost.memory.total}  # fmt: skip
 
     ops = [v for v in space.variables if v.kind == "op"]
@@ -96,12 +97,14 @@ def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...
     base = search.base(t.microbatches)
     if base is None or not _lies_on(mesh, request.topology):
         raise Stale
+    if row["copies"] not in COPIES or t.microbatches % row["copies"] or (row["copies"] > 1 and mesh.stages > 1):
+        raise Stale
     inner, limits = dict(Mesh(mesh.inner).shape), Limits(spatial=True)
     splits = dict(zip(base.times, (palette[k] for k in row["splits"]), strict=True))
     if not all(legal(base.rules[i], s, inner, limits) for i, s in splits.items()):
         raise Stale
     plan = Plan(mesh.shape, {node.id: splits[base.shared[i]] for i, node in enumerate(base.graph.nodes)}, t.zero, mesh.zero_axes, t.recompute, t.microbatches, base.runs,
-                schedule=t.schedule if mesh.stages > 1 else "", virtual=t.virtual, offload=tuple(map(_text, row["offload"])))  # fmt: skip
+                schedule=t.schedule if mesh.stages > 1 else "", virtual=t.virtual, offload=tuple(map(_text, row["offload"])), copies=row["copies"])  # fmt: skip
     pricer = Pricer(request.topology, mesh, request.runtime, request.recipe, offload=request.offload)
     plan = with_bucket(base, with_cuts(base, plan, pricer), pricer, request.bucket)
     cost, _, _ = price_plan(base, plan, pricer)

@@ -57,6 +57,11 @@ class Request:
         return asked
 
     @property
+    def copies(self) -> int:
+        """Microbatches that run at the same time in every plan of the search; 0 where that is open."""
+        return int(self.pins.techniques.get("copies", 0))
+
+    @property
     def limit_bytes(self) -> int:
         """Bytes a plan may use on a device."""
         usable = self.capacity.usable

@@ -19,6 +19,7 @@ import numpy as np
 from planner.assemble import PICO, Techniques, assemble, splits_of
 from planner.buckets import with_bucket
 from planner.conversions import Atlas
+from planner.copied import in_copies
 from planner.errors import PlanError
 from planner.evaluate import price_plan
 from planner.explore import Explorer
@@ -103,6 +104,7 @@ class Search:
             self.stopped = "interrupt"
         fitting = [c for c in (main.best, finer.best, *self._eligible(baselines)) if c is not None]
         best, smallest = min(fitting, key=lambda c: c.key(request), default=None), None
+        best = in_copies(self, best, (*main.priced, *finer.priced)) if best is not None and not self.stopped else best
         if best is None and not self.stopped and (more := self.offered.offload()) is not None:
             return self._offloaded(more, baselines, min(main.bound(), finer.bound()), how_close)
         if best is None and how_close and not self.stopped:
@@ -116,7 +118,8 @@ class Search:
         base = self.base(best.plan.microbatches if best else 1)
         assert base is not None
         bound = min(main.bound(), finer.bound())
-        bound = bound if request.objective == "step" and np.isfinite(bound) else 0.0
+        # Bounds count all communication of blocks: of plans that hide some of it nothing is proven.
+        bound = bound if request.objective == "step" and np.isfinite(bound) and (best is None or best.plan.copies == 1) else 0.0
         return Found(best, baselines, base, space, choice, problem, bound, len(self._details), self.stopped, smallest)
 
     def _offloaded(self, offload: tuple[str, ...], baselines: dict[str, Candidate], bound: float, how_close: bool) -> Found:
@@ -191,7 +194,7 @@ class Search:
                 self._bases[microbatches] = self._base(microbatches)
             except PlanError as e:
                 # Static reshapes of a batch mixed with other dims cannot be read at a fraction of it; a live BatchNormalization must not be.
-                if e.code not in ("P037", "P146") or microbatches == 1 or "microbatches" in self.request.pins.techniques:
+                if e.code not in ("P037", "P146") or microbatches == 1 or "microbatches" in self.request.pins.techniques or self.request.copies > 1:
                     raise
                 self._bases[microbatches] = None
         return self._bases[microbatches]
@@ -205,7 +208,7 @@ class Search:
             return whole.at(graph)
         return Base.of(graph, training=self.training, fold=self.request.fold)
 
-    def _pricer(self, mesh: Mesh) -> Pricer:
+    def pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""
         if mesh not in self._pricers:
             self._pricers[mesh] = Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe, self._atlas, offload=self.request.offload)
@@ -227,7 +230,7 @@ class Search:
             found = found if found is None or among is None else restrict(found, among)
         else:
             left = {i: tuple(s for s in splits if legal(base.rules[i], s, dict(inner.shape), limits)) for i, splits in among.items()}
-            found = build_space(base, self._pricer(mesh), limits=limits, allowed=left, zero_axes=mesh.zero_axes, parts=micro) if all(left.values()) else None
+            found = build_space(base, self.pricer(mesh), limits=limits, allowed=left, zero_axes=mesh.zero_axes, parts=micro) if all(left.values()) else None
         return found if found is None or allowed is None else restrict(found, allowed(base, inner))
 
     def _whole(self, key: tuple[Mesh, int, bool], base: Base, limits: Limits) -> Space | None:
@@ -241,7 +244,7 @@ class Search:
                     fixed = self.offered.held(base, inner, limits)
                 elif len(inner.axes) > 2:
                     fixed = self.offered.alphabet(base, inner, [c.plan for c, *_ in self._details.values()])
-                self._spaces[key] = build_space(base, self._pricer(mesh), limits=limits, allowed=fixed, zero_axes=mesh.zero_axes, parts=micro)
+                self._spaces[key] = build_space(base, self.pricer(mesh), limits=limits, allowed=fixed, zero_axes=mesh.zero_axes, parts=micro)
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.
                 if e.code != "P025":
@@ -254,7 +257,7 @@ class Search:
         if self._arithmetic is None:
             base = self.base(1)
             assert base is not None
-            self._arithmetic = Arithmetic.of(base, self._pricer(mesh))
+            self._arithmetic = Arithmetic.of(base, self.pricer(mesh))
         return self._arithmetic.least(mesh, microbatches, max((v for _, v in self.offered.schedules(mesh)), default=1))
 
     # --- solving and pricing ------------------------------------------------------------------------------------------------------------------
@@ -294,7 +297,7 @@ class Search:
         least = min(self._bounds.values(), default=0.0)
         return min(least, self._best.cost.step_time_s) if least and self._best is not None else None
 
-    def price_smallest(self, space: Space, mesh: Mesh, techniques: Techniques, label: str) -> Candidate | None:
+    def price_smallest(self, space: Space, mesh: Mesh, techniques: Techniques, label: str, copies: int = 1) -> Candidate | None:
         """The fastest of the plans that need the least memory under these techniques."""
         problem = assemble(space, techniques, None)
         by_size = replace(problem, cost=tuple(u + np.where(c >= FORBIDDEN, c, 0) for c, u in zip(problem.cost, problem.live_usage, strict=True)),
@@ -303,16 +306,18 @@ class Search:
         if not solved.choice:
             return None
         fastest = self.solve(replace(problem, usage_limit=evaluate(problem, solved.choice).peak_usage))
-        return self.price(space, mesh, techniques, fastest if fastest.choice else replace(solved, bound=None), label)
+        return self.price(space, mesh, techniques, fastest if fastest.choice else replace(solved, bound=None), label, copies=copies)
 
-    def price(self, space: Space, mesh: Mesh, techniques: Techniques, solved: Solution, label: str, unit_s: float = 1 / PICO) -> Candidate | None:
-        """Price a solution as a whole plan; None where its blocks cannot be dealt out to stages. unit_s: of the solution's bound."""
+    def price(self, space: Space, mesh: Mesh, techniques: Techniques, solved: Solution, label: str, unit_s: float = 1 / PICO,
+              copies: int = 1) -> Candidate | None:  # fmt: skip
+        """Price a solution as a whole plan; None where its blocks cannot be dealt out to stages. unit_s: of the solution's bound; copies: Plan.copies."""
         problem = assemble(space, techniques, self.request.limit_bytes)
         choice = tuple(int(x) for x in solved.choice)
         objective = evaluate(problem, choice).cost / PICO
         plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, mesh.zero_axes, techniques.recompute, techniques.microbatches,
                     space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "", virtual=techniques.virtual,
-                    offload=tuple(w for w in self.request.offload if w != "activations" or (techniques.recompute != "none" and mesh.stages == 1)))  # fmt: skip
+                    offload=tuple(w for w in self.request.offload if w != "activations" or (techniques.recompute != "none" and mesh.stages == 1)),
+                    copies=copies)  # fmt: skip
         try:
             plan = with_bucket(space.base, with_cuts(space.base, plan, space.pricer), space.pricer, self.request.bucket)
             cost, _, _ = price_plan(space.base, plan, space.pricer)

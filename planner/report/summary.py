@@ -15,7 +15,7 @@ from planner.layout import STAGE
 from planner.report.notation import extent_names, residual, short_labels, spell_weight, weight_groups
 from planner.report.stages import lockstep, stages, stages_words, ticks
 from planner.report.words import Style, bar, count, flops, hang, labelled, pack, percent, short, show_bytes, show_time, table, visible
-from planner.strategy import bucket_of, offload_of
+from planner.strategy import bucket_of, copies_of, offload_of
 
 if TYPE_CHECKING:
     from planner.strategy import Strategy
@@ -107,8 +107,9 @@ def techniques(strategy: Strategy) -> list[str]:
     if t["recompute"] != "none":
         out.append(recompute_words(t))
     out += offload_words(offload_of(t)) + bucket_words(t)
+    copies = f", {copies_of(t)} at the same time" if copies_of(t) > 1 else ""
     if strategy.workload["kind"] == "train":
-        out.append(f"{t['microbatches']} microbatch{'es' if t['microbatches'] > 1 else ''}")
+        out.append(f"{t['microbatches']} microbatch{'es' if t['microbatches'] > 1 else ''}{copies}")
     return out or ["one forward pass"]
 
 

@@ -15,8 +15,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from planner import account, buckets
-from planner.evaluate import made_again
+from planner import account
+from planner.evaluate import made_again, sent_s
 from planner.kernels import kernel_times
 
 if TYPE_CHECKING:
@@ -88,17 +88,16 @@ def _operators(p: Priced) -> _Track:
     at: dict[tuple[str, int], list[account.Use]] = {}
     for use in uses:
         at.setdefault((use.phase, made.get(use.what, 0)), []).append(use)
-    sent = {id(use): (s, hidden) for use, s, hidden in buckets.seconds(uses, p.pricer, buckets.launched(uses, p.flow.plan.bucket_bytes))}
+    sent = {id(use): (s, hidden) for use, s, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer)}
     times = [kernel_times(p.base, i, p.flow.split(i), p.pricer) for i in range(len(graph.nodes))]
     again = made_again(p.flow, p.runs)
     line = _Track(name="a device")
     note = f" x {micro} microbatches" if micro > 1 else ""
 
-    def collectives(phase: str, i: int, hidden: bool = False) -> None:
+    def collectives(phase: str, i: int) -> None:
         for use in at.get((phase, i), ()):
             seconds, away = sent[id(use)]
-            shown = seconds - away if hidden else seconds
-            line.add(LINKS, f"{use.kind} {'+'.join(use.axes)}", shown, {"tensor": use.what, "bytes": use.payload_bytes, "count": use.count, "phase": phase})
+            line.add(LINKS, f"{use.kind} {'+'.join(use.axes)}", seconds - away, {"tensor": use.what, "bytes": use.payload_bytes, "count": use.count, "phase": phase})
 
     for i, node in enumerate(graph.nodes):
         collectives("forward", i)
@@ -111,7 +110,7 @@ def _operators(p: Priced) -> _Track:
         line.add(KERNELS, f"{node.op} backward{note}", times[i][1] * micro, {"node": node.id, "phase": "backward"})
         collectives("backward", i)
     for i in range(len(graph.nodes)):
-        collectives("gradient", i, hidden=True)
+        collectives("gradient", i)
     line.add(KERNELS, "optimizer", p.cost.optimizer_time_s, {"phase": "optimizer"})
     for i in range(len(graph.nodes)):
         collectives("optimizer", i)

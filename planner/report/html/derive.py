@@ -14,12 +14,12 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from planner import account, buckets
+from planner import account
 from planner.detail import bound_by
 from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, inner_flow, outer_flow
 from planner.errors import PlanError
-from planner.evaluate import Moments, moments
+from planner.evaluate import Moments, moments, sent_s
 from planner.flow import Flow
 from planner.kernels import kept_beside, kernel_times, savers
 from planner.layout import STAGE, group, local_shape
@@ -240,7 +240,7 @@ def kept_bytes(p: Priced) -> dict[int, float]:
 
 
 def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
-    graph, micro = p.base.graph, p.plan.microbatches if p.base.training else 1
+    graph = p.base.graph
     pipeline = pipeline_of(graph, p.plan)
     leaves = {c.enters: c.leaves[0] for run in p.runs if pipeline and run.first == pipeline.first for c in run.carries}
     seen: dict[str, int] = {}
@@ -253,9 +253,9 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
     gathered = {graph.labels.get(n, n) for n, w in p.flow.weights.items() if w.zero == 3 and w.dim >= 0}
     out = []
     uses = account.collectives(p.flow, p.runs, p.pricer.itemsize)
-    for use, seconds, hidden in buckets.seconds(uses, p.pricer, buckets.launched(uses, p.flow.plan.bucket_bytes)):
+    for use, seconds, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer):
         if use.phase == "gradient":
-            when = "backward" if use.what in gathered and use.kind == "reduce-scatter" else "sync" if use.count >= micro > 1 else "end"
+            when = "backward" if use.what in gathered and use.kind == "reduce-scatter" else "sync" if use.count >= p.plan.turns > 1 else "end"
         else:
             when = {"recompute": "again", "optimizer": "end"}.get(use.phase, use.phase)
         what = use.what
