@@ -51,6 +51,7 @@ EVERYWHERE = (
     ("gradient accumulation", "dp=4,tp=2,micro=2", "", MODELS, 16),
     ("data parallel", "dp=8,zero=0,micro=1", "", BLOCKS, LARGE),
     ("gradient accumulation, data parallel", "dp=8,zero=0,micro=4", "data parallel", BLOCKS, LARGE),
+    ("multi-copy", "dp=2,tp=4,zero=1,micro=2,copies=2,tensor=megatron", "", BLOCKS, 16),
     ("recompute a block", "dp=8,zero=0,micro=1,recompute=block", "data parallel", BLOCKS, LARGE),
     ("recompute, collectives kept", "dp=2,tp=4,zero=0,micro=1,recompute=block-keep", "operator-level, simple", BLOCKS, 16),
     ("pipeline, 1F1B", "pp=2,dp=4,micro=4,zero=0,schedule=1f1b", "", BLOCKS, 16),
@@ -94,6 +95,10 @@ SPECIAL = (
     Row("pipeline, unequal stages, tensor, data and levels in one", RESNET, "pp=2,dp=2,tp=2,micro=4,zero=2"),
     *(Row("optimizer state in the host's memory", source, "dp=8,zero=1,micro=1,offload=optimizer") for source in (GPT, MIXTRAL, T5, RESNET)),
     Row("optimizer state in the host's memory, with all else", LLAMA, "pp=2,dp=2,tp=2,micro=4,zero=2,recompute=block,offload=optimizer"),
+    Row("multi-copy, two turns, recompute, level 3", GPT, "dp=4,tp=2,zero=3,micro=4,recompute=block-keep,copies=2", batch=32),
+    Row("multi-copy, two axes of tensors, level 1, recompute", LLAMA, "dp=2,model=2,model2=2,zero=1,micro=2,recompute=block,copies=2"),
+    Row("multi-copy, level 2, two turns", LLAMA, "dp=4,tp=2,zero=2,micro=4,copies=2", batch=32),
+    Row("multi-copy, optimizer state in the host's memory", GPT, "dp=4,tp=2,zero=1,micro=2,copies=2,offload=optimizer"),
     Row("what enters blocks in the host's memory", GPT, "dp=4,tp=2,micro=2,zero=1,recompute=block-keep,offload=optimizer+activations"),
     Row("what enters blocks in the host's memory", LLAMA, "dp=8,micro=1,zero=3,recompute=block,offload=activations"),
     Row("what enters blocks in the host's memory", MIXTRAL, "dp=4,tp=2,micro=2,zero=1,recompute=block,offload=optimizer+activations"),
@@ -113,7 +118,7 @@ ALONE = (*(r for r in _EACH if r.source != UNET), *SPECIAL, *(r for r in _EACH i
 
 
 def drawn(count: int, seed: int) -> Iterator[Row]:
-    """Combinations of stages, tensor (one axis or two), data and optimizer parallelism, microbatches and recomputation on 8 devices."""
+    """Combinations of stages, tensor (one axis or two), data and optimizer parallelism, microbatches (one by one or two at the same time) and recomputation on 8 devices."""
     rng = random.Random(seed)
     for k in range(count):
         source = MODELS[k % len(MODELS)]
@@ -125,5 +130,6 @@ def drawn(count: int, seed: int) -> Iterator[Row]:
         micro = max(stages, rng.choice((2, 4))) if stages > 1 else 1 if source == RESNET else rng.choice((1, 2))
         level = rng.choice((0, 1, 2) if stages > 1 else (0, 1, 2, 3))
         parts = [f"{a}={n}" for a, n in axes if n > 1]
-        parts += [f"micro={micro}", f"zero={level}", *([f"recompute={rng.choice(('none', 'block', 'block-keep'))}"] if source in BLOCKS else [])]
+        copies = ["copies=2"] if stages == 1 and micro == 2 and level % 2 else []
+        parts += [f"micro={micro}", *copies, f"zero={level}", *([f"recompute={rng.choice(('none', 'block', 'block-keep'))}"] if source in BLOCKS else [])]
         yield Row(f"drawn {k + 1}", source, ",".join(parts), batch=32)

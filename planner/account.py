@@ -64,6 +64,13 @@ def float32_sizes(dtype: str) -> float:
     return {"float64": 4, "float32": 4, "bfloat16": 4, "float16": 4, "int64": 4, "uint64": 4, "bool": 1}.get(dtype) or _plain(dtype)
 
 
+def item_sizes(compute: str) -> ItemSize:
+    """Bytes per element of a graph's dtype in a program that computes in `compute`."""
+    if compute == "float32":
+        return float32_sizes
+    return lambda dtype: 2.0 if dtype in ("float64", "float32") else float32_sizes(dtype) if dtype not in ("bfloat16", "float16") else 2.0
+
+
 def _plain(dtype: str) -> float:
     from planner.graph import DTYPE_BYTES
 

@@ -12,7 +12,8 @@ where h is the runtime's `copies_hidden`: collectives take units and bandwidth f
 kernels (rings, exchanges of rows), which take both streams, and what copies share: weights that are gathered, their gradients. A loop's turn ends for all copies at once.
 
 What it costs stands in the price as for any number of microbatches: kernels of fewer rows, as many launches and latencies as microbatches. Activations are kept of c
-microbatches, but a weight is gathered, and its gradient scattered, once for all of them.
+microbatches, but a weight is gathered, and its gradient scattered, once for all of them. Compilers that join neighbouring collectives of a kind into one launch would
+join those of the copies, which then wait for each other: programs ask for smaller launches where two of the largest would fit into one (`launch_bytes`).
 """
 
 from __future__ import annotations
@@ -52,6 +53,15 @@ def together(chain: Sequence[Piece], copies: int) -> float:
             streams[s] = end
         ready[k], at[k] = end, at[k] + 1
     return max(ready)
+
+
+def launch_bytes(uses: Iterable[Use]) -> dict[str, int]:
+    """Kind -> bytes up to which collectives may be sent together so that those of two copies are not: one byte less than two of the largest that kernels wait for."""
+    largest: dict[str, int] = {}
+    for use in uses:
+        if use.place and not use.inside:
+            largest[use.kind] = max(largest.get(use.kind, 0), use.payload_bytes)
+    return {kind: 2 * size - 1 for kind, size in largest.items()}
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
         parts.append(f"LEARNING_RATE = {w.training.lr!r}\n")
         parts.append(f"MICROBATCHES = {w.flow.plan.microbatches}\n")
         parts.append(copies_table(w.flow.plan))
-        parts.append(fused_table(w.flow.plan))
+        parts.append(fused_table(w, compute))
     parts.append(inputs_table(w))
     if w.stages:
         return "".join([*parts, *packed_tables(w), external_table(w, model_folder), *w.tables, *_small(w)])

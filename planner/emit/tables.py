@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.buckets import kinds
+from costmodels.runtime import RUNTIMES
+from planner.account import collectives, item_sizes
+from planner.buckets import KINDS, kinds
+from planner.copies import launch_bytes
 from planner.emit.replay import sharded
 from planner.emit.runs import Run
 from planner.emit.source import comment, literal
@@ -224,9 +227,15 @@ def copies_table(plan: Plan) -> str:
     return f"COPIES = {plan.copies}  # microbatches at the same time: one's collectives may run under another's products\n" if plan.copies > 1 else ""
 
 
-def fused_table(plan: Plan) -> str:
+def fused_table(w: Writer, compute: str) -> str:
     """FUSED."""
-    sizes = ", ".join(f"{literal(kind)}: {plan.bucket_bytes}" for kind in kinds(plan.zero)) if plan.bucket_bytes else ""
+    plan = w.flow.plan
+    found = dict.fromkeys(kinds(plan.zero), plan.bucket_bytes) if plan.bucket_bytes else {}
+    if plan.copies > 1:
+        own = RUNTIMES["jax-shard_map"].bucket_bytes
+        most = launch_bytes(collectives(w.flow, w.runs, item_sizes(compute)))
+        found |= {k: n for kind, n in most.items() if (k := kind.replace("-", "_")) in KINDS and n < found.get(k, own)}
+    sizes = ", ".join(f"{literal(kind)}: {found[kind]}" for kind in KINDS if kind in found)
     return f"FUSED = {{{sizes}}}  # collectives that GPUs send together, up to so many bytes{'' if sizes else ': as the compiler does by itself'}\n"
 
 

@@ -47,7 +47,7 @@ def predict(graph: Graph, plan: Plan, *, workload: str, optimizer: str = "adamw"
     training = workload == "train"
     flow = derive(graph, plan, training=training)
     runs = tuple(emitted_runs(flow)[0])
-    size = item_sizes(compute)
+    size = account.item_sizes(compute)
     uses = tuple(_loss_in_float32(flow, use, size) for use in account.collectives(flow, runs, size))
     cells = account.traffic(uses, plan.order, dict(plan.mesh))
     totals = {(kind, axes): int(cell["payload"]) for kind, by in cells.items() for axes, cell in by.items()}
@@ -56,13 +56,6 @@ def predict(graph: Graph, plan: Plan, *, workload: str, optimizer: str = "adamw"
     arguments = account.argument_bytes(flow, optimizer, size) + extra
     batch = sum(_bytes(flow, n, flow.source[n], size(graph.tensors[n].dtype)) for n in graph.inputs if graph.consumers.get(n))
     return Predicted(flow, runs, uses, totals, account.dot_flops(flow, runs), arguments, _output_bytes(flow, size, state), batch)
-
-
-def item_sizes(compute: str) -> ItemSize:
-    """Bytes per element of a graph's dtype in a program that computes in `compute`."""
-    if compute == "float32":
-        return account.float32_sizes
-    return lambda dtype: 2.0 if dtype in ("float64", "float32") else account.float32_sizes(dtype) if dtype not in ("bfloat16", "float16") else 2.0
 
 
 def flops_by_node(flow: Flow, runs: tuple[Run, ...]) -> dict[str, int]:
