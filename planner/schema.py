@@ -185,6 +185,7 @@ class TechniqueTable(TypedDict):
     that each begins with after the first.
 
     offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks.
+    copies: microbatches that run at the same time.
     fused_collective_bytes: GPUs send gradients, and updated parameters, together up to so many bytes; 0: as their compiler does by itself."""
 
     microbatches: int
@@ -323,6 +324,7 @@ class PinTechniques(TypedDict):
     zero_group: NotRequired[int]
     offload: NotRequired[Literal["none", "optimizer", "activations", "optimizer+activations"] | list[Literal["optimizer", "activations"]]]
     bucket: NotRequired[int | str]
+    copies: NotRequired[Literal[1, 2]]
     tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]
 
 
