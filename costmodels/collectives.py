@@ -15,6 +15,10 @@ Payload: operand bytes for all-reduce, reduce-scatter, all-to-all and permute; r
     mesh     1       (n-1) links, one to each other member   xGMI, HCCS
     ring     n/2     two directions of a wrapped torus dim   TPU
     line     n-1     one direction: no wrap, or part of a dim
+    memory   log2 n  the device's share of its host's memory    virtual devices
+
+Virtual devices meet once, the later the more of them there are, and copy: c P / B in all, whichever number of them takes part, where c is how often the payload is read
+or written (PASSES). Latency counts once for an all-reduce too.
 
 Across spans P/n of an inner span's bytes reach the next one (reduce-scatter inside, the collective across on the shards, all-gather inside), and the spans
 work at the same time on different chunks: latencies add, the slowest span sets the rate (NCCL's rings and trees; jax-ml/scaling-book, GPU chapter).
@@ -36,8 +40,14 @@ from fractions import Fraction
 from itertools import chain, combinations
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+PIECEWISE = frozenset({"all-gather", "reduce-scatter", "all-to-all"})
+"""What puts pieces of tensors together or takes tensors apart."""
 Line = tuple[float, float]
 TORUS = ("ring", "line")
+MEMORY = "memory"
+PASSES = {"all-gather": 2, "reduce-scatter": 4, "all-reduce": 3, "all-to-all": 4, "collective-permute": 3}
+"""How often a payload is read or written where devices share a memory: a gather copies; a scatter and an all-to-all first sort by receiver; an all-reduce is added up and
+copied to everyone; what is sent is copied on arrival, and once more where a loop keeps it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Span:
 
     size: members. bytes_per_s: effective rate of one device over all the links a collective uses. latency_s: of a step. bus_bytes_per_s: bus
     bandwidth of in-switch all-reduce, 0 when there is none; bus_latency_s: what that takes beside its bytes, two steps when 0. kind: switch, mesh,
-    ring or line (module docstring).
+    ring, line or memory (module docstring).
     """
 
     size: int
@@ -59,7 +69,7 @@ class Span:
     @property
     def steps(self) -> int:
         """Steps of an all-gather."""
-        return {"mesh": 1, "ring": self.size // 2}.get(self.kind, self.size - 1)
+        return {"mesh": 1, "ring": self.size // 2, MEMORY: math.ceil(math.log2(self.size))}.get(self.kind, self.size - 1)
 
     @property
     def exchanged(self) -> float:
@@ -85,6 +95,8 @@ def collective_lines(kind: str, group: tuple[Span, ...]) -> tuple[Line, ...]:
         raise ValueError(f"unknown collective {kind!r}")
     if not spans:
         return ((0.0, 0.0),)
+    if len(spans) == 1 and spans[0].kind == MEMORY:
+        return ((spans[0].steps * spans[0].latency_s, PASSES[kind] / spans[0].bytes_per_s),)
     if kind == "all-reduce":
         return _all_reduce(spans)
     if kind == "all-to-all":

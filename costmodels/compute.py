@@ -35,6 +35,17 @@ def sum_time_s(device: Device, size_bytes: float) -> float:
     return 3 * size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
+def order_s_per_byte(device: Device) -> float:
+    """Seconds per byte to bring a tensor into another order of its dims and back: two copies, each read and written, at half of the rate for strides (memory-bound)."""
+    return 8 / (device.memory_bytes_per_s * device.memory_efficiency)
+
+
+def loop_time_s(device: Device, weights_bytes: float, kept_bytes: float) -> float:
+    """Seconds that a loop over blocks takes beside its blocks where stacks are copied (memory-bound). Weights are cut out of theirs forward and backward, a stack is filled
+    with zeros and gradients are put into it: three copies and a pass that writes. What is kept for the backward pass is put and cut out once: one copy less."""
+    return (7 * weights_bytes + 5 * kept_bytes) / (device.memory_bytes_per_s * device.memory_efficiency)
+
+
 def optimizer_time_s(device: Device, elements: float, bytes_per_element: float) -> float:
     """Seconds to update `elements` local parameters (memory-bound)."""
     return elements * bytes_per_element / (device.memory_bytes_per_s * device.memory_efficiency)

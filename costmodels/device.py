@@ -23,7 +23,7 @@ A TOML file in costmodels/devices (or the user's own):
     launch = "4 us"
     [inner]                               # link inside a node, per device and direction
     bandwidth = "450 GB/s"; efficiency = 0.8; latency = "3 us"
-    kind = "switch"                       # or "mesh": a link to each other device of the node, bandwidth is then of one link
+    kind = "switch"                       # or "mesh": a link to each other device of the node, bandwidth is then of one link; "memory": virtual devices of one host
     all_reduce_bandwidth = "480 GB/s"     # optional: bus bandwidth with in-switch reduction (NVLS), as measured on a full node
     all_reduce_latency = "70 us"          # with all_reduce_bandwidth: what such a reduction takes beside its bytes
     torus_dims = 3                        # optional: the link forms a torus; bandwidth is then per link and direction
@@ -57,6 +57,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from costmodels.collectives import MEMORY
 from costmodels.runtime import RUNTIMES, Rates
 from costmodels.units import UnitError, bandwidth_bytes_per_s, power_w, price_usd_per_h, rate_flops_per_s, size_bytes, time_s
 
@@ -85,7 +86,7 @@ class Link:
     """One kind of link: per device and direction. all_reduce_bytes_per_s: bus bandwidth of in-network reduction, 0 when there is none;
     all_reduce_latency_s: what it takes beside its bytes.
 
-    kind: switch, mesh (bandwidth of one of the links to each other device) or torus (bandwidth per link and direction).
+    kind: switch, mesh (bandwidth of one of the links to each other device), torus (bandwidth per link and direction) or memory (virtual devices of a host).
     """
 
     bandwidth_bytes_per_s: float
@@ -276,7 +277,7 @@ def _link(table: Mapping[str, Any]) -> Link:
     delay = time_s(table["all_reduce_latency"]) if "all_reduce_latency" in table else 0.0
     if delay and not bus:
         raise ValueError("all_reduce_latency belongs to all_reduce_bandwidth")
-    kind = "torus" if dims else _choice(table.get("kind", "switch"), ("switch", "mesh"), "link kind")
+    kind = "torus" if dims else _choice(table.get("kind", "switch"), ("switch", "mesh", MEMORY), "link kind")
     return Link(_above_zero(bandwidth_bytes_per_s(table["bandwidth"]), "bandwidth"), fraction(table["efficiency"], "efficiency"), time_s(table["latency"]),
                 kind, bus, dims, pod, delay)  # fmt: skip
 

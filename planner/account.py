@@ -38,6 +38,8 @@ class Use:
     """the compiler may send it together with others like it: nothing waits for it but the optimizer, or the next step"""
     merged: bool = False
     """compilers send an equal one in its place: it takes no bytes (its seconds are still counted, as solvers price every weight for itself)"""
+    strided: bool = False
+    """between two layouts of a tensor: its pieces may lie along an inner dim"""
     place: str = ""
     """of collectives that kernels wait for: before | blocks | after the repeated blocks that a pipeline deals out"""
     inside: bool = False
@@ -237,9 +239,9 @@ def _step(flow: Flow, name: str, step: Step, times: int, forward_times: int, siz
     tensor = flow.graph.tensors[name]
     what = flow.graph.labels.get(name, name)
     if step.forward and forward_times:
-        yield Use(step.forward, step.axes, int(step.forward_elements * size(tensor.dtype)), forward_times, forward_phase, what, place=where)
+        yield Use(step.forward, step.axes, int(step.forward_elements * size(tensor.dtype)), forward_times, forward_phase, what, strided=True, place=where)
     if step.backward and times and name in flow.grad:
-        yield Use(step.backward, step.axes, int(step.backward_elements * size(tensor.dtype)), times, "backward", what, place=where)
+        yield Use(step.backward, step.axes, int(step.backward_elements * size(tensor.dtype)), times, "backward", what, strided=True, place=where)
 
 
 def again_uses(flow: Flow, again: Replay | None, mode: str, times: Callable[[str], int], once: Merged, size: ItemSize, where: str) -> Iterator[Use]:

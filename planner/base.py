@@ -17,7 +17,7 @@ from planner.ops.control import Region, region
 from planner.pipeline import SHARE, dealt
 from planner.rule import PENDING, Rule, Split
 
-STRUCTURE = ("dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "still", "tail", "wires")
+STRUCTURE = ("dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "stacked", "still", "tail", "wires")
 """Derived parts of a Base that follow from the nodes and how they are wired, whatever the extents."""
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
@@ -123,6 +123,13 @@ class Base:
     def repeated(self) -> frozenset[int]:
         """Nodes of repeated blocks."""
         return frozenset(i for first, period, repeats in self.runs for i in range(first, first + period * repeats))
+
+    @cached_property
+    def stacked(self) -> frozenset[str]:
+        """Weights that a program keeps in stacks, a row a repeat: each is read by one repeat of a block alone."""
+        readers = {n: [i for i, _ in self.graph.consumers[n]] for i in self.repeated for n in self.graph.nodes[i].inputs if n in self.graph.weights}
+        where = {i: (first, (i - first) // period) for first, period, repeats in self.runs for i in range(first, first + period * repeats)}
+        return frozenset(n for n, by in readers.items() if all(i in where for i in by) and len({where[i] for i in by}) == 1)
 
     @cached_property
     def replayed(self) -> frozenset[int]:

@@ -307,7 +307,7 @@ class Conversions:
         """Latency and seconds per byte of the whole tensor of each term: [terms, lines], whose minimum is its time."""
         terms = self.pairs.terms
         if self._lines[0] != len(terms):
-            lines = [self.pricer.lines(kind, axes) for kind, axes, _ in terms]
+            lines = [self.pricer.lines(kind, axes, True) for kind, axes, _ in terms]
             width = max(map(len, lines))
             table = np.array([[*row, *[row[-1]] * (width - len(row))] for row in lines])
             share = np.array([1 / group(cut, self.sizes) for _, _, cut in terms])

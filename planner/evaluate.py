@@ -58,7 +58,7 @@ class Cost:
     communication_time_s: float
     exposed_communication_time_s: float
     optimizer_time_s: float
-    """The update, and of several microbatches the sums of their gradients."""
+    """The update, of several microbatches the sums of their gradients, and of virtual devices what loops over blocks copy (Pricer.loop_s)."""
     flops_per_device: int
     """2MNK of products forward and backward; what is computed again is left out."""
     memory: Breakdown
@@ -121,7 +121,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
         by_axes[label] = by_axes.get(label, 0.0) + sent - hidden
     if "activations" in plan.offload:  # out and in again in every microbatch
         exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
-    optimizer = _optimizer_s(flow, pipeline, pricer) if base.training else 0.0
+    optimizer = _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, pipeline, pricer) if base.training else 0.0
     tables = pull_push_s(flow, pricer)
     flops = account.dot_flops(flow, again=False)
     distinct = float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1))) if flops else 1.0
@@ -163,6 +163,18 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
                 added += summed * (float(pipeline.sums(i for i, _ in graph.consumers[n])) if pipeline else turns)
             added += whole * turns * (copies - 1)  # the copies' gradients of one turn
     return pricer.optimizer_s(updated, flow.plan.offload) + pricer.sum_s(added * pricer.recipe.gradient_bytes)
+
+
+def _loops_s(base: Base, flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float:
+    """Seconds that a device's loops over repeated blocks take to copy what lies in stacks (Pricer.loop_s), in all microbatches. Counted where blocks are written out too,
+    since solvers do not see that their ends do not fit together."""
+    if not base.stacked or not pricer.topology.virtual:
+        return 0.0
+    mesh, elsewhere = dict(flow.plan.mesh), account.of_other_stages(base.graph, pipeline) if pipeline else frozenset[str]()
+    held = [n for n in flow.weights if n in base.stacked and n in flow.grad and n not in elsewhere]
+    weights = sum(prod(local_shape(base.graph.tensors[n].shape, stored_layout(flow.weights[n]), mesh)) for n in held) * pricer.recipe.parameter_bytes
+    kept = sum(size * (float(pipeline.share(i)) if pipeline else 1.0) for i, _, size in kept_tensors(base, flow, pricer) if i in base.repeated)
+    return flow.plan.microbatches * pricer.loop_s(weights, kept)
 
 
 def _replays(flow: Flow, runs: tuple[Run, ...]) -> Iterator[tuple[Run, Replay]]:

@@ -57,7 +57,7 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
     operator = OPERATORS.get(node.op)
     flops = rule.flops * _share(rule, split, mesh)
     live = [o for o in node.outputs if o]
-    fused = operator is not None and operator.fusible
+    fused = operator is not None and operator.fusible and not pricer.topology.virtual  # a core's time is that of its elements, wherever their operands are
     moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * (operator.traffic if operator else 1.0)
     if node.op in FREE:
         return 0.0, 0.0

@@ -36,7 +36,7 @@ class Pricer:
     """What the plans of a space keep in the host's memory (planner.flow.Plan.offload)."""
     memo: dict[tuple, Any] = field(default_factory=dict)
     """Prices of weights and local sizes on this mesh, kept by planner.space."""
-    _affine: dict[tuple[str, Axes], tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    _affine: dict[tuple[str, Axes, bool], tuple[tuple[float, float], ...]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -46,25 +46,30 @@ class Pricer:
             self._sizes.update((a.name, a.size) for a in self.mesh.inner)
         return self._sizes
 
-    def collective_s(self, kind: str, axes: Axes, payload_bytes: float, *, bucketed: bool = False, bucket_bytes: float = 0.0) -> float:
+    def collective_s(self, kind: str, axes: Axes, payload_bytes: float, *, bucketed: bool = False, bucket_bytes: float = 0.0, strided: bool = False) -> float:
         """Seconds of one collective over the axes; 0 when it moves nothing. bucketed: it travels with others of its kind, up to bucket_bytes (0: the runtime's), and
-        pays its share of a latency."""
+        pays its share of a latency. strided: as in `lines`."""
         if not kind or not axes or not payload_bytes:
             return 0.0
-        share = min(1.0, payload_bytes / (bucket_bytes or self.runtime.bucket_bytes)) if bucketed else 1.0
-        return min(latency * share + payload_bytes * slope for latency, slope in self.lines(kind, axes))
+        together = bucketed and (kind == "all-reduce" or not self.topology.virtual)  # XLA's CPU back end sends all-reduces together, nothing else
+        share = min(1.0, payload_bytes / (bucket_bytes or self.runtime.bucket_bytes)) if together else 1.0
+        return min(latency * share + payload_bytes * slope for latency, slope in self.lines(kind, axes, strided))
 
     def use_s(self, use: Use, bucket_bytes: float = 0.0) -> float:
         """Seconds a collective of a program takes in one optimizer step. bucket_bytes: as in `collective_s`."""
-        return use.count * self.collective_s(use.kind, use.axes, use.payload_bytes, bucketed=use.bucketed, bucket_bytes=bucket_bytes)
+        return use.count * self.collective_s(use.kind, use.axes, use.payload_bytes, bucketed=use.bucketed, bucket_bytes=bucket_bytes, strided=use.strided)
 
-    def lines(self, kind: str, axes: Axes) -> tuple[tuple[float, float], ...]:
-        """(latency_s, s_per_byte) lines whose minimum is the time of a collective over the axes."""
-        key = (kind, axes)
+    def lines(self, kind: str, axes: Axes, strided: bool = False) -> tuple[tuple[float, float], ...]:
+        """(latency_s, s_per_byte) lines whose minimum is the time of a collective over the axes. strided: its pieces lie along an inner dim of a tensor between operators. XLA's
+        CPU back end copies the payload such that this dim is the first, and back: virtual devices pay for that."""
+        key = (kind, axes, strided)
         lines = self._affine.get(key)
         if lines is None:
             group = self._links.group(self.mesh, axes)
-            lines = self._affine[key] = (collectives.ring_lines if self.runtime.flat_rings else collectives.collective_lines)(kind, group)
+            lines = (collectives.ring_lines if self.runtime.flat_rings else collectives.collective_lines)(kind, group)
+            if strided and kind in collectives.PIECEWISE and self.topology.virtual:
+                lines = tuple((latency, slope + compute.order_s_per_byte(self.topology.device)) for latency, slope in lines)
+            self._affine[key] = lines
         return lines
 
     @property
@@ -117,6 +122,11 @@ class Pricer:
     def sum_s(self, size_bytes: float) -> float:
         """Seconds to add a microbatch's gradients, so many bytes of a device, to the sums. Profiles of frameworks: nothing, their products add to the sums they write."""
         return compute.sum_time_s(self.topology.device, size_bytes) if self.runtime.kernels is None else 0.0
+
+    def loop_s(self, weights_bytes: float, kept_bytes: float = 0.0) -> float:
+        """Seconds that a microbatch's loops over repeated blocks take to copy weights and their gradients, and what is kept for the backward pass, out of stacks and into them.
+        Of virtual devices: XLA's CPU back end copies what other back ends read and write in place."""
+        return compute.loop_time_s(self.topology.device, weights_bytes, kept_bytes) if self.topology.virtual else 0.0
 
     def host_s(self, size_bytes: float) -> float:
         """Seconds of the way between a device and its host's memory."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodels import Device, DeviceError, aliases, device_names, load_device, topology_names
-from costmodels.collectives import Span
+from costmodels.collectives import MEMORY, Span
 from planner.errors import PlanError, did_you_mean
 from planner.layout import STAGE
 from planner.slices import named_slice, part_of_host, real_slices, slice_shapes, wraps
@@ -104,6 +104,11 @@ class Topology:
         """Number of devices."""
         return prod(level.size for level in self.levels)
 
+    @property
+    def virtual(self) -> bool:
+        """Whether the devices are virtual ones of a host, whose programs XLA's CPU back end makes."""
+        return self.levels[0].kind == MEMORY
+
     def group(self, mesh: Mesh, axes: tuple[str, ...]) -> tuple[Span, ...]:
         """The spans of a collective over some axes of a mesh, innermost level first."""
         spans = []
@@ -132,6 +137,8 @@ def _span(level: Level, n: int, extent: int) -> Span:
     rate, stride = level.effective_bytes_per_s, extent // n
     if level.kind == "mesh":
         return Span(n, rate * (n - 1), level.latency_s, 0.0, "mesh")
+    if level.kind == MEMORY:
+        return Span(n, rate, level.latency_s, 0.0, MEMORY)
     if level.kind == "torus":
         ring = level.wrap and extent == level.size
         return Span(n, rate * (2 if ring else 1) / stride, level.latency_s * stride, 0.0, "ring" if ring else "line")

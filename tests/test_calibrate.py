@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodels.collectives import KINDS, Span, collective_time_s
+from costmodels.collectives import KINDS, PASSES, Span, collective_time_s
 from costmodels.device import from_table, load_device
 from planner.calibrate.cases import Case, Sample, cases, groups
-from planner.calibrate.fit import CLOSE, MOST_FALL, Figures, best_link, fit, monotone
+from planner.calibrate.fit import CLOSE, MOST_FALL, Figures, fit, fit_link, monotone
 from planner.calibrate.measure import Measured
 from planner.calibrate.profile import shipped_name, table, text
 from planner.cli import main
@@ -34,6 +34,8 @@ def truth(case: Case, devices: int = 8, kind: str = "cpu", bus: float = 0.0) -> 
         return case.flops / (RATE * reached) + LAUNCH / 10
     if case.kind in ("stream", "reduce"):
         return max(case.size_bytes / MEMORY, LAUNCH)
+    if kind == "cpu" and case.stride == 1:
+        return math.log2(case.members) * LATENCY + PASSES[case.kind] * case.size_bytes / LINK
     outer = 4.0 if case.stride > 1 else 1.0
     return collective_time_s(case.kind, case.size_bytes, (Span(case.members, LINK / outer, LATENCY * outer, bus if case.members == devices else 0.0, bus_latency_s=LATENCY),))
 
@@ -54,7 +56,7 @@ def figures(devices: int = 8, node_size: int = 8, noise: float = 0.0, bus: float
 def test_what_is_known_of_a_machine_is_found() -> None:
     found = figures(noise=0.05)
     assert found.inner is not None
-    assert found.inner.kind == "switch"
+    assert found.inner.kind == "memory"
     for estimate, value in ((found.rate, RATE), (found.memory, MEMORY), (found.launch, LAUNCH), (found.inner.bandwidth, LINK), (found.inner.latency, LATENCY)):
         assert abs(estimate.value / value - 1) < 0.1
         assert 0 < estimate.error < 0.12
@@ -81,23 +83,25 @@ def test_links_inside_and_between_nodes_are_told_apart() -> None:
     assert found.inner.bandwidth.value == pytest.approx(LINK, rel=0.1)
 
 
-def test_a_mesh_is_told_from_a_switch() -> None:
-    found = [Sample(c, collective_time_s(c.kind, c.size_bytes, (Span(c.members, LINK * (c.members - 1), LATENCY, kind="mesh"),)), 0.1, 9)
-             for c in cases(8, 8, "cpu", False) if c.kind in KINDS]  # fmt: skip
-    link = best_link(found, ("switch", "mesh"), 8)
+def test_devices_that_share_a_memory_meet_once_and_copy() -> None:
+    """A switch leaves a third of what is measured unexplained; a shared memory is found to a thousandth."""
+    found = [s for s in samples(8, 8) if s.case.kind in KINDS]
+    link, other = fit_link(found, "memory", 8), fit_link(found, "switch", 8)
     assert link is not None
-    assert link.kind == "mesh"
+    assert other is not None
     assert link.bandwidth.value == pytest.approx(LINK, rel=1e-3)
+    assert link.latency.value == pytest.approx(LATENCY, rel=1e-3)
     assert max(link.off.values()) < 1e-3
+    assert max(other.off.values()) > 0.3
 
 
 def test_reduction_in_the_switch_gets_figures_of_its_own() -> None:
-    collectives = [s for s in samples(8, 8, bus=4 * LINK) if s.case.kind in KINDS]
-    link = best_link(collectives, ("switch",), 8)
+    collectives = [s for s in samples(8, 8, "gpu", bus=4 * LINK) if s.case.kind in KINDS]
+    link = fit_link(collectives, "switch", 8)
     assert link is not None
     assert link.bus is not None
     assert link.bus.value == pytest.approx(4 * LINK, rel=0.2)
-    plain = best_link([s for s in samples(8, 8) if s.case.kind in KINDS], ("switch",), 8)
+    plain = fit_link([s for s in samples(8, 8, "gpu") if s.case.kind in KINDS], "switch", 8)
     assert plain is not None
     assert plain.bus is None
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodels import Device, DeviceError, aliases, device_names, load_device
-from costmodels.collectives import KINDS, Span, collective_lines, collective_time_s, ring_lines, wire_bytes
+from costmodels.collectives import KINDS, MEMORY, Span, collective_lines, collective_time_s, ring_lines, wire_bytes
 from costmodels.compute import attention_time_s, optimizer_time_s, roofline_time_s
 from costmodels.describe import as_json, describe, figures, origin, overview
 from costmodels.device import DEVICES, from_table
@@ -84,6 +84,17 @@ def test_ring_and_tree_by_hand() -> None:
     assert collective_time_s("all-reduce", 16e6, (span,)) == pytest.approx(350 * US)
     assert collective_time_s("all-to-all", 1e9, (span,)) == pytest.approx(35 * US + 0.875e9 / (100 * GB))
     assert collective_time_s("collective-permute", 1e9, (span,)) == pytest.approx(5 * US + 0.01)
+
+
+def test_a_shared_memory_by_hand() -> None:
+    """Eight virtual devices meet in three steps; a scatter passes its payload twice as often as a gather, however many take part."""
+    group = (Span(8, 4e9, 25e-6, kind=MEMORY),)
+    assert collective_time_s("all-gather", 2**20, group) == pytest.approx(3 * 25e-6 + 2 * 2**20 / 4e9)
+    assert collective_time_s("reduce-scatter", 2**20, group) == pytest.approx(3 * 25e-6 + 4 * 2**20 / 4e9)
+    assert collective_time_s("all-reduce", 2**20, group) == pytest.approx(3 * 25e-6 + 3 * 2**20 / 4e9)
+    pair, whole = (collective_lines("all-to-all", (Span(n, 4e9, 25e-6, kind=MEMORY),)) for n in (2, 8))
+    assert pair[0][1] == whole[0][1]
+    assert 3 * pair[0][0] == pytest.approx(whole[0][0])
 
 
 def test_in_switch_all_reduce_reaches_its_bus_bandwidth() -> None:

@@ -93,7 +93,7 @@ def cases(devices: int, node_size: int, kind: str, quick: bool) -> list[Case]:
     main, other = MAIN_DTYPE[kind], "bfloat16" if host else "float32"
     edges: tuple[int, ...] = (32, 64, 128, 256, 512) if host else (128, 256, 512, 1024, 2048, 4096, 8192)
     sizes: tuple[int, ...] = (64 * KIB, 256 * KIB, MIB, 4 * MIB) if host else (MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-    payloads: tuple[int, ...] = (4 * KIB, 64 * KIB, 512 * KIB, 4 * MIB) if host else (16 * KIB, MIB, 16 * MIB, 128 * MIB)
+    payloads: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 4 * MIB) if host else (16 * KIB, MIB, 16 * MIB, 128 * MIB)
     if quick:
         edges, sizes, payloads = edges[::2], sizes[::2], payloads[::2]
     found = [Case("tiny")]

@@ -5,7 +5,7 @@
     memory       geometric mean of bytes / time of the cases that a launch does not bound
     launch       time of a tiny kernel in a chain
     a link       latency and bandwidth of costmodels.collectives' own formulas: robust least squares on log(measured / priced) over all collectives, group
-                 sizes and payloads of that link, as a switch and (CPU) as a mesh, whichever leaves less
+                 sizes and payloads of that link: a switch, or the memory that virtual devices of a CPU share
 
 Standard errors: of a mean, the deviation of the logarithms / sqrt(n); of a link, from the curvature of the least squares. The curve: the rates at close
 sizes are pooled, neighbours that fall are pooled (the least-squares monotone curve), and no rate may fall in time: F grows no slower than the rate does.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from costmodels.collectives import KINDS, Span, collective_time_s
+from costmodels.collectives import KINDS, MEMORY, Span, collective_time_s
 from planner.calibrate.cases import MAIN_DTYPE, Sample
 from planner.errors import PlanError
 
@@ -44,7 +44,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LinkFit:
-    """A link: bytes per second of a device (of one link, where kind is mesh) and seconds of a step. off: typical |log(measured / priced)|, by kind of collective.
+    """A link: bytes per second of a device and seconds of a step. off: typical |log(measured / priced)|, by kind of collective.
 
     bus, bus_latency: an all-reduce over the whole node that is faster than its rings, where there is one."""
 
@@ -93,8 +93,8 @@ def fit(samples: Sequence[Sample], kind: str, devices: int, node_size: int) -> F
             others[dtype] = _mean([s.case.flops / s.time_s / rate_at(curve, s.case.flops) for s in _of(samples, "matmul") if s.case.dtype == dtype])
     inside = [s for s in samples if s.case.kind in KINDS and s.case.stride == 1 and s.case.members <= node_size]
     across = [s for s in samples if s.case.kind in KINDS and s.case.stride == node_size and node_size < devices]
-    kinds = ("switch", "mesh") if kind == "cpu" else ("switch",)
-    return Figures(rate, curve, others, _mean(attention), _mean(passes), max(passes), launch, best_link(inside, kinds, node_size), best_link(across, ("switch",), 0))
+    inner = fit_link(inside, MEMORY if kind == "cpu" else "switch", node_size)
+    return Figures(rate, curve, others, _mean(attention), _mean(passes), max(passes), launch, inner, fit_link(across, "switch", 0))
 
 
 def monotone(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -132,27 +132,18 @@ def rate_at(curve: Sequence[tuple[float, float]], flops: float) -> float:
     return float(np.exp(np.interp(math.log(flops), xs, ys)))
 
 
-def best_link(samples: Sequence[Sample], kinds: Sequence[str], whole: int) -> LinkFit | None:
-    """The link that explains the collectives best; None without samples. whole: members of a full node, whose all-reduce may have a way of its own."""
+def fit_link(samples: Sequence[Sample], kind: str, whole: int) -> LinkFit | None:
+    """The link of a kind (costmodels.collectives) that explains the collectives best; None without samples. whole: members of a full node, whose all-reduce may have a way
+    of its own where the kind is switch."""
     if not samples:
         return None
-    fits = [_link(samples, kind, whole) for kind in kinds]
-    return min(fits, key=lambda found: found[1])[0]
-
-
-def _span(members: int, kind: str, rate: float, latency: float) -> Span:
-    """As planner.topology makes one: a mesh gives n members n - 1 links."""
-    return Span(members, rate * (members - 1 if kind == "mesh" else 1), latency, kind=kind)
-
-
-def _link(samples: Sequence[Sample], kind: str, whole: int) -> tuple[LinkFit, float]:
     from scipy.optimize import least_squares
 
     measured = np.log([s.time_s for s in samples])
 
     def left(theta: np.ndarray) -> np.ndarray:
         latency, rate = (float(x) for x in np.exp(theta))
-        priced = [collective_time_s(s.case.kind, s.case.size_bytes, (_span(s.case.members, kind, rate, latency),)) for s in samples]
+        priced = [collective_time_s(s.case.kind, s.case.size_bytes, (Span(s.case.members, rate, latency, kind=kind),)) for s in samples]
         return np.asarray(np.log(priced) - measured)
 
     fast = max(samples, key=lambda s: s.case.size_bytes / s.time_s)
@@ -164,7 +155,7 @@ def _link(samples: Sequence[Sample], kind: str, whole: int) -> tuple[LinkFit, fl
     latency, rate = (Estimate(float(np.exp(x)), max(LEAST_ERROR, float(e)), len(samples)) for x, e in zip(done.x, errors, strict=True))
     off = {k: float(np.median([abs(r) for s, r in zip(samples, residual, strict=True) if s.case.kind == k])) for k in KINDS if any(s.case.kind == k for s in samples)}
     found = LinkFit(kind, rate, latency, off)
-    return (with_bus(found, samples, whole) if kind == "switch" else found), float(np.mean(np.abs(residual)))
+    return with_bus(found, samples, whole) if kind == "switch" else found
 
 
 def with_bus(link: LinkFit, samples: Sequence[Sample], whole: int) -> LinkFit:
@@ -172,7 +163,7 @@ def with_bus(link: LinkFit, samples: Sequence[Sample], whole: int) -> LinkFit:
     mine = sorted((s for s in samples if s.case.kind == "all-reduce" and s.case.members == whole), key=lambda s: s.case.size_bytes)
     if len(mine) < 3:
         return link
-    span = _span(whole, "switch", link.bandwidth.value, link.latency.value)
+    span = Span(whole, link.bandwidth.value, link.latency.value)
     gains = [collective_time_s("all-reduce", s.case.size_bytes, (span,)) / s.time_s for s in mine[-2:]]
     if min(gains) < 1.25:
         return link

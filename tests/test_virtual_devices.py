@@ -1,0 +1,110 @@
+"""Prices of virtual devices of one host: what XLA's CPU back end does beside is paid there, and nowhere else."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import planner
+from costmodels import load_device
+from costmodels.collectives import PIECEWISE
+from costmodels.device import Device, from_table
+from costmodels.precision import load_recipe
+from costmodels.runtime import RUNTIMES
+from planner.price import Pricer
+from planner.strategy import Strategy
+from planner.topology import Level, Mesh, MeshAxis, Topology
+
+HOST = """
+name = "host"
+kind = "cpu"
+node_size = 8
+[peak]
+float32 = "20 GFLOP/s"
+[matmul]
+flops = [1e5, 1e8]
+efficiency = [0.7, 1.0]
+[memory]
+capacity = "4 GiB"
+context = "200 MiB"
+bandwidth = "5 GB/s"
+efficiency = 1.0
+[kernel]
+launch = "2 us"
+[inner]
+bandwidth = "4 GB/s"
+efficiency = 1.0
+latency = "25 us"
+kind = "KIND"
+[outer]
+bandwidth = "4 GB/s"
+efficiency = 1.0
+latency = "25 us"
+[host]
+bandwidth = "5 GB/s"
+"""
+
+
+def device(kind: str) -> Device:
+    """The host above, its devices joined by a link of a kind."""
+    return from_table(tomllib.loads(HOST.replace("KIND", kind)), "a test")
+
+
+def pricer(kind: str, n: int = 8) -> Pricer:
+    chip = device(kind)
+    levels = (Level("node", n, chip.inner.bandwidth_bytes_per_s, chip.inner.latency_s, kind=kind),)
+    return Pricer(Topology(chip, levels), Mesh((MeshAxis("x", ((0, n),)),)), RUNTIMES["jax-shard_map"], load_recipe("fp32"))
+
+
+def planned(tmp_path: Path, kind: str, pins: str) -> Strategy:
+    file = tmp_path / f"{kind}.toml"
+    file.write_text(HOST.replace("KIND", kind))
+    return planner.plan("zoo:gpt-tiny", devices=8, batch=32, hardware=str(file), pins=pins, precision="fp32", baselines=False)
+
+
+def test_only_virtual_devices_pay_for_loops_and_orders() -> None:
+    here, there = pricer("memory"), pricer("switch")
+    assert here.loop_s(2**20) == pytest.approx(7 * 2**20 / 5e9)
+    assert here.loop_s(0.0, 2**20) == pytest.approx(5 * 2**20 / 5e9)
+    assert there.loop_s(2**20, 2**20) == 0.0
+    for kind in ("all-gather", "reduce-scatter", "all-to-all", "all-reduce", "collective-permute"):
+        more = here.collective_s(kind, ("x",), 2**20, strided=True) - here.collective_s(kind, ("x",), 2**20)
+        assert more == pytest.approx(8 * 2**20 / 5e9 if kind in PIECEWISE else 0.0)
+        assert there.collective_s(kind, ("x",), 2**20, strided=True) == there.collective_s(kind, ("x",), 2**20)
+
+
+def test_virtual_devices_send_only_all_reduces_together() -> None:
+    """A small gradient of many pays its share of a latency where it travels with others, else all of it."""
+    here, there = pricer("memory"), pricer("switch")
+    assert here.collective_s("all-reduce", ("x",), 1e3, bucketed=True) < 1e-6
+    assert here.collective_s("reduce-scatter", ("x",), 1e3, bucketed=True) > 75e-6
+    assert there.collective_s("reduce-scatter", ("x",), 1e3, bucketed=True) < 1e-6
+
+
+@pytest.mark.parametrize("pins", ["dp=8,zero=0,micro=1", "dp=8,zero=3,micro=2", "dp=4,tp=2,zero=1", "pp=2,dp=4,micro=4", "dp=8,recompute=block"])
+def test_whole_plans_cost_what_solvers_add_up(tmp_path: Path, pins: str) -> None:
+    """The bound of a pinned plan and its price are of one model: loops, orders and lone gathers are in both. What stages hand over, and what level 3 gathers beside its
+    products, is in the price alone, on every machine."""
+    found = planned(tmp_path, "memory", pins)
+    bound, price = found.solver["bound_s"], found.cost.step_time_s
+    assert bound <= price * (1 + 1e-6)
+    assert bound >= price * (0.95 if "pp" in pins or "zero=3" in pins else 1 - 1e-6)
+
+
+def test_a_loop_over_blocks_costs_more_with_whole_weights(tmp_path: Path) -> None:
+    """Stacks of weights that are cut eightfold are an eighth of the copies; the same machine with a switch pays for none."""
+
+    def beside(kind: str, zero: int) -> float:
+        return planned(tmp_path, kind, f"dp=8,zero={zero},micro=1").cost.optimizer_time_s
+
+    assert beside("memory", 0) - beside("memory", 3) > beside("switch", 0) - beside("switch", 3)
+    assert beside("memory", 3) > beside("switch", 3)
+
+
+def test_shipped_devices_are_none_of_it() -> None:
+    """Only a calibrated host says that it is one; the file `cpu` stays a guess with a link."""
+    assert load_device("cpu").inner.kind == "switch"
+    assert not pricer("switch").topology.virtual
+    assert pricer("memory").topology.virtual
