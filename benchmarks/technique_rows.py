@@ -50,8 +50,8 @@ EVERYWHERE = (
     ("optimizer parallel, level 3", "dp=8,zero=3,micro=1", "data parallel", MODELS, 16),
     ("gradient accumulation", "dp=4,tp=2,micro=2", "", MODELS, 16),
     ("data parallel", "dp=8,zero=0,micro=1", "", BLOCKS, LARGE),
-    ("gradient accumulation, data parallel", "dp=8,zero=0,micro=4", "data parallel", BLOCKS, LARGE),
     ("multi-copy", "dp=2,tp=4,zero=1,micro=2,copies=2,tensor=megatron", "", BLOCKS, 16),
+    ("gradient accumulation, data parallel", "dp=8,zero=0,micro=4", "data parallel", (GPT, LLAMA, T5), LARGE),
     ("recompute a block", "dp=8,zero=0,micro=1,recompute=block", "data parallel", BLOCKS, LARGE),
     ("recompute, collectives kept", "dp=2,tp=4,zero=0,micro=1,recompute=block-keep", "operator-level, simple", BLOCKS, 16),
     ("pipeline, 1F1B", "pp=2,dp=4,micro=4,zero=0,schedule=1f1b", "", BLOCKS, 16),
@@ -63,6 +63,8 @@ RING, HEADS = {"*Attention": {"split": {"ring": ["sequence"]}}}, {"*Attention": 
 EXPERTS = {"*experts*": {"split": {"expert-b": ["expert"]}}}
 FEED_FORWARD = {"*.up_proj.weight": {"layout": [[], ["model"]]}, "*.gate_proj.weight": {"layout": [[], ["model"]]}, "*.down_proj.weight": {"layout": [["model"], []]}}
 SPECIAL = (
+    Row("data parallel", MIXTRAL, "dp=8,zero=0,micro=1", batch=256),
+    Row("gradient accumulation, data parallel", MIXTRAL, "dp=8,zero=0,micro=8", less="data parallel", batch=256),  # whose sums of gradients are large
     Row("operator-level, one axis of all devices", GPT, "tp=8,micro=1", less="data parallel"),
     Row("sequence parallel", GPT, "sequence=2,dp=4,micro=1"),
     Row("attention on a ring", GPT, "sequence=8,micro=1", nodes=RING),
