@@ -46,7 +46,8 @@ EVERYWHERE = (
     ("operator-level, higher order", "dp=2,model=2,model2=2,zero=0,micro=1", "", MODELS, 16),
     ("operator-level, three axes", "model=2,model2=2,model3=2,micro=1", "", (GPT, LLAMA, RESNET), 16),
     ("optimizer parallel, level 1", "dp=8,zero=1,micro=1", "data parallel", MODELS, 16),
-    ("optimizer parallel, level 2", "dp=8,zero=2,micro=2", "", MODELS, 32),
+    ("optimizer parallel, level 2", "dp=8,zero=2,micro=2", "", BLOCKS, 16),
+    ("optimizer parallel, level 2", "dp=8,zero=2,micro=2", "", (RESNET,), 32),
     ("optimizer parallel, level 3", "dp=8,zero=3,micro=1", "data parallel", MODELS, 16),
     ("gradient accumulation", "dp=4,tp=2,micro=2", "", MODELS, 16),
     ("data parallel", "dp=8,zero=0,micro=1", "", BLOCKS, LARGE),
@@ -75,7 +76,7 @@ SPECIAL = (
     Row("experts on devices, tokens routed", "zoo:mixtral-tiny", "expert=2,dp=4,micro=1", nodes=EXPERTS),
     Row("experts on devices, tokens routed", "zoo:mixtral-tiny", "expert=2,dp=2,tp=2,micro=2", nodes=EXPERTS),
     Row("experts on devices, tokens routed", "zoo:deepseek-tiny", "expert=2,dp=4,micro=1", nodes=EXPERTS),
-    Row("rows of images", UNET, "sequence=2,dp=4,micro=1", batch=4),
+    Row("rows of images", UNET, "sequence=4,dp=2,micro=1", batch=4),
     Row("optimizer parallel, level 1 in groups", GPT, "dp=8,zero=1,zero_group=4,micro=1", less="data parallel"),
     Row("optimizer parallel, level 2 in groups", T5, "dp=8,zero=2,zero_group=2,micro=2"),
     Row("optimizer parallel, level 3 in groups", GPT, "dp=8,zero=3,zero_group=4,micro=1", less="data parallel"),
@@ -120,18 +121,24 @@ ALONE = (*(r for r in _EACH if r.source != UNET), *SPECIAL, *(r for r in _EACH i
 
 
 def drawn(count: int, seed: int) -> Iterator[Row]:
-    """Combinations of stages, tensor (one axis or two), data and optimizer parallelism, microbatches (one by one or two at the same time) and recomputation on 8 devices."""
-    rng = random.Random(seed)
-    for k in range(count):
-        source = MODELS[k % len(MODELS)]
+    """Combinations of stages and their schedule, tensor (one axis or two), data and optimizer parallelism, microbatches (one by one or two at the same time), recomputation and host memory on
+    8 devices, none of them twice for a model."""
+    rng, seen = random.Random(seed), set[tuple[str, str]]()
+    while len(seen) < count:
+        source = MODELS[len(seen) % len(MODELS)]
         stages = rng.choice((1, 2, 4)) if source in BLOCKS else 1
         stages = min(stages, 2) if source == T5 else stages
         tensor = rng.choice([t for t in (1, 2, 4, 8) if stages * t <= DEVICES])
         data = DEVICES // stages // tensor
         axes = [("pp", stages), ("dp", data), *((("model", 2), ("model2", 2)) if tensor == 4 and rng.random() < 0.5 else (("tp", tensor),))]
-        micro = max(stages, rng.choice((2, 4))) if stages > 1 else 1 if source == RESNET else rng.choice((1, 2))
+        micro = max(stages, rng.choice((2, 4))) if stages > 1 else rng.choice((1, 2))
         level = rng.choice((0, 1, 2) if stages > 1 else (0, 1, 2, 3))
         parts = [f"{a}={n}" for a, n in axes if n > 1]
         copies = ["copies=2"] if stages == 1 and micro == 2 and level % 2 else []
         parts += [f"micro={micro}", *copies, f"zero={level}", *([f"recompute={rng.choice(('none', 'block', 'block-keep'))}"] if source in BLOCKS else [])]
-        yield Row(f"drawn {k + 1}", source, ",".join(parts), batch=32)
+        parts += [f"schedule={rng.choice(('gpipe', '1f1b') if level < 2 else ('1f1b',))}"] if stages > 1 else []
+        parts += ["offload=optimizer"] if level and rng.random() < 0.25 else []
+        pins = ",".join(parts)
+        if (source, pins) not in seen:
+            seen.add((source, pins))
+            yield Row(f"drawn {len(seen)}", source, pins, batch=64 if micro * data > 8 else 32)
