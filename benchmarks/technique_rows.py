@@ -121,8 +121,8 @@ ALONE = (*(r for r in _EACH if r.source != UNET), *SPECIAL, *(r for r in _EACH i
 
 
 def drawn(count: int, seed: int) -> Iterator[Row]:
-    """Combinations of stages and their schedule, tensor (one axis or two), data and optimizer parallelism, microbatches (one by one or two at the same time), recomputation and host memory on
-    8 devices, none of them twice for a model."""
+    """Combinations of stages and their schedule, tensor (one axis or two), data and optimizer parallelism, microbatches (one by one or two at the same time), recomputation and
+    host memory on 8 devices, none of them twice for a model."""
     rng, seen = random.Random(seed), set[tuple[str, str]]()
     while len(seen) < count:
         source = MODELS[len(seen) % len(MODELS)]
