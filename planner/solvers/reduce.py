@@ -25,7 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.problem import FORBIDDEN, Problem
-from planner.solvers.partial import Infeasible, State, drop_rows, level, start
+from planner.solvers.partial import Infeasible, State, add_rise, drop_rows, level, start
 from planner.solvers.steps import dominate, eliminate, fold, single
 
 
@@ -103,22 +103,21 @@ def _settle(state: State, pairs: bool = True) -> None:
         state.queued.discard(i)
         if state.cost[i] is None:
             continue
-        keep = np.isfinite(state.own(i))
-        for t in state.near[i].values():
-            alive = state.pool.alive(t)
-            if alive is not None:
-                keep = keep & alive
+        keep = state.alive(i)
         if not keep.all():
             state.shrink(i, np.flatnonzero(keep))
             continue
-        level(state, i)
-        if len(state.own(i)) == 1:
+        if len(keep) == 1:
+            level(state, i)
             single(state, i)
-        elif not fold(state, i) and state.usage[i] is None and len(state.near[i]) <= (2 if pairs else 1):
-            eliminate(state, i)
+        elif not fold(state, i):
+            level(state, i)
+            if state.usage[i] is None and len(state.near[i]) <= (2 if pairs else 1):
+                eliminate(state, i)
 
 
 def _finish(state: State, count: int) -> Reduction:
+    add_rise(state)
     alive = [i for i in range(count) if state.cost[i] is not None]
     place = {i: r for r, i in enumerate(alive)}
     cost = [np.where(np.isfinite(state.own(i)), state.own(i), FORBIDDEN).astype(np.int64) for i in alive]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from planner.solvers.partial import State
-from planner.solvers.usage import Usage
 
 
 def single(state: State, i: int) -> None:
@@ -48,8 +47,11 @@ def _absorb(state: State, u: int, v: int, f: np.ndarray) -> None:
         state.touch(w)
     moved, present = state.usage[v], state.usage[u]
     if moved is not None:
-        moved = Usage(moved.spans, moved.use[:, f])
-        state.usage[u] = moved if present is None else present.joined(moved)
+        moved = moved.take(f)
+        if present is None:
+            state.usage[u] = moved
+        else:
+            present.join(moved)
     state.drop(v)
     state.touch(u)
 
@@ -94,19 +96,23 @@ def dominate(state: State) -> bool:
         if k < 2:
             continue
         # the tables have a zero in every row, so each edge can only lower the lead of one strategy over another
-        a, b = np.nonzero(own[:, None] >= own)
+        fine = own[:, None] >= own
+        fine[np.arange(k), np.arange(k)] = False
         usage = state.usage[i]
-        fine = a != b
         if usage is not None:
-            fine &= (usage.use[:, a] >= usage.use[:, b]).all(axis=0)
-        a, b = a[fine], b[fine]
+            total = usage.use.sum(axis=0)
+            fine &= total[:, None] >= total  # necessary, and cheaper than every interval
+        a, b = np.nonzero(fine)
         lead = own[a] - own[b]
         for t in state.near[i].values():
             if not len(a):
                 break
             lead = lead + state.pool.lead(t, a, b)
-            fine = lead >= 0
-            a, b, lead = a[fine], b[fine], lead[fine]
+            ahead = lead >= 0
+            a, b, lead = a[ahead], b[ahead], lead[ahead]
+        if usage is not None and len(a):
+            no_more = (usage.use[:, a] >= usage.use[:, b]).all(axis=0)
+            a, b = a[no_more], b[no_more]
         if not len(a):
             continue
         beats = np.zeros((k, k), bool)
