@@ -39,6 +39,7 @@ from planner.hosted import pull_push_s
 from planner.kernels import kept_beside, kernel_times, savers, working_bytes
 from planner.layout import Layout, group, local_shape
 from planner.moments import Operators, Walk, Weights, gradient_room, left_bytes, puts_off, readers, walk
+from planner.parked import parked, parked_ways
 from planner.pipeline import Pipeline, pipeline_of
 from planner.price import Pricer
 
@@ -122,6 +123,10 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     if "activations" in plan.offload:  # out and in again in every microbatch
         exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
     optimizer = _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, pipeline, pricer) if base.training else 0.0
+    if "parameters" in plan.offload:
+        moved = parked_ways(flow, runs, pricer)
+        exposed += micro * pricer.host_s(moved.each)
+        optimizer += pricer.host_s(micro * moved.added + moved.once)
     tables = pull_push_s(flow, pricer)
     flops = account.dot_flops(flow, again=False)
     distinct = float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1))) if flops else 1.0
@@ -237,11 +242,12 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
     graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
     parameters = gradients = state = late = copied = 0.0
     gathered: dict[int, float] = {}
-    parked: list[float] = []
+    on_way: list[float] = []
     reduced: list[tuple[list[int], float, float]] = []
     parts: dict[tuple, tuple[float, float, float]] = {}
     pipeline = pipeline_of(graph, flow.plan)
     elsewhere = account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
+    away = parked(flow, runs)
     for name, w in flow.weights.items():
         if name in elsewhere:
             continue
@@ -251,7 +257,7 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
             parts[key] = tuple(float(prod(local_shape(t.shape, x, mesh))) for x in (stored_layout(w), w.layout, cut_layout(w)))  # type: ignore[assignment]
         own, full, cut = parts[key]
         stored = own * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
-        parameters += stored
+        parameters += stored * (name not in away)
         if pipeline and pipeline.copies and any(i in pipeline.nodes for i, _ in graph.consumers[name]):
             copied += stored * float(pipeline.copies)
         if name in flow.grad:
@@ -259,18 +265,22 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
             level = w.zero if w.dim >= 0 else 0
             several = flow.plan.turns > 1
             held = (cut if level >= 2 else full) if several and (level < 3 or base.written_out) else 0
-            gradients += (held + (0 if base.written_out else cut if level == 3 else full)) * recipe.gradient_bytes
+            gradients += (held + (0 if base.written_out else cut if level == 3 else full)) * recipe.gradient_bytes * (name not in away)
             users = [i for i, _ in graph.consumers[name]]
             if "optimizer" in flow.plan.offload:  # repeats of a block one by one, those of a chunk of a pipeline stage at once
-                parked.append(cut * recipe.state_bytes * (pipeline.per_tick if pipeline and pipeline.virtual > 1 and users[0] in pipeline.nodes else 1))
+                on_way.append(cut * recipe.state_bytes * (pipeline.per_tick if pipeline and pipeline.virtual > 1 and users[0] in pipeline.nodes else 1)
+                              + (stored + cut * recipe.gradient_bytes) * (name in away))  # fmt: skip
             else:
                 state += cut * recipe.state_bytes
             reduced.append((users, full * recipe.gradient_bytes, cut * left_bytes(recipe, level)))
             for i, _ in graph.consumers[name]:
                 if w.zero == 3 and w.dim >= 0:
                     gathered[i] = gathered.get(i, 0.0) + full * recipe.parameter_bytes
-                if name in base.own and i in base.repeated and flow.plan.zero < 3:
+                if name in base.own and i in base.repeated and flow.plan.zero < 3 and name not in away:
                     late += full * recipe.gradient_bytes
+    if away:  # those of one repeat are here
+        here = parked_ways(flow, runs, pricer)
+        parameters, gradients = parameters + here.weights, gradients + here.gradients
     sending = "activations" in flow.plan.offload
     activations, tail = kept_activations(base, flow, pricer, frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves)) if sending else frozenset())
     if sending:
@@ -284,7 +294,7 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
     else:
         work, end = temporaries(base, flow, pricer, gathered)
         found = Moments(parameters, gradients, state, activations * slack, late, tail * slack, work * slack + copied, end * slack + copied)
-    return replace(found, state=state + max(0.0, sum(sorted(parked)[-PARKED_ARRAYS:]) - _given_back(found)))
+    return replace(found, state=state + max(0.0, sum(sorted(on_way)[-PARKED_ARRAYS:]) - _given_back(found)))
 
 
 def _given_back(m: Moments) -> float:

@@ -25,8 +25,8 @@ MOST_MICROBATCHES = 1024
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (2, 4)
 """Chunks of blocks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
-MORE_OFFLOAD = (("optimizer",), ("optimizer", "activations"))
-"""What waits in the host's memory where nothing fits without: state first, which is read once a step."""
+MORE_OFFLOAD = (("optimizer",), ("optimizer", "activations"), ("optimizer", "activations", "parameters"))
+"""What waits in the host's memory where nothing fits without: state first, which is read once a step; weights last, which every pass over a block reads."""
 Family = Callable[[Base, Mesh], Allowed]
 """The splits that a base's operators may have on a mesh."""
 
@@ -98,7 +98,7 @@ class Offered:
         """Meshes with pipeline stages, unless the user says what the mesh is."""
         base, pins, topology = self.base(1), self.request.pins, self.request.topology
         most = self.most_stages(base) if base is not None else 0
-        sent = "activations" in pins.techniques.get("offload", ())
+        sent = "activations" in pins.techniques.get("offload", ()) or "parameters" in self.request.offload
         if not most or pins.axes or sent or self.request.copies > 1 or self.request.mode == "data-parallel" or self.out_of_time():
             return ()
         return tuple(m for n in divisors(topology.devices) if 1 < n <= most for m in staged_meshes(topology, n))
@@ -132,7 +132,8 @@ class Offered:
         own = request.mode in ("auto", "semi-auto", "data-parallel") and "offload" not in request.pins.techniques
         if not own or not self.training or request.runtime.kernels is not None or not request.recipe.state_bytes:
             return None
-        return next((more for more in MORE_OFFLOAD if len(more) > len(request.offload)), None)
+        levels = MORE_OFFLOAD if request.copies <= 1 else MORE_OFFLOAD[:-1]  # weights are brought for one microbatch at a time
+        return next((more for more in levels if len(more) > len(request.offload)), None)
 
     def levels(self) -> tuple[int, ...]:
         """Optimizer levels to consider."""
@@ -148,7 +149,7 @@ class Offered:
         if not self.training or not base.runs:
             return ("none",)
         pinned = self.request.pins.techniques.get("recompute")
-        if pinned is None and "activations" in self.request.pins.techniques.get("offload", ()):
+        if pinned is None and ("activations" in self.request.pins.techniques.get("offload", ()) or "parameters" in self.request.offload):
             return tuple(r for r in RECOMPUTE if r != "none")
         return RECOMPUTE if pinned is None else (str(pinned),)
 

@@ -34,7 +34,7 @@ from planner.buckets import AUTO
 from planner.copies import COPIES
 from planner.errors import PlanError, did_you_mean
 from planner.pipeline import INTERLEAVED, SCHEDULES
-from planner.possible import OFFLOAD
+from planner.possible import IN_LOOPS, OFFLOAD
 from planner.rule import PENDING, Limits, Split, candidates, legal
 
 if TYPE_CHECKING:
@@ -74,11 +74,17 @@ class Pins:
             if other:
                 raise PlanError("P024", f"pins copies = {copies} and {other} contradict each other: {copies} microbatches run at the same time, without pipeline stages",
                                 help=["remove one of them" if staged else f"a multiple of {copies} microbatches"])  # fmt: skip
-        if "activations" in self.techniques.get("offload", ()):
+        if sent := [w for w in self.techniques.get("offload", ()) if w in IN_LOOPS]:
             other = next((f"recompute = {r!r}" for r in [self.techniques.get("recompute")] if r == "none"), "") or ("stages" if set(self.mesh.get("stage", ())) - {1} else "")
             if other:
-                raise PlanError("P024", f"pins offload = 'activations' and {other} contradict each other: what enters recomputed blocks is sent, without pipeline stages",
+                raise PlanError("P024", f"pins offload = {'+'.join(sent)!r} and {other} contradict each other: those of recomputed blocks are sent, without pipeline stages",
                                 help=["remove one of them"])  # fmt: skip
+            if "parameters" in sent and self.techniques.get("copies", 1) > 1:
+                raise PlanError("P024", "pins offload = 'parameters' and copies contradict each other: a block's weights are brought for one microbatch at a time",
+                                help=["remove one of them"])  # fmt: skip
+            if "parameters" in sent and "optimizer" not in self.techniques["offload"]:
+                raise PlanError("P024", "pin offload = 'parameters' leaves the optimizer's state on the devices, which takes more room and is read once a step",
+                                help=["offload=optimizer+parameters"])  # fmt: skip
 
     @property
     def empty(self) -> bool:

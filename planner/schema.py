@@ -184,7 +184,8 @@ class TechniqueTable(TypedDict):
     """What was chosen beside the splits; `virtual`: chunks of blocks that a pipeline stage holds, where several. cuts: of stages without a block in common the node
     that each begins with after the first.
 
-    offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks.
+    offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks;
+    "parameters": their weights, with gradients.
     copies: microbatches that run at the same time.
     fused_collective_bytes: GPUs send gradients, and updated parameters, together up to so many bytes; 0: as their compiler does by itself."""
 
@@ -322,7 +323,8 @@ class PinTechniques(TypedDict):
     schedule: NotRequired[Literal["1f1b", "gpipe", "interleaved"]]
     virtual: NotRequired[int]
     zero_group: NotRequired[int]
-    offload: NotRequired[Literal["none", "optimizer", "activations", "optimizer+activations"] | list[Literal["optimizer", "activations"]]]
+    offload: NotRequired[Literal["none", "optimizer", "activations", "optimizer+activations", "optimizer+parameters", "optimizer+activations+parameters"]
+                         | list[Literal["optimizer", "activations", "parameters"]]]  # fmt: skip
     bucket: NotRequired[int | str]
     copies: NotRequired[Literal[1, 2]]
     tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]

@@ -28,7 +28,9 @@ from planner.moments import left_bytes, puts_off
 from planner.rule import Limits, Rule, Split, candidates
 
 if TYPE_CHECKING:
-    from planner.price import Pricer
+    from planner.parked import parks, to_reduce, ways
+from planner.parked import parks, to_reduce, ways
+from planner.price import Pricer
 
 ZERO_LEVELS = (0, 1, 2, 3)
 NONE = (0, 0, 0, 0)
@@ -173,7 +175,7 @@ class _Builder:
         for name, row, twice in own:
             layouts, of = _unique(row)
             cells = cells + np.array([self.weight_costs(name, n, twice) for n in layouts])[of]
-            if i in base.repeated and name in base.grad:
+            if i in base.repeated and name in base.grad and not self._waits(name):
                 late = late + np.array([self._local(graph.tensors[name].shape, n) for n in layouts], np.float64)[of] * self.pricer.recipe.gradient_bytes
         reduce, each, sums, state, held = _by_level(cells)
         made_grad = sum((x for name, x in zip(live, outs, strict=True) if name in base.grad), nothing)
@@ -239,18 +241,23 @@ class _Builder:
         twice: the backward pass reads the weight too, so that level 3 gathers it again.
         """
         t, memo = self.graph.tensors[name], self.pricer.memo
-        key = ("weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice, self.base.written_out, name in self.base.stacked)
+        key = ("weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice, self.base.written_out, name in self.base.stacked, self._waits(name))
         if key not in memo:
             memo[key] = self._weight_costs(name, layout, twice)
         found: np.ndarray = memo[key]
         return found
+
+    def _waits(self, name: str) -> bool:
+        """Whether a weight is one of repeated blocks that wait in the host's memory."""
+        return "parameters" in self.pricer.offload and name in self.base.own and parks(self.graph, name) and self.graph.consumers[name][0][0] in self.base.repeated
 
     def _weight_costs(self, name: str, layout: int, twice: bool) -> np.ndarray:
         recipe, price, t, need = self.pricer.recipe, self.pricer, self.graph.tensors[name], self.atlas.layouts[layout]
         local = float(self._local(t.shape, layout))
         if name not in self.base.grad:
             held = local * (recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype))
-            return np.array([(0.0, 0.0, 0.0, held, 0.0, 0.0, 0.0)] * len(ZERO_LEVELS))
+            row = (0.0, price.host_s(2 * held), 0.0, 0.0, 0.0, 0.0, 0.0) if self._waits(name) else (0.0, 0.0, 0.0, held, 0.0, 0.0, 0.0)
+            return np.array([row] * len(ZERO_LEVELS))
         plan = weight_plan(self.graph, name, [need], self._sharded, True)
         cut = group(plan.axes, self.sizes) if plan.zero and plan.dim >= 0 else 1
         piece = float(prod(local_shape(t.shape, cut_layout(plan), self.sizes)))  # padded where the group does not divide the dim
@@ -274,6 +281,9 @@ class _Builder:
             each += (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0)
             rows[level] = (once, each, price.sum_s(added), state, 0.0 if level == 3 and not written else added,
                            local * recipe.gradient_bytes, own * left_bytes(recipe, level))  # fmt: skip
+            if self._waits(name):  # what is on its way is counted with the whole plan
+                moved, (once, each, sums, *_) = ways(own if level == 3 else local, local, own, level, to_reduce(plan, level), recipe), rows[level]
+                rows[level] = (once + price.host_s(moved.once), each + price.host_s(moved.each), sums + price.host_s(moved.added), own * resident, 0.0, 0.0, 0.0)
         return np.array([rows[level] for level in levels])
 
     def _connect(self, wire: Wire) -> None:

@@ -127,8 +127,8 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> None:
     if solver:
         g.add_argument("--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp")
     g.add_argument("--pin", metavar="FILE|LIST",
-                   help="decisions to respect: a TOML file, tp=8,dp=8,micro=2,zero=3,recompute=block, pp=4,schedule=interleaved,virtual=2, offload=optimizer, bucket=25MB, "
-                        "copies=2, or `annotated`: those in the ONNX")
+                   help="decisions to respect: a TOML file, tp=8,dp=8,micro=2,zero=3,recompute=block, pp=4,schedule=interleaved,virtual=2, "
+                        "offload=optimizer+parameters, bucket=25MB, copies=2, or `annotated`: those in the ONNX")
     g.add_argument("--objective", default="step", metavar="WHAT", help="step (time, default) or memory; of serving: throughput (default), ttft or tpot")
     g.add_argument("--time-limit", type=seconds, metavar="S", help="seconds; the best plan so far is returned")
     g.add_argument("--seed", type=int, default=0, metavar="N")

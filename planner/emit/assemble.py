@@ -6,10 +6,11 @@ import numpy as np
 
 from planner.emit.external import external_table
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
-from planner.emit.tables import copies_table, fused_table, gradients_table, hosted_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
+from planner.emit.tables import away_table, copies_table, fused_table, gradients_table, hosted_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
 from planner.emit.text import array_table, inlined
 from planner.emit.unequal import packed_tables
 from planner.emit.writer import Workload, Writer
+from planner.possible import IN_LOOPS
 
 LOOPLESS = ("Conv", "ConvTranspose")
 """Operators whose kernels of XLA's CPU back end are slow inside loops (planner/emit/parts/loop_convolutions.py)."""
@@ -24,7 +25,8 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     many = train and w.flow.plan.turns > 1
     files = [*KERNELS, "frame", "fused"]
     if train:
-        how = "pipeline_unequal" if w.stages else f"pipeline_{w.pipeline.schedule}" if w.pipeline else f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{steps}"
+        passes = f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{'away' if w.away else steps}"
+        how = "pipeline_unequal" if w.stages else f"pipeline_{w.pipeline.schedule}" if w.pipeline else passes
         convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
         loop = f"loop_{'convolutions' if convolves else 'scan'}{'_copies' if w.flow.plan.copies > 1 else ''}"
         files += ["stages"] if w.pipeline or w.stages else [loop]
@@ -34,7 +36,8 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
         files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
     roots = {"main", "make_gradients"} if train else {"main"}
     mentioned = names_in(model)
-    instead = "packed" if w.stages else ""
+    sliced = any(what in IN_LOOPS for what in w.flow.plan.offload)
+    instead = (*(["packed"] if w.stages else []), *(["away"] if w.away else []), *(["slices"] if sliced else []))
     functions = parts_for(roots | mentioned, files, instead)
     before = parts_for(mentioned, files)
     tables = _tables(w, workload, compute, model_folder)
@@ -66,6 +69,7 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
     parts.append(parameter_table(w, "PARAMS", "trained parameter", params))
     parts.append(parameter_table(w, "FROZEN", "weight that does not change", frozen))
     parts.append(hosted_table(w))
+    parts.append(away_table(w))
     parts.append(labels_table(w))
     parts.append(external_table(w, model_folder))
     if train:

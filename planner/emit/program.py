@@ -29,6 +29,7 @@ from planner.graph import Graph
 from planner.layout import Layout
 from planner.ops import OPERATORS
 from planner.pipeline import pipeline_of
+from planner.possible import IN_LOOPS
 from planner.training import counted_rows
 from planner.unequal import stages_of
 
@@ -52,8 +53,8 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
         raise PlanError("P076", "what waits in the host's memory is written for shard_map only", help=["--backend shard_map"])
     if graph.hosted and plan.offload:
         raise PlanError("P076", "tables on hosts and optimizer state there do not go together in a program", help=["pin offload=none, or --tables device"])
-    if "activations" in plan.offload and unroll:  # the GPU compiler holds more on the device then than it would without
-        raise PlanError("P076", "blocks whose activations wait in the host's memory are written as a loop only", help=["leave --unroll out"])
+    if unroll and (sent := [what for what in plan.offload if what in IN_LOOPS]):  # the GPU compiler holds more on the device then than it would without
+        raise PlanError("P076", f"blocks whose {' and '.join(sent)} wait in the host's memory are written as a loop only", help=["leave --unroll out"])
     if plan.copies > 1 and backend != "shard_map":  # the partitioner would reduce the gradient of each copy by itself
         raise PlanError("P076", "several copies of the batch at the same time are written for shard_map only", help=["--backend shard_map, or pin copies=1"])
     flow = derive(graph, plan, training=workload == "train")

@@ -89,16 +89,17 @@ def _targets(text: str) -> tuple[str, ...]:
     return tuple(n.id for t in tree.targets for n in ast.walk(t) if isinstance(n, ast.Name)) if isinstance(tree, ast.Assign) else ()
 
 
-def parts_for(wanted: Iterable[str], files: Sequence[str], instead: str = "") -> list[str]:
-    """Sources of the wanted functions and constants and of those they mention, in file order; unknown names are ignored. instead: a file whose functions take
-    the place of those of their names."""
+def parts_for(wanted: Iterable[str], files: Sequence[str], instead: Sequence[str] = ()) -> list[str]:
+    """Sources of the wanted functions and constants and of those they mention, in file order; unknown names are ignored. instead: files whose functions
+    take the place of those of their names."""
     known: dict[str, str] = {}
     for file in files:
         for name, text in _part(file)[0].items():
             if name in known:
                 raise ValueError(f"two parts are named {name}")
             known[name] = text
-    known |= _part(instead)[0] if instead else {}
+    for file in instead:
+        known |= _part(file)[0]
     owner = {target: name for name, text in known.items() for target in _targets(text)}
     taken: set[str] = set()
     queue = sorted(wanted)

@@ -96,6 +96,12 @@ def hosted_table(w: Writer) -> str:
     return "\n".join(["# piece of a table elsewhere -> (rows of the table, inputs with their numbers)", "HOSTED = {", *rows, "}", ""]) if rows else ""
 
 
+def away_table(w: Writer) -> str:
+    """AWAY, of programs in which any parameter waits in the host's memory."""
+    rows = [f"    {literal(p.key)}," for p in w.parameters.values() if w.waits(p)]
+    return "\n".join(["# parameters that wait in the host's memory, with their gradients", "AWAY = {", *rows, "}", ""]) if w.away else ""
+
+
 def _even(w: Writer, shape: tuple[int, ...]) -> tuple:
     """For jit programs: the shape and mesh that decide which axes divide evenly."""
     return (shape, dict(w.flow.plan.mesh)) if w.backend == "jit" else ()

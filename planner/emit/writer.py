@@ -12,6 +12,7 @@ from planner.emit.body import Backend, Body, Line
 from planner.emit.runs import Run
 from planner.flow import Flow, WeightPlan
 from planner.packing import Buffer
+from planner.parked import parks
 from planner.pipeline import Pipeline
 from planner.unequal import Stages
 
@@ -117,6 +118,15 @@ class Writer:
     def chunks(self, parameter: Parameter) -> int:
         """Chunks that a pipeline stage holds of the parameter's repeats."""
         return self.pipeline.virtual if self.pipeline is not None and self.staged(parameter) else 1
+
+    @property
+    def away(self) -> bool:
+        """Whether weights of repeated blocks wait in the host's memory."""
+        return "parameters" in self.flow.plan.offload
+
+    def waits(self, parameter: Parameter) -> bool:
+        """Whether the parameter is in the host's memory between its uses."""
+        return self.away and parameter.stacked and parks(self.flow.graph, parameter.tensors[0])
 
     def container(self, tensor: str) -> str:
         """The dict a weight's parameter is in."""

@@ -28,7 +28,7 @@ TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"
 BAR = 40
 STAGES_AGAIN = "each stage's forward pass runs again in its backward pass"
 RECOMPUTE = {"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}
-OFFLOADED = {"optimizer": "optimizer state", "activations": "what enters blocks"}
+OFFLOADED = {"optimizer": "optimizer state", "activations": "what enters blocks", "parameters": "blocks' weights and gradients"}
 AXES = {"model": "tensor", STAGE: "pipeline"}
 """What people who know Megatron call an axis."""
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
@@ -121,7 +121,8 @@ def recompute_words(techniques: Mapping[str, Any]) -> str:
 
 def offload_words(offload: Sequence[str]) -> list[str]:
     """What waits in the host's memory, a phrase; empty for nothing."""
-    return [f"{' and '.join(OFFLOADED[what] for what in offload)} in the host's memory"] if offload else []
+    *more, last = [OFFLOADED[what] for what in offload] or [""]
+    return [f"{', '.join(more)}{' and ' if more else ''}{last} in the host's memory"] if offload else []
 
 
 def bucket_words(techniques: Mapping[str, Any]) -> list[str]:

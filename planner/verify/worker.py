@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
+from planner.possible import IN_LOOPS
 from planner.verify.host import free_bytes, host_bytes, refuse_if_too_large
 from planner.verify.report import CompiledSizes, Figure, Numbers, VerifyReport
 
@@ -122,7 +123,7 @@ class Compiled(CompiledSizes):
 
 def written_out(graph: Graph, plan: Plan) -> tuple[bool, int]:
     """Whether repeated blocks are unrolled, and how many operators the program then has."""
-    if (len(graph.nodes) <= UNROLLED_NODES and "activations" not in plan.offload) or not plan.runs:
+    if (len(graph.nodes) <= UNROLLED_NODES and not set(plan.offload) & set(IN_LOOPS)) or not plan.runs:
         return True, len(graph.nodes)
     return False, len(graph.nodes) - sum(period * (repeats - 1) for _, period, repeats in plan.runs)
 

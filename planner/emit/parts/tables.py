@@ -14,6 +14,7 @@
                       summed over, the axes it is scattered over, the dim scattered, PartitionSpec of reduced gradient and optimizer state);
                       jit programs have the PartitionSpec alone
     COPIES            microbatches that run at the same time, where they are several
+    AWAY              parameters that wait in the host's memory, with their gradients
     FUSED             collectives that GPUs send together -> up to so many bytes; none where that is left to the compiler
     GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
     SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
@@ -57,6 +58,7 @@ MICROBATCHES = 1
 COPIES = 1
 GRADIENTS: dict[str, tuple[Any, ...]] = {}
 FUSED: dict[str, int] = {}
+AWAY: set[str] = set()
 OUTPUT_SPECS: tuple[Any, ...] = ()
 PROMPT = GENERATE = VOCABULARY = ROWS = WAVE = 1
 IDS = MASK = POSITIONS = ""

@@ -1,0 +1,25 @@
+"""Loss and gradients accumulated over microbatches under shard_map, of which those of repeated blocks are in the host's memory."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from planner.emit.parts.away import added, nothing_yet, scaled
+from planner.emit.parts.exchange import after, pend
+from planner.emit.parts.loop_scan import over_microbatches
+from planner.emit.parts.tables import GATHERED, GRADIENTS, MICROBATCHES, loss_of
+
+
+def gradients(params, frozen, batch):
+    """(loss, gradients) of MICROBATCHES batches one after another. Every gradient is reduced once, after the last; where its optimizer
+    state is cut (SCATTER_EACH_MICROBATCH) it is scattered in each."""
+    pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
+
+    def one(total, piece):
+        held = {key: after(p, total[0]) if key in GATHERED else p for key, p in pending.items()}  # else gathered once, for all microbatches
+        loss, grads = jax.value_and_grad(loss_of)(held, frozen, piece)
+        return (total[0] + loss, {key: added(key, total[1][key], g) for key, g in grads.items()}), None
+
+    loss, grads = over_microbatches(one, (jnp.zeros(()), {key: nothing_yet(key, p) for key, p in pending.items()}), batch)
+    return loss / MICROBATCHES, {key: scaled(key, g, MICROBATCHES) for key, g in grads.items()}

@@ -1,0 +1,147 @@
+"""The training step of a program whose repeated blocks' weights wait in the host's memory, with their gradients and the optimizer's state. Functions that other
+files have too take the place of those.
+
+A block brings its weights to the device when it begins, in the forward pass and again where the backward pass makes it anew. What JAX has as the transpose of
+that sends their gradients back. What is then done to a stack in the host's memory is done repeat by repeat.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from planner.emit.parts.adamw import update
+from planner.emit.parts.checkpoint import place_in, restacked, sources_of
+from planner.emit.parts.exchange import local_piece, reduce_gradient, zeros_like_piece
+from planner.emit.parts.frame import labels_of, padded_shape, repeat_dims, specs_of
+from planner.emit.parts.once_away import gradients
+from planner.emit.parts.slices import fused
+from planner.emit.parts.state_host import state_at, update_away
+from planner.emit.parts.step_shard_map import collected
+from planner.emit.parts.tables import AWAY, FROZEN, GRADIENTS, INPUTS, PARAMS, SCATTER_EACH_MICROBATCH
+
+
+def brought(weights):
+    """Weights of a block, on the device."""
+    return jax.tree.map(lambda w: jax.device_put(w, jax.memory.Space.Device), weights)
+
+
+def by_row(function, *stacks):
+    """What `function` makes of one row after the other of stacks in the host's memory: brought here for that, and sent back."""
+
+    def one(_, row):
+        return None, jax.device_put(function(*brought(row)), jax.memory.Space.Host)
+
+    return lax.scan(one, None, stacks)[1]
+
+
+def reduced(key, gradient, sum_axes, scatter_axes, dim):
+    """`reduce_gradient`, row by row where the gradient is in the host's memory."""
+    if key not in AWAY:
+        return reduce_gradient(gradient, sum_axes, scatter_axes, dim)
+    return by_row(lambda g: reduce_gradient(g, sum_axes, scatter_axes, dim - 1), gradient) if sum_axes or scatter_axes else gradient
+
+
+def nothing_yet(key, p):
+    """Zeros like the gradient of a parameter, before the first microbatch."""
+    axes, dim = each_microbatch(key)
+    return by_row(lambda row: zeros_like_piece(row, axes, dim - 1), p) if key in AWAY else zeros_like_piece(p, axes, dim)
+
+
+def added(key, total, gradient):
+    """A sum over microbatches with one more."""
+    axes, dim = each_microbatch(key)
+    if key not in AWAY:
+        return total + reduce_gradient(gradient, (), axes, dim)
+    return by_row(lambda t, g: t + reduce_gradient(g, (), axes, dim - 1), total, gradient)
+
+
+def scaled(key, total, count):
+    """The gradient from its sum over microbatches: divided, and reduced over what is left to reduce."""
+    _, rest, axes, dim, _ = GRADIENTS[key]
+    axes = () if SCATTER_EACH_MICROBATCH else axes
+    if key not in AWAY:
+        return reduce_gradient(total / count, rest, axes, dim)
+    return by_row(lambda g: reduce_gradient(g / count, rest, axes, dim - 1), total)
+
+
+def each_microbatch(key):
+    """(axes, dim) along which a gradient is scattered in every microbatch."""
+    _, _, axes, dim, _ = GRADIENTS[key]
+    return (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0)
+
+
+def kept_at(mesh, key, spec):
+    """How a parameter that is cut as `spec` says lies between steps."""
+    return NamedSharding(mesh, spec, memory_kind="pinned_host" if key in AWAY else "device")
+
+
+def update_by_row(p, gradient, state, count, axes, dim):
+    """`update` of a parameter that is in the host's memory with its gradient and state. axes, dim: where its state is cut, of one row."""
+
+    def one(p, gradient, state):
+        piece, new = update(local_piece(p, axes, dim) if axes else p, gradient, state, count)
+        return collected(piece, p, axes, dim), new
+
+    return by_row(one, p, gradient, state)
+
+
+def local_step(params, state, frozen, batch, count):
+    """One optimizer step on local pieces. Where the optimizer's state is cut, each device updates its piece, and the parameter is gathered."""
+    loss, grads = gradients(params, frozen, batch)
+    new_params, new_state = {}, {}
+    for key, p in params.items():
+        _, _, axes, dim, _ = GRADIENTS[key]
+        if key in AWAY:
+            new_params[key], new_state[key] = update_by_row(p, grads[key], state[key], count, axes, dim - 1)
+            continue
+        piece, new_state[key] = update_away(PARAMS[key][2], local_piece(p, axes, dim) if axes else p, grads[key], state[key], count)
+        new_params[key] = collected(piece, p, axes, dim)
+    return new_params, new_state, loss
+
+
+def make_step(mesh):
+    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
+    p, state, f, b = specs_of(PARAMS), specs_of(GRADIENTS), specs_of(FROZEN), specs_of(INPUTS)
+    step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P()))
+    own, fixed = ({key: kept_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f))
+    there, batches, one = {key: state_at(mesh, spec) for key, spec in state.items()}, {key: NamedSharding(mesh, spec) for key, spec in b.items()}, NamedSharding(mesh, P())
+    return jax.jit(step, in_shardings=(own, there, fixed, batches, one), out_shardings=(own, there, one), donate_argnums=(0, 1), compiler_options=fused(mesh))
+
+
+def place(values, specs, mesh):
+    """Arrays on the mesh under their PartitionSpecs, padded up to what their shards need; each process gives its devices' pieces. Weights that wait in the host's
+    memory go there at once."""
+    out = {}
+    for key, value in values.items():
+        full = padded_shape(value.shape, specs[key])
+        value = np.pad(value, [(0, f - n) for f, n in zip(full, value.shape, strict=True)]) if full != value.shape else value
+        out[key] = jax.make_array_from_callback(full, kept_at(mesh, key, specs[key]), functools.partial(np.ndarray.__getitem__, np.asarray(value)))
+    return out
+
+
+def read(saved, done, about, k, table, dtype, mesh):
+    """Value k of every parameter, cut as `table` says, one after the other, so that the device never holds more than one of those that wait in the host's memory."""
+    import orbax.checkpoint as ocp
+
+    out = {}
+    for key, row in PARAMS.items():
+        sources = sources_of(key, done, about)
+        first = padded_shape(row[0], table[key][-1])[: repeat_dims(row)]
+        ways, places = {}, tuple(place_in(about["parameters"][i], j) for i, j in sources)
+        for i, _ in sources:
+            names, stacked, shape = about["parameters"][i]
+            same = (names, shape) == (list(labels_of(key, row)), list(row[0]))
+            spec = P(*table[key][-1]) if same else P(*[None] * stacked, *table[key][-1][repeat_dims(row) :])
+            ways[str(i)] = ocp.ArrayRestoreArgs(sharding=NamedSharding(mesh, spec), global_shape=padded_shape(shape, spec), dtype=dtype, strict=False)
+        item = ocp.args.PyTreeRestore(dict.fromkeys(ways, 0), restore_args=ways, partial_restore=True)
+        found = saved.restore(done, args=ocp.args.Composite(**{f"value{k}": item}))[f"value{k}"]
+        stack = jax.jit(restacked, static_argnums=(1, 2), out_shardings=NamedSharding(mesh, table[key][-1]))
+        value = found[str(sources[0][0])] if same else stack([found[str(i)] for i, _ in sources], places, first)
+        out[key] = jax.device_put(value, kept_at(mesh, key, table[key][-1]))
+    return out

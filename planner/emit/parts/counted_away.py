@@ -1,0 +1,30 @@
+"""Loss and gradients accumulated under shard_map over microbatches whose numbers of rows that count are a part of the data; gradients of repeated blocks are in
+the host's memory."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from planner.emit.parts.away import added, nothing_yet, scaled
+from planner.emit.parts.exchange import after, pend
+from planner.emit.parts.loop_scan import over_microbatches
+from planner.emit.parts.tables import GATHERED, GRADIENTS, loss_of
+
+
+def gradients(params, frozen, batch):
+    """(loss, gradients) of MICROBATCHES batches one after another: sums over rows, divided once by the number of rows that count in all of them.
+    Every gradient is reduced once, after the last; where its optimizer state is cut (SCATTER_EACH_MICROBATCH) it is scattered in each."""
+    pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
+
+    def one(total, piece):
+        held = {key: after(p, total[0]) if key in GATHERED else p for key, p in pending.items()}  # else gathered once, for all microbatches
+        loss, back, rows = jax.vjp(lambda p: loss_of(p, frozen, piece), held, has_aux=True)
+        rows = rows.astype(loss.dtype)
+        sums = {key: added(key, total[2][key], g) for key, g in back(rows)[0].items()}  # of the sum, not of the mean
+        return (total[0] + loss * rows, total[1] + rows, sums), None
+
+    start = jnp.zeros(()), jnp.zeros(()), {key: nothing_yet(key, p) for key, p in pending.items()}
+    loss, rows, grads = over_microbatches(one, start, batch)
+    rows = jnp.maximum(rows, 1)
+    return loss / rows, {key: scaled(key, g, rows) for key, g in grads.items()}
