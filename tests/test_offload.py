@@ -121,15 +121,15 @@ def test_programs_keep_state_where_the_plan_says(pair: tuple[Strategy, Strategy]
 @pytest.mark.parametrize("pins", ["dp=4,tp=2,micro=2,zero=2,recompute=block-keep,offload=optimizer+activations",
                                   pytest.param("pp=2,dp=2,tp=2,micro=4,zero=1,recompute=block,offload=optimizer", marks=pytest.mark.slow),
                                   pytest.param("dp=8,micro=1,zero=3,offload=optimizer", marks=pytest.mark.slow)])  # fmt: skip
-def test_three_steps_are_those_of_the_unsharded_program(pins: str) -> None:
-    from benchmarks.technique_run import errors
-    from planner.reprice import open_recorded
-    from planner.verify.numerics import seeded_values
+def test_three_steps_are_those_of_the_unsharded_program(pins: str, tmp_path: Path) -> None:
+    import json
 
-    found = planner.plan(GPT, **OPTIONS, pins=pins)
-    graph = open_recorded(found, GPT).graph(int(found.techniques["microbatches"]))
-    worst = errors(graph, found.plan_for(graph), seeded_values(graph, {}))
-    assert max(worst.values()) < 1e-5, worst
+    from benchmarks.technique_run import main
+
+    planner.plan(GPT, **OPTIONS, pins=pins).save(tmp_path / "plan.json")
+    main(str(tmp_path / "plan.json"), GPT, str(tmp_path / "found.json"))
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert max(found["errors"].values()) < 1e-5 and not found["differs"] and found["judged"] > 0, found
 
 
 @pytest.mark.filterwarnings("ignore")
