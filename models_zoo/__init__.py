@@ -5,6 +5,8 @@ See `models_zoo.builder` for how they are written, `models_zoo.spec` for how a s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from models_zoo.spec import Family, Value, make, parse_options, split_spec
@@ -16,11 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["build", "families", "find", "parse", "presets"]
 
 
-def families() -> tuple[Family, ...]:
-    """All families, in a fixed order."""
-    from models_zoo import bert, deepseek, dit, dlrm, gpt, llama, lstm, mlp, moe, resnet, ssm, t5, unet, vit
+MODULES = ("mlp", "gpt", "llama", "moe", "deepseek", "bert", "t5", "vit", "resnet", "unet", "dit", "dlrm", "ssm", "lstm")
 
-    return tuple(module.FAMILY for module in (mlp, gpt, llama, moe, deepseek, bert, t5, vit, resnet, unet, dit, dlrm, ssm, lstm))
+
+def families() -> Iterator[Family]:
+    """All families, in a fixed order; each is loaded when it is come to."""
+    return (import_module(f"models_zoo.{name}").FAMILY for name in MODULES)
 
 
 def presets() -> dict[str, str]:

@@ -262,8 +262,10 @@ class Base:
                 continue  # stored, or handed in, as its only reader wants it
             made = None if at is None else (shared[at], [o for o in graph.nodes[at].outputs if o].index(name))
             key = (made or name, tuple([(shared[i], slot) for i, slot in uses]), name in self.grad)
-            count[key] = count.get(key, 0) + 1
-            first.setdefault(key, name)
+            if key in count:
+                count[key] += 1
+            else:
+                count[key], first[key] = 1, name
         return tuple(Wire(first[key], key[1], key[0] if isinstance(key[0], tuple) else None, n) for key, n in count.items())
 
 

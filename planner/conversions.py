@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.differences import Differences, Rows
+from planner.differences import Differences
 from planner.layout import Axes, Layout, Step, convert, group, padded
 
 if TYPE_CHECKING:
     from planner.price import Pricer
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
-Move = tuple[str, Axes, Axes, bool]
-"""Collective, its axes, the axes whose sizes divide its payload, and whether it belongs to the backward pass."""
+Collective = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""Its kind, its axes and those whose sizes divide its payload, by number."""
 
 
 class Atlas:
@@ -69,13 +69,6 @@ class Atlas:
             self._plain[number] = self.number(Layout(layout.dims, layout.partial))
         return self._plain[number]
 
-    def moves(self, rows: Rows, stay: Axes) -> list[Move] | None:
-        """Collectives of a pair of layouts of evenly cut tensors, None where there is no way. stay: axes that cut both alike."""
-        number: dict[str, int] = {}
-        found = _evenly(tuple([tuple([number.setdefault(a, len(number)) for a in row]) for row in rows]))
-        axes = tuple(number)
-        return None if found is None else [(kind, tuple([axes[k] for k in over]), (*[axes[k] for k in cut], *stay), back) for kind, over, cut, back in found]
-
     def derived(self, key: tuple, axes: Axes, derive: Callable[[], list[tuple] | None]) -> list[Any] | None:
         """What `derive` finds, in the names of `axes`; it is asked once for all pairs of a form (the key)."""
         if key not in self._derived:
@@ -86,15 +79,16 @@ class Atlas:
 
 
 @cache
-def _evenly(form: tuple[tuple[int, ...], ...]) -> list[tuple[str, tuple[int, ...], tuple[int, ...], bool]] | None:
-    """`Atlas.moves` of rows whose axes are numbers, in order of appearance: kind, axes, cutting axes, and whether of the backward pass."""
+def _evenly(form: tuple[tuple[int, ...], ...]) -> list[tuple[Collective, bool]] | None:
+    """Collectives of a pair of layouts of evenly cut tensors, and whether each is of the backward pass; None where there is no way. form: what they differ in
+    (`planner.differences.Rows`), axes by number in order of appearance."""
     mesh = tuple([(str(k), PRIMES[k]) for k in range(len({k for row in form for k in row}))])
     extent = prod(n for _, n in mesh)
     *dims, partial, fan, to_partial, to_fan = (tuple([mesh[k][0] for k in row]) for row in form)
     shape = (extent,) * (len(dims) // 2)
     steps, whole = convert(shape, Layout(tuple(dims[::2]), partial, fan), Layout(tuple(dims[1::2]), to_partial, to_fan), mesh), prod(shape)
     return None if steps is None else [
-        (kind, tuple([int(a) for a in s.axes]), tuple([k for k, (_, n) in enumerate(mesh) if (whole // elements) % n == 0]), back)
+        ((kind, tuple([int(a) for a in s.axes]), tuple([k for k, (_, n) in enumerate(mesh) if (whole // elements) % n == 0])), back)
         for s in steps
         for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
         if kind
@@ -119,6 +113,7 @@ class Pairs:
         self._number: dict[bytes, int] = {}
         self._grids: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
         self._terms: dict[tuple[str, Axes, Axes], int] = {}
+        self._term_of: dict[tuple[Collective, Axes, int], int] = {}
         self.impossible: list[bool] = []  # [pairs]
         self.pair: list[int] = []  # [moves] whose
         self.back: list[bool] = []  # [moves] of the backward pass
@@ -147,19 +142,28 @@ class Pairs:
             differences = self.differences.between(rows, columns)
             places = list(map(self._number.get, differences))
             if None in places:
-                places = [self._number[k] if k in self._number else self._derive(k) for k in differences]
+                self._derive([k for k in dict.fromkeys(differences) if k not in self._number])
+                places = [self._number[k] for k in differences]
             grid = self._grids[key] = np.array(places).reshape(len(rows), len(columns))
         return grid
 
-    def _derive(self, difference: bytes) -> int:
-        k = self._number[difference] = len(self.impossible)
-        moves = self.atlas.moves(*self.differences.rows(difference))
-        self.impossible.append(moves is None)
-        for kind, axes, cut, backward in moves or ():
-            self.pair.append(k)
-            self.back.append(backward)
-            self.term.append(self.number(kind, axes, cut))
-        return k
+    def _derive(self, differences: Sequence[bytes]) -> None:
+        """Add the moves of pairs, one of each of these differences. None of them is known."""
+        for key, (rows, stay) in zip(differences, self.differences.read(differences), strict=True):
+            k = self._number[key] = len(self.impossible)
+            number: dict[str, int] = {}
+            moves = _evenly(tuple([tuple([number.setdefault(a, len(number)) for a in row]) for row in rows]))
+            self.impossible.append(moves is None)
+            axes = tuple(number)
+            for move, backward in moves or ():
+                term = self._term_of.get((move, axes, stay))
+                if term is None:
+                    kind, over, cut = move
+                    each = tuple([axes[n] for n in over]), (*[axes[n] for n in cut], *self.differences.staying(stay))
+                    term = self._term_of[move, axes, stay] = self.number(kind, *each)
+                self.pair.append(k)
+                self.back.append(backward)
+                self.term.append(term)
 
     def number(self, kind: str, axes: Axes, cut: Axes) -> int:
         """Which of `terms` this is."""

@@ -9,7 +9,7 @@ square table, filled as pairs of numbers are met: a mesh has few, however many l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -61,13 +61,16 @@ class Differences:
         found: list[bytes] = key.view(f"V{key.shape[1] * key.itemsize}").ravel().tolist()
         return found
 
-    def rows(self, key: bytes) -> tuple[Rows, Axes]:
-        """What the pairs of a key differ in, and the axes that stay."""
+    def read(self, keys: Sequence[bytes]) -> Iterator[tuple[Rows, int]]:
+        """What the pairs of each key differ in, and the axes that stay (`staying`)."""
         known = self._changed
-        stay, partial, fan, *dims = np.frombuffer(key, np.int32).tolist()
-        (old_partial, new_partial), (old_fan, new_fan) = known[partial], known[fan]
-        changed = [axes for k in dims if k for axes in known[k]]
-        return (*changed, old_partial, old_fan, new_partial, new_fan), tuple(a for a, bit in self._axes.items() if stay & bit)
+        for stay, partial, fan, *dims in np.frombuffer(b"".join(keys), np.int32).reshape(len(keys), -1).tolist():
+            (old_partial, new_partial), (old_fan, new_fan) = known[partial], known[fan]
+            yield (*[axes for k in dims if k for axes in known[k]], old_partial, old_fan, new_partial, new_fan), stay
+
+    def staying(self, bits: int) -> Axes:
+        """The axes of a number that `read` found."""
+        return tuple(a for a, bit in self._axes.items() if bits & bit)
 
     def _code(self, a: int) -> tuple[int, ...]:
         layout = self.layouts[a]

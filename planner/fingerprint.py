@@ -10,7 +10,6 @@ Values are written with their types and lengths, so that no two differ in meanin
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import math
 import sys
 from collections.abc import Mapping
@@ -53,6 +52,8 @@ def program() -> str:
 
 
 def _version(name: str) -> str:
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

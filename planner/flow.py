@@ -125,11 +125,11 @@ def gradient_tensors(graph: Graph) -> frozenset[str]:
     for node in graph.nodes:
         if node.op not in NO_GRADIENT and not down.isdisjoint(node.inputs):
             down.update([o for o in node.outputs if o and tensors[o].is_float])
-    up = set(graph.outputs[:1])
+    up = {name for name in graph.outputs[:1] if name in down}  # and downstream
     for node in reversed(graph.nodes):
-        if not up.isdisjoint(node.outputs) and not up.isdisjoint(down.intersection(node.outputs)):
-            up.update(node.inputs)
-    return frozenset(down & up)
+        if not up.isdisjoint(node.outputs):
+            up.update(down.intersection(node.inputs))
+    return frozenset(up)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from planner.emit.replay import NORMS, reads
 from planner.graph import Graph, Node
-from planner.layout import group, local_shape, padded
+from planner.layout import group, local_shape
 from planner.ops import OPERATORS, experts
 from planner.ops.attention import QUERY_BLOCK, in_query_blocks
 from planner.ops.control import Region, kept_elements, region, trips
@@ -56,7 +56,6 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
     graph, node, rule, mesh = base.graph, base.graph.nodes[i], base.rules[i], pricer.sizes
     operator = OPERATORS.get(node.op)
     flops = rule.flops * _share(rule, split, mesh)
-    live = [o for o in node.outputs if o]
     fused = operator is not None and operator.fusible and not pricer.topology.virtual  # a core's time is that of its elements, wherever their operands are
     moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * (operator.traffic if operator else 1.0)
     if node.op in FREE:
@@ -67,7 +66,7 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
     else:
         forward = _experts_s(base, i, split, pricer, dtype) if node.op == "RoutedExperts" else pricer.kernel_s(flops, moved, dtype)
     backward = 0.0
-    if base.training and any(o in base.grad for o in live):
+    if base.training and not base.grad.isdisjoint(node.outputs):
         fringe = rule.beyond(split, mesh) if flops and node.inputs[0] in base.grad else 0.0
         backward = ((base.backward[i] if flops else 2) + fringe) * forward
     return forward, backward
@@ -76,9 +75,9 @@ def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: 
 def compute_type(graph: Graph, i: int, recipe: Recipe) -> str:
     """The type that a node computes with: that of products where weights are multiplied (linear layers, experts), else that of what lies between them."""
     node = graph.nodes[i]
-    if not graph.tensors[next(o for o in node.outputs if o)].is_float:
+    if not graph.tensors[node.outputs[0] or next(o for o in node.outputs if o)].is_float:
         return "float32"
-    return recipe.compute if any(n in graph.weights for n in node.inputs) else recipe.between
+    return recipe.between if graph.weights.keys().isdisjoint(node.inputs) else recipe.compute
 
 
 def _bodies_s(node: Node, graph: Graph, found: Region, split: Split, pricer: Pricer, dtype: str) -> float:
@@ -115,11 +114,11 @@ def _share(rule: Rule, split: Split, mesh: Mapping[str, int], without: str = "")
     """What part of all index tuples of a rule's factors one device has, padding included; `without` a factor."""
     share = 1.0
     for f, axes in split.pairs:
-        n = rule.sizes.get(f)
+        n, parts = rule.sizes.get(f), group(axes, mesh)
         if f in rule.paired:  # even, and the work is divided once
-            share /= group(axes, mesh)
+            share /= parts
         elif n and f != without:
-            share *= padded(n, axes, mesh) / group(axes, mesh) / n
+            share *= -(-n // parts) * parts / parts / n
     return share
 
 
@@ -130,7 +129,7 @@ def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, wei
     block operands, results and weights are also cut out of what all repeats keep, and a weight's gradient is made before it is put with the others.
     """
     graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
-    trained = base.training and any(o in base.grad for o in node.outputs)
+    trained = base.training and not base.grad.isdisjoint(node.outputs)
     size = 2 * (ins + outs + weights) if trained and i in base.repeated else ins + outs
     if trained and base.written_out and node.op in OPERATORS and OPERATORS[node.op].fusible:
         size = ins + outs if weights else max(ins, outs)  # written out, an elementwise operator's gradient takes the place of its result's
@@ -232,7 +231,7 @@ def find_savers(base: Base) -> dict[tuple[int, int], str]:
     """What `savers` returns, worked out."""
     graph = base.graph
     charged: dict[tuple[int, int], str] = {}
-    seen: set[str] = set()
+    seen = {*graph.weights, *graph.constants}  # they are there anyway
     if not base.training:
         return charged
     for i, node in enumerate(graph.nodes):
@@ -241,7 +240,7 @@ def find_savers(base: Base) -> dict[tuple[int, int], str]:
             continue
         for slot in sorted(reads(node, base.grad).slots):
             name = node.inputs[slot]
-            if name not in graph.weights and name not in graph.constants and name not in seen:
+            if name not in seen:
                 seen.add(name)
                 charged[i, slot] = name
         if "out" in operator.saves.split():

@@ -170,11 +170,11 @@ class Rule:
     def _read(self, dims: tuple[Dim, ...], split: Split, order: Sequence[str], linear: bool, operand: bool) -> Layout:
         by = {f: self.axes(f, split, order) for f in self.factors} if self.paired else dict(split.pairs)
         cut = tuple([by.get(dim[0], ()) if len(dim) == 1 else tuple([a for f in dim for a in by.get(f, ())]) for dim in dims])
-        here, used = {a for axes in cut for a in axes}, split.used
-        pending = split.axes(PENDING) if linear else ()
-        missing = [a for a in order if a in used and a not in here]
-        if not missing:
+        here = {a for axes in cut for a in axes}
+        away = [a for _, axes in split.pairs for a in axes if a not in here]
+        if not away:
             return Layout(cut)
+        pending, missing = split.axes(PENDING) if linear else (), [a for a in order if a in away]
         if not operand:
             complete = {a for inner in self.inner for a in inner.axes(split, order)}
             return Layout(cut, partial=tuple(a for a in missing if a not in complete))

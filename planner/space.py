@@ -176,7 +176,7 @@ class _Builder:
             layouts, of = _unique(row)
             cells = cells + np.array([self.weight_costs(name, n, twice) for n in layouts])[of]
             if i in base.repeated and name in base.grad and not self._waits(name):
-                late = late + np.array([self._local(graph.tensors[name].shape, n) for n in layouts], np.float64)[of] * self.pricer.recipe.gradient_bytes
+                late = late + np.array(self._local(graph.tensors[name].shape, layouts), np.float64)[of] * self.pricer.recipe.gradient_bytes
         reduce, each, sums, state, held = _by_level(cells)
         made_grad = sum((x for name, x in zip(live, outs, strict=True) if name in base.grad), nothing)
         moment = np.stack([given, kept - given, made_grad * slack, (read - weights + made) * slack if puts_off(base, i) else nothing], 1)
@@ -213,25 +213,21 @@ class _Builder:
             found.append(n if grad else self.atlas.plain(n))
         return found
 
-    def _local(self, shape: tuple[int, ...], layout: int) -> int:
-        """Elements of one device's piece."""
-        key = (shape, layout)
-        memo = self.pricer.memo
-        n = memo.get(key)
-        if n is None:
-            n = memo[key] = prod(local_shape(shape, self.atlas.layouts[layout], self.sizes))
-        return int(n)
+    def _local(self, shape: tuple[int, ...], layouts: Sequence[int]) -> list[int]:
+        """Elements of one device's piece in each layout."""
+        memo = self.pricer.memo.setdefault(("local", shape), {})
+        for layout in layouts:
+            if layout not in memo:
+                memo[layout] = prod(local_shape(shape, self.atlas.layouts[layout], self.sizes))
+        return [memo[layout] for layout in layouts]
 
     def _sizes(self, name: str, layouts: list[int]) -> np.ndarray:
         """Bytes of one device's piece in each layout."""
-        each, of = _unique(layouts)
-        return np.array([self._bytes(name, n) for n in each])[of]
-
-    def _bytes(self, name: str, layout: int) -> float:
         t = self.graph.tensors[name]
+        each, of = _unique(layouts)
         if self.pricer.topology.device.tile and t.shape in self.base.images:
-            return self.pricer.stored_bytes(local_shape(t.shape, self.atlas.layouts[layout], self.sizes), t.dtype, True)
-        return self._local(t.shape, layout) * self.pricer.itemsize(t.dtype)
+            return np.array([self.pricer.stored_bytes(local_shape(t.shape, self.atlas.layouts[n], self.sizes), t.dtype, True) for n in each])[of]
+        return (np.array(self._local(t.shape, each)) * self.pricer.itemsize(t.dtype))[of]
 
     def weight_costs(self, name: str, layout: int, twice: bool) -> np.ndarray:
         """[levels, 7]: seconds once a step, seconds each microbatch, seconds each to add up gradients of several, state bytes, bytes of the sum over microbatches, of the
@@ -253,7 +249,7 @@ class _Builder:
 
     def _weight_costs(self, name: str, layout: int, twice: bool) -> np.ndarray:
         recipe, price, t, need = self.pricer.recipe, self.pricer, self.graph.tensors[name], self.atlas.layouts[layout]
-        local = float(self._local(t.shape, layout))
+        local = float(self._local(t.shape, (layout,))[0])
         if name not in self.base.grad:
             held = local * (recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype))
             row = (0.0, price.host_s(2 * held), 0.0, 0.0, 0.0, 0.0, 0.0) if self._waits(name) else (0.0, 0.0, 0.0, held, 0.0, 0.0, 0.0)

@@ -47,12 +47,13 @@ def reads(node: Node, grad: frozenset[str]) -> Reads:
     """What the gradients of a node's operands in `grad` need."""
     if grad.isdisjoint(node.outputs):
         return NOTHING
-    return _reads(node.op, tuple([i for i, n in enumerate(node.inputs) if n]), frozenset([i for i, n in enumerate(node.inputs) if n in grad]))
+    return _reads(node.op, tuple([bool(n) for n in node.inputs]), tuple([n in grad for n in node.inputs]))
 
 
 @cache
-def _reads(op: str, used: tuple[int, ...], hot: frozenset[int]) -> Reads:
-    """`reads` of all nodes of an operator with the same operands (`used`), the same of them with gradients (`hot`)."""
+def _reads(op: str, given: tuple[bool, ...], trained: tuple[bool, ...]) -> Reads:
+    """`reads` of all nodes of an operator with the same operands, and the same of them with gradients."""
+    used, hot = (frozenset(i for i, yes in enumerate(each) if yes) for each in (given, trained))
     if not hot:
         return NOTHING
     if op in BILINEAR:
@@ -64,8 +65,8 @@ def _reads(op: str, used: tuple[int, ...], hot: frozenset[int]) -> Reads:
         return Reads(frozenset(scale | ({1} if 0 in hot else set()) | {i for i in used if i > 2}), bool(hot & {0, 1}))
     operator = OPERATORS.get(op)
     words = operator.saves.split() if operator else ["in"]
-    slots = set(used) if "in" in words else {int(w[2:]) for w in words if w.startswith("in") and w != "in"}
-    return Reads(frozenset(slots & set(used)), "out" in words or op == "CrossEntropyLoss")
+    slots = used if "in" in words else {int(w[2:]) for w in words if w.startswith("in") and w != "in"}
+    return Reads(frozenset(used & slots), "out" in words or op == "CrossEntropyLoss")
 
 
 @dataclass
