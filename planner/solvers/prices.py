@@ -20,7 +20,7 @@ import numpy as np
 from planner.solvers.model import Model
 
 SEARCHABLE = 1e14
-"""Costs must add up below this: a forbidden entry stands as a number far above them."""
+"""The largest costs of all nodes and edges must add up below this: a forbidden entry stands as a number far above any choice."""
 
 
 @dataclass
@@ -59,9 +59,10 @@ def rounding(cost: float) -> float:
 
 
 def searchable(model: Model) -> bool:
-    """True when the costs add up exactly and far below what stands for a forbidden entry."""
-    largest = [np.where(np.isfinite(t), np.abs(t), 0.0) for t in model.pairs.values()]
-    return model.exact and float(np.where(np.isfinite(model.cost), np.abs(model.cost), 0.0).sum()) + sum(float(t.max(initial=0.0)) for t in largest) < SEARCHABLE
+    """True when costs add up exactly, and to far less than what stands for a forbidden entry."""
+    cost = np.where(np.isfinite(model.cost), np.abs(model.cost), 0.0)
+    tables = sum(float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0)) for t in model.pairs.values())
+    return model.exact and float(np.maximum.reduceat(cost, model.offset[:-1]).sum()) + tables < SEARCHABLE
 
 
 def entries(model: Model) -> float:
