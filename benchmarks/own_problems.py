@@ -2,8 +2,8 @@
 
 Per zoo model problems on 64 devices (h100-sxm), on a mesh of two axes (8 x 8) and on one of three (8 x 2 x 4) with every split of each operator: optimizer level 1,
 one microbatch, without a memory limit and under one halfway between the least any plan needs and what the fastest plan needs. Printed: options, the gap that the
-portfolio (`auto`) proves, the gap between its cost and what `dp` proves alone, and how far `recursive` is above its cost, each with its CPU seconds. --untied: the problem on two axes with every repeat of a block deciding for itself; its optimum beside the
-tied one's.
+portfolio (`auto`) proves, the gap between its cost and what `dp` proves alone, and how far `recursive` is above its cost, each with its CPU seconds. --untied: the
+problem on two axes with every repeat of a block deciding for itself; its optimum beside the tied one's.
 
 Marks (exit status 1 when one is missed): gap at most 0.1 % for every model; recursive within 2 % on average and 5 % at worst; tied and untied within 0.01 %.
 """
