@@ -3,7 +3,8 @@
     cost[option]  = times * (microbatches * (forward + backward + recomputed forward + reduction and sums each microbatch) + reduction once)   in picoseconds
     usage[option] = state bytes + kept activations                                                                                     in bytes
 Everything that is kept is alive at the end of the last forward pass, so one live interval holds it all; what only lives inside one operator is
-reserved apart (planner.memory). Under recompute a repeated block keeps only what is handed from block to block, and one block's activations at a time.
+reserved apart (planner.memory). Under recompute a repeated block keeps only what is handed from block to block, and one block's activations at a time; with results
+of collectives kept, those that no layout avoids (planner.collected).
 
 With pipeline stages (planner.pipeline) a device runs and holds its part of the blocks, everything runs as often as there are ticks, and activations are kept of all
 microbatches that wait. What stages hand to each other is left to the price of the whole plan; so is, of unequal stages (planner.unequal), where the graph is cut and
@@ -120,7 +121,7 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     """Bytes of state and kept activations of every option of every variable in a row, as in `assemble`. [options]"""
     flat, dealt = _flat(space), _dealt(space, techniques)
     again = techniques.recompute != "none" and not unequal(space)
-    kept = flat.again if again else flat.kept
+    kept = flat.again + flat.collected if again and techniques.recompute == "block-keep" else flat.again if again else flat.kept
     state = flat.state[techniques.zero] + flat.held[techniques.zero] if techniques.microbatches > 1 else flat.state[techniques.zero]
     if dealt is not None:
         inner = flat.inner if again else 0.0
@@ -281,6 +282,7 @@ class _Flat:
     state: dict[int, np.ndarray]  # level -> bytes of state
     kept: np.ndarray  # kept activations
     again: np.ndarray  # the same under recomputation
+    collected: np.ndarray  # what is kept beside it with results of collectives, at least
     inner: np.ndarray  # what of that one repeat keeps
     pieces: np.ndarray  # into how many the graph's batch may be cut on
     held: dict[int, np.ndarray]  # level -> bytes of the sums over microbatches
@@ -333,7 +335,8 @@ def _flat(space: Space) -> _Flat:
         space.memo["flat"] = _Flat(
             first=np.concatenate([[0], np.cumsum(sizes)[:-1]]), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),
             again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0), each=rows("each_s"), sums=rows("sum_s"), reduce=rows("reduce_s"),
-            state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), inner=row("inner_bytes"), pieces=row("pieces"),
+            state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), collected=row("collected_bytes"),
+            inner=row("inner_bytes"), pieces=row("pieces"),
             held={z: count * x for z, x in rows("held_bytes").items()}, tail=row("tail_bytes"), late=count * row("late_bytes"),
             work=row("work_bytes"), after=np.repeat([v.node in space.base.tail for v in every], sizes),
             least_work=_least_work(space),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
+from planner.account import float32_sizes
 from planner.blocks import classes, find_runs
+from planner.collected import Ways, find_collected
 from planner.emit.replay import Product, dots, reads
 from planner.flow import gradient_tensors, rule_of
 from planner.graph import Graph
@@ -17,7 +19,7 @@ from planner.ops.control import Region, region
 from planner.pipeline import SHARE, dealt
 from planner.rule import PENDING, Rule, Split
 
-STRUCTURE = ("dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "stacked", "still", "tail", "wires")
+STRUCTURE = ("collected", "dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "stacked", "still", "tail", "wires")
 """Derived parts of a Base that follow from the nodes and how they are wired, whatever the extents."""
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
@@ -210,6 +212,17 @@ class Base:
         return found
 
     @cached_property
+    def collected(self) -> Mapping[int, tuple[int, Ways]]:
+        """See planner.collected."""
+        return find_collected(self)
+
+    def collected_bytes(self, i: int, itemsize: Callable[[str], float]) -> float:
+        """Bytes, over all devices and repeats, of what recomputed blocks surely keep of results of collectives where those of class i leave terms to be added up."""
+        repeats, ways = self.collected.get(i, (0, ()))
+        tensors = self.graph.tensors
+        return repeats * sum(min(tensors[n].elements * itemsize(tensors[n].dtype) for n in way) for way in ways)
+
+    @cached_property
     def regions(self) -> Mapping[int, Region]:
         """Nodes with bodies -> how their splits reach the nodes inside."""
         return {i: region(node, self.graph) for i, node in enumerate(self.graph.nodes) if node.bodies}
@@ -247,7 +260,8 @@ class Base:
             )  # fmt: skip
             outs = tuple((graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad, self.kept.get((i, -1 - k)))
                          for k, o in enumerate(o for o in node.outputs if o))  # fmt: skip
-            out[i] = found.setdefault((node.op, line, cells, outs, self.batch_factors[i], i in self.repeated, i in self.tail), len(found))
+            out[i] = found.setdefault((node.op, line, cells, outs, self.batch_factors[i], i in self.repeated, i in self.tail,
+                                          self.collected_bytes(i, float32_sizes)), len(found))
         return out
 
     @cached_property

@@ -133,7 +133,7 @@ def _pick(v: Variable, at: np.ndarray) -> Variable:
         v, splits=tuple(v.splits[j] for j in at.tolist()), forward_s=v.forward_s[at], backward_s=v.backward_s[at], spared_s=v.spared_s[at],
         reduce_s={z: c[at] for z, c in v.reduce_s.items()}, each_s={z: c[at] for z, c in v.each_s.items()}, sum_s={z: c[at] for z, c in v.sum_s.items()},
         state_bytes={z: c[at] for z, c in v.state_bytes.items()}, kept_bytes=v.kept_bytes[at],
-        again_bytes=v.again_bytes[at], inner_bytes=v.inner_bytes[at], pieces=v.pieces[at], work_bytes=v.work_bytes[at],
+        again_bytes=v.again_bytes[at], collected_bytes=v.collected_bytes[at], inner_bytes=v.inner_bytes[at], pieces=v.pieces[at], work_bytes=v.work_bytes[at],
         held_bytes={z: c[at] for z, c in v.held_bytes.items()}, tail_bytes=v.tail_bytes[at], late_bytes=v.late_bytes[at], moment_bytes=v.moment_bytes[at],
         room_bytes={z: c[at] for z, c in v.room_bytes.items()},
     )  # fmt: skip

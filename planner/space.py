@@ -56,6 +56,7 @@ class Variable:
     state_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> parameters + gradients + optimizer
     kept_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # activations the backward pass reads, of all its nodes
     again_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the same when repeated blocks are recomputed
+    collected_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # what such blocks keep beside it at least, where they keep results of collectives
     inner_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # what of that is made in one repeat and alive while its backward pass runs
     pieces: np.ndarray = field(default_factory=lambda: np.zeros(0))  # into how many the graph's batch may be cut on and leave a row for every device of the split
     work_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # what lives only while one of its nodes runs
@@ -179,8 +180,10 @@ class _Builder:
                 late = late + np.array(self._local(graph.tensors[name].shape, layouts), np.float64)[of] * self.pricer.recipe.gradient_bytes
         reduce, each, sums, state, held = _by_level(cells)
         made_grad = sum((x for name, x in zip(live, outs, strict=True) if name in base.grad), nothing)
+        pending = np.array([bool(self.atlas.layouts[n].partial) for n in results[0]]) if results else nothing
+        collected = pending * (slack * base.collected_bytes(i, self.pricer.itemsize) / prod(self.sizes.values()))
         moment = np.stack([given, kept - given, made_grad * slack, (read - weights + made) * slack if puts_off(base, i) else nothing], 1)
-        v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, sums, state, kept, again, inner,
+        v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, sums, state, kept, again, collected, inner,
                      np.array([self._pieces(rule, s, base.batch_factors[i]) for s in splits]), work, held, tail, late, moment, _room(cells))
         return _Kind(v, needs, results)
 
@@ -309,7 +312,8 @@ class _Builder:
         inner = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), [h for h, _ in pairs], [h if b < 0 else b for h, b in pairs],
                                   name in self.base.grad)  # fmt: skip
         v.forward_s, v.backward_s = np.diag(inner[0]) * self._each(name), np.diag(inner[1]).copy()
-        v.spared_s, v.kept_bytes, v.again_bytes, v.inner_bytes, v.work_bytes, v.tail_bytes, v.late_bytes = v.forward_s, *np.zeros((6, len(pairs)))
+        v.spared_s = v.forward_s
+        v.kept_bytes, v.again_bytes, v.collected_bytes, v.inner_bytes, v.work_bytes, v.tail_bytes, v.late_bytes = np.zeros((7, len(pairs)))
         v.pieces = np.full(len(pairs), np.inf)
         twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot in wire.uses)
         cells = np.array([self.weight_costs(name, h, twice) for h, _ in pairs]) if weight else np.zeros((len(pairs), *NO_WEIGHT.shape))
