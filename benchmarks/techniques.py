@@ -148,7 +148,7 @@ What has no row here, and where it is shown:
 | parameter server | tables live in processes beside the program | `tests/test_hosted.py` |
 | manual plans, semi-auto | a file, or pins, for what the rows pin here | `tests/test_pins.py` ([modes](modes.md)) |
 """
-COLUMNS = ("technique", "model", "pins", "error", "figures", "memory")
+COLUMNS = ("technique", "model", "batch", "pins", "error", "figures", "memory")
 
 
 def document(outcomes: Mapping[tuple[object, ...], Outcome]) -> str:
@@ -158,8 +158,9 @@ def document(outcomes: Mapping[tuple[object, ...], Outcome]) -> str:
     ran = [r for r in (*ALONE, *combined) if r.key in outcomes]
     held = sum(not verdict(r, outcomes, ALONE)[0] for r in ran)
     left = f" {len(ALONE) + len(combined) - len(ran)} rows of the benchmark were not run." if len(ran) < len(ALONE) + len(combined) else ""
-    spent = sum(outcomes[r.key].cpu_s for r in ran)
-    return f"{HEAD}{tables}\n{held} of {len(ran)} rows hold.{left} Compiling and running them took {spent / 60:.0f} minutes of processor time.\n{TAIL}"
+    spent, dates = sum(outcomes[r.key].cpu_s for r in ran), sorted({outcomes[r.key].date for r in ran})
+    when = f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {spent / 60:.0f} minutes of processor time" if dates else "nothing was run"
+    return f"{HEAD}{tables}\n{held} of {len(ran)} rows hold ({when}).{left}\n{TAIL}"
 
 
 def table(outcomes: Mapping[tuple[object, ...], Outcome], rows: Sequence[Row]) -> str:
@@ -168,9 +169,9 @@ def table(outcomes: Mapping[tuple[object, ...], Outcome], rows: Sequence[Row]) -
     for row in (r for r in rows if r.key in outcomes):
         found = outcomes[row.key]
         wrong, share = verdict(row, outcomes, ALONE)
-        pins = ", ".join([f"`{row.pins}`", *(f"`{glob}`" for glob in row.nodes), *(f"{k} {v}" for k, v in row.options.items())])
+        pins = ", ".join([*([f"`{row.pins}`"] if row.pins else []), *(f"`{glob}`" for glob in row.nodes), *(f"{k} {v}" for k, v in row.options.items())])
         figures = f"{found.error:.1e} | {f'{found.judged} exact' if not found.differs else wrong} | {'' if share is None else f'{share:.2f}x of {row.less}'}"
-        lines.append(f"| {row.what} | {row.source.removeprefix('zoo:')} | {pins} | {figures if not found.refused else f'- | {wrong} | '} |")
+        lines.append(f"| {row.what} | {row.source.removeprefix('zoo:')} | {row.batch} | {pins} | {figures if not found.refused else f'- | {wrong} | '} |")
     return "\n".join(lines) + "\n"
 
 
