@@ -237,9 +237,9 @@ def _level_dim(shape: tuple[int, ...], layout: Layout, axes: Axes, mesh: Mapping
 
 
 def own_level(level: int, shape: tuple[int, ...]) -> int:
-    """The optimizer level of one weight under a plan's. Biases and scales stay at level 1 under level 3: gathering one costs a collective's latency
-    in every block and pass, and saves nothing that counts."""
-    return 1 if level == 3 and len(shape) == 1 else level
+    """The optimizer level of one weight under a plan's. Biases and scales, also those of channels ([32, 1, 1]), stay at level 1 under level 3: gathering one
+    costs a collective's latency in every block and pass, and saves nothing that counts."""
+    return 1 if level == 3 and sum(n > 1 for n in shape) <= 1 else level
 
 
 def _pending(layout: Layout, targets: tuple[Layout, ...], plan: Plan) -> Axes:

@@ -19,7 +19,7 @@ from planner.account import Use, traffic
 from planner.emit.merge import Merged
 from planner.emit.program import emit, emitted_runs
 from planner.emit.replay import Reads, Replay
-from planner.flow import Plan, derive
+from planner.flow import Plan, derive, own_level
 from planner.graph import Graph, Node, Tensor
 from planner.pins import parse_pins
 from planner.rule import Split
@@ -179,3 +179,8 @@ def test_an_exchange_of_tokens_is_not_repeated_for_results_that_nothing_reads() 
     (experts, *_) = [n.id for n in graph.nodes if n.op == "RoutedExperts"]
     rounds, sent = counts(graph, plan, "all-reduce", experts), counts(graph, plan, "all-to-all", experts)
     assert rounds["forward"] == rounds["recompute"] > 0 and sent["forward"] == 3 * rounds["forward"] and not sent["recompute"]
+
+
+@pytest.mark.parametrize(("shape", "level"), [((32,), 1), ((32, 1, 1), 1), ((1, 32), 1), ((1,), 1), ((32, 2), 3), ((32, 16, 1, 1), 3)])
+def test_biases_and_scales_of_any_shape_stay_whole_under_level_3(shape: tuple[int, ...], level: int) -> None:
+    assert own_level(3, shape) == level and [own_level(n, shape) for n in (0, 1, 2)] == [0, 1, 2]
