@@ -74,7 +74,7 @@ def run(row: Row) -> Outcome:
         pins = Pins(pins.mesh, pins.techniques, pins.forbidden_factors, row.nodes)
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     try:
-        strategy = planner.plan(row.source, devices=DEVICES, batch=row.batch, pins=pins, baselines=False, hardware=HARDWARE, precision="fp32", **row.options)
+        strategy = planner.plan(row.source, devices=DEVICES, batch=row.batch, pins=pins, baselines=False, precision="fp32", **{"hardware": HARDWARE, **row.options})
     except PlanError as e:
         return Outcome(date=today, refused=str(e).splitlines()[0])
     mesh = " x ".join(f"{a}={n}" for a, n in strategy.mesh_shape)

@@ -65,7 +65,8 @@ class Runtime:
     """overlap: fraction of once-a-step gradient traffic hidden under the backward pass. fused_traffic: how much of the element-wise
     traffic is left after fusion. memory_slack: allowance for fragmentation, as a fraction of what is allocated. optimizer_bytes: traffic of the
     optimizer per local parameter. bucket_bytes: collectives of gradients and of updated parameters travel together up to this size (XLA on GPU: its default
-    threshold of combining, 30 MiB, as PyTorch's buckets of 25 MB), so that each costs its share of a latency.
+    threshold of combining, 30 MiB, as PyTorch's buckets of 25 MB), so that each costs its share of a latency. stacked: gradients of repeated blocks are reduced as the arrays that
+    hold those of all repeats, so that no launch is smaller (of GPU programs the compiler shows it: with shard_map they are, while its own partitioner reduces inside the loop).
 
     Of frameworks: kernels; rates (of devices with published runs those in per_device); gather_overlap: how much of the shorter of arithmetic and of gathering
     weights (optimizer level 3) hides under the longer; interleave: chunks of blocks that each pipeline stage holds; balance: stages are dealt even numbers
@@ -95,6 +96,7 @@ class Runtime:
     pinned: float = 0.0
     balance: bool = False
     flat_rings: bool = False
+    stacked: bool = False
     copies_hidden: float = 0.0
     """Of what can hide where several microbatches run at the same time (planner.copies), what does, on accelerators: no program of ours was timed on any."""
 
@@ -155,7 +157,7 @@ _WIDE = Rates(attention=0.5, outer=0.8)
 
 RUNTIMES = {
     "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, *_XLA, "the emitted program; constants are guesses, no communication counts as hidden",
-                             copies_hidden=0.7),
+                             copies_hidden=0.7, stacked=True),
     "jax-jit": Runtime("jax-jit", 0.3, 0.6, 0.04, *_XLA, "the emitted program, collectives placed by the compiler; constants guessed"),
     "megatron": Runtime("megatron", 0.0, 1.0, 0.045, (0.15, 0.2), (0.06, 0.06), 38, 160e6, "as Megatron's programs run; fitted to published A100 runs", FLASH, _A100,
                         _HOPPER, overhead_bytes=0.593e9, pipeline_slack=0.029, pinned=0.386, flat_rings=True),

@@ -38,6 +38,8 @@ class Use:
     """the compiler may send it together with others like it: nothing waits for it but the optimizer, or the next step"""
     merged: bool = False
     """compilers send an equal one in its place: it takes no bytes (its seconds are still counted, as solvers price every weight for itself)"""
+    stacked: int = 1
+    """of how many equal ones, itself among them, one array is: the same weight of so many repeats of a block"""
     strided: bool = False
     """between two layouts of a tensor: its pieces may lie along an inner dim"""
     place: str = ""
@@ -108,6 +110,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     if pipeline and pipeline.schedule == "gpipe":  # head and loss are one function that keeps nothing but what it is given
         ending = [i for i in loose if pipeline.late(i)]
         yield from again_uses(outer, replay(outer, ending, "all", (*graph.inputs, *last)), "all", lambda name: ends, once, size, "after")
+    stacked: dict[str, tuple[int, int]] = {}  # weight of a block -> blocks that a device holds, and those of them that run in a turn
     gathered: dict[str, list[tuple[bool, bool]]] = {}  # sharded weight -> per function that gathers it, whether forward does, and backward again
     for run in runs:
         dealt = pipeline is not None and run.first == pipeline.first
@@ -125,6 +128,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
             yield from kernel_uses(flow, i, often(made_by(graph, i)), size, place)
         yield from again_uses(body, again, block_mode(flow), often, once, size, place)
         for names in run.weights:
+            stacked.update(dict.fromkeys(names, (pipeline.per_stage, pipeline.per_tick) if pipeline and dealt else (run.repeats, run.repeats)))
             for name in names[: pipeline.per_stage] if pipeline and dealt else names:
                 gathered.setdefault(name, []).append((True, again is not None and names[0] in again.weights))
         for name in run.shared:
@@ -160,7 +164,8 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
         for name, plan in flow.weights.items():
             if name in flow.grad and name not in elsewhere:
                 over = (STAGE,) if pipeline and name not in held else ()  # every stage holds what is outside the blocks, and adds to its gradient
-                yield from _reduction(flow, name, plan, reductions(name) if pipeline else turns, size, gathered.get(name, []), over, name in alike)
+                times = reductions(name) if pipeline else turns
+                yield from _reduction(flow, name, plan, times, size, gathered.get(name, []), over, name in alike, stacked.get(name, (1, 1)))
 
 
 def _often(repeats: int, passes: Callable[[str], int]) -> Callable[[str], int]:
@@ -273,9 +278,10 @@ def kernel_uses(flow: Flow, i: int, times: int, size: ItemSize, where: str, agai
                 yield Use(inner.kind, axes, payload, times * backward, "backward", node.id, place=where, inside=True)
 
 
-def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[tuple[bool, bool]], over: Axes, alike: bool) -> Iterator[Use]:
+def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[tuple[bool, bool]], over: Axes, alike: bool,
+               stacked: tuple[int, int]) -> Iterator[Use]:  # fmt: skip
     """The reduction of one weight's gradient (alike: equal to another's, while sums over microbatches are values of their own) and, with sharded state, the gathering
-    of the parameter."""
+    of the parameter. stacked: of how many repeats it is one array when the optimizer runs, and in each microbatch."""
     tensor, mesh = flow.graph.tensors[name], dict(flow.plan.mesh)
     what = flow.graph.labels.get(name, name)
     level = plan.zero if plan.dim >= 0 else 0
@@ -287,10 +293,10 @@ def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSi
         yield Use("all-gather", plan.axes, full, micro * sum(again for _, again in gathered), "recompute", what)
         yield Use("reduce-scatter", plan.axes, full, micro * len(gathered), "gradient", what)
     elif level:
-        yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what, True, alike and (micro == 1 or level == 2))
-        yield Use("all-gather", plan.axes, full, 1, "optimizer", what, True)
+        yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what, True, alike and (micro == 1 or level == 2), stacked[level == 2])
+        yield Use("all-gather", plan.axes, full, 1, "optimizer", what, True, stacked=stacked[0])
     if rest:
-        yield Use("all-reduce", rest, piece, 1, "gradient", what, True, alike and micro == 1)
+        yield Use("all-reduce", rest, piece, 1, "gradient", what, True, alike and micro == 1, stacked[0])
 
 
 def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[str, dict[str, dict[str, int | Fraction]]]:

@@ -11,6 +11,7 @@ from planner.account import float32_sizes
 from planner.blocks import classes, find_runs
 from planner.collected import Ways, find_collected
 from planner.emit.replay import Product, dots, reads
+from planner.emit.runs import stacks
 from planner.flow import gradient_tensors, rule_of
 from planner.graph import Graph
 from planner.kernels import find_savers
@@ -19,7 +20,7 @@ from planner.ops.control import Region, region
 from planner.pipeline import SHARE, dealt
 from planner.rule import PENDING, Rule, Split
 
-STRUCTURE = ("collected", "dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "stacked", "still", "tail", "wires")
+STRUCTURE = ("collected", "dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "stacks", "still", "tail", "wires")
 """Derived parts of a Base that follow from the nodes and how they are wired, whatever the extents."""
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
@@ -125,13 +126,6 @@ class Base:
     def repeated(self) -> frozenset[int]:
         """Nodes of repeated blocks."""
         return frozenset(i for first, period, repeats in self.runs for i in range(first, first + period * repeats))
-
-    @cached_property
-    def stacked(self) -> frozenset[str]:
-        """Weights that a program keeps in stacks, a row a repeat: each is read by one repeat of a block alone."""
-        readers = {n: [i for i, _ in self.graph.consumers[n]] for i in self.repeated for n in self.graph.nodes[i].inputs if n in self.graph.weights}
-        where = {i: (first, (i - first) // period) for first, period, repeats in self.runs for i in range(first, first + period * repeats)}
-        return frozenset(n for n, by in readers.items() if all(i in where for i in by) and len({where[i] for i in by}) == 1)
 
     @cached_property
     def replayed(self) -> frozenset[int]:
@@ -247,6 +241,11 @@ class Base:
         return frozenset(n for n in self.graph.weights if len(self.graph.consumers.get(n, ())) == 1)
 
     @cached_property
+    def stacks(self) -> Mapping[str, tuple[int, int]]:
+        """Weights of repeated blocks -> (first node of the run, of how many repeats one array holds them)."""
+        return stacks(self.graph, self.runs)
+
+    @cached_property
     def kinds(self) -> Mapping[int, int]:
         """class -> a number; nodes of equal numbers have the same splits at the same prices on every mesh."""
         graph, found, out = self.graph, dict[tuple, int](), {}
@@ -256,7 +255,7 @@ class Base:
                     tuple(rule.paired.items()), tuple(rule.most.items()), rule.spatial)
             cells = tuple(
                 (graph.tensors[n].shape, graph.tensors[n].dtype, n in graph.weights, n in self.own, n in graph.producer, n in self.grad,
-                 self.kept.get((i, slot))) if n else None for slot, n in enumerate(node.inputs)
+                 self.kept.get((i, slot)), self.stacks.get(n)) if n else None for slot, n in enumerate(node.inputs)
             )  # fmt: skip
             outs = tuple((graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad, self.kept.get((i, -1 - k)))
                          for k, o in enumerate(o for o in node.outputs if o))  # fmt: skip

@@ -3,34 +3,47 @@
 Gradients that are reduced, and updated parameters that are gathered, wait for nothing but each other; the compiler joins neighbours into one launch until the next would
 pass the size. With S bytes over the same axes in buckets of B <= S,
 
-    seconds = S / B * latency + S * s_per_byte             (a tensor of B or more pays one latency)
+    seconds = S / B * latency + S * s_per_byte             (an array of B or more pays one latency)
     hidden  = overlap * (seconds of the gradients - seconds of one bucket)
 
 as the last bucket leaves when the backward pass is over. A small bucket pays latencies, a large one shows in full: without overlap (profile jax-shard_map) larger is never
-slower, and the smallest of those that tie is taken.
+slower, and the smallest of those that tie is taken. The weights of all repeats of a block are one array: of such models few launches are left to spare.
+
+Without a pin the compiler's own size (Runtime.bucket_bytes) stays unless another spares a plan a notable part of its step. What a size may spare is bounded before a mesh is
+searched: where that is too little for any plan on it, the search prices the compiler's size and is exact; elsewhere it prices the largest, so that what it proves holds for all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import combinations
+from math import prod
 from typing import TYPE_CHECKING
 
 from costmodels.runtime import Runtime
 from planner import account
 from planner.layout import Axes
+from planner.meshes import divisors
 
 if TYPE_CHECKING:
     from planner.account import Use
     from planner.base import Base
+    from planner.evaluate import Cost
     from planner.flow import Plan
     from planner.price import Pricer
 
-AUTO = "auto"
+AUTO, OPEN = "auto", "open"
+"""A pinned choice: the best size, whatever it gains. No pin: the best where it gains something notable."""
 SIZES = tuple(2**k * 2**20 for k in range(0, 11, 2))
-"""Bytes of a bucket that AUTO tries: 1 MiB to 1 GiB."""
+"""Bytes of a bucket that are tried: 1 MiB to 1 GiB."""
 TIE = 1e-3
 """Sizes whose reductions and gathers take no more than this beyond the least, as a fraction, are as good; the smallest is taken."""
+NOTABLE = 1e-3
+"""Share of a plan's step that another size than the compiler's must spare to be chosen without a pin."""
+PADDED = 2.0
+"""Times its bytes that a gradient takes at most where its pieces are padded (planner.flow); no launch is larger than all of them."""
 Way = tuple[str, Axes]
 KINDS = ("all_gather", "all_reduce", "reduce_scatter")
 """What the compiler has such a size for."""
@@ -44,9 +57,33 @@ def kinds(zero: int) -> tuple[str, ...]:
 
 def searched(runtime: Runtime, asked: int | str) -> Runtime:
     """The profile that a search with a pinned bucket prices by: that of its size, or of the largest that AUTO tries, so that what is proven holds for all."""
-    if not asked:
+    if not asked or asked == OPEN:
         return runtime
     return replace(runtime, bucket_bytes=float(SIZES[-1] if asked == AUTO else asked))
+
+
+def bounding(base: Base, pricer: Pricer, least_s: float) -> Pricer:
+    """What a mesh is searched by where sizes are open: the pricer itself, or where a size might be chosen for a plan of at least so many seconds one that is below all sizes."""
+    if spared_s(base, pricer) <= NOTABLE * least_s:
+        return pricer
+    sizes, counts = _whole_bytes(base, pricer), divisors(prod(pricer.sizes.values()))
+    most = {shape: min(PADDED, prod(max(-(-d // n) * n / d for n in counts if n < 2 * d) for d in shape)) for shape in {base.graph.tensors[n].shape for n in sizes}}
+    every = sum(size * most[base.graph.tensors[n].shape] for n, size in sizes.items())
+    return replace(pricer, runtime=replace(pricer.runtime, bucket_bytes=min(SIZES[-1], every)), memo={})
+
+
+def spared_s(base: Base, pricer: Pricer) -> float:
+    """No size spares a plan on the mesh more seconds: of the launches that whole gradients would be, of each kind all but one, at the longest latency of any axes."""
+    launches = sum(min(1 / base.stacks.get(n, (0, 1))[1], size / pricer.runtime.bucket_bytes) for n, size in _whole_bytes(base, pricer).items())
+    ways = [axes for k in range(len(pricer.sizes)) for axes in combinations(pricer.sizes, k + 1)]
+    latency = max((line[0] for axes in ways for kind in KINDS for line in pricer.lines(kind.replace("_", "-"), axes)), default=0.0)
+    return len(KINDS) * max(0.0, launches - 1) * latency
+
+
+def _whole_bytes(base: Base, pricer: Pricer) -> dict[str, float]:
+    """Trained weights -> bytes of a whole one as it is reduced, or gathered where that is more."""
+    wide = max(pricer.recipe.reduction_bytes, pricer.recipe.parameter_bytes)
+    return {n: base.graph.tensors[n].elements * wide for n in base.graph.weights if n in base.grad}
 
 
 def launched(uses: Iterable[Use], bucket_bytes: int) -> dict[Way, float]:
@@ -66,7 +103,9 @@ def seconds(uses: Iterable[Use], pricer: Pricer, sizes: Mapping[Way, float]) -> 
     """Every collective with its seconds, and those of them that hide under the backward pass: the profile's share of the gradients', but for the last launch. Which axes
     that is over is the compiler's choice: the one that takes longest."""
     uses = tuple(uses)
-    each = [(use, pricer.use_s(use, sizes.get((use.kind, use.axes), 0.0))) for use in uses]
+    alike = {(u.kind, u.axes, u.payload_bytes, u.count, u.bucketed, u.stacked): u for u in uses}
+    known = {key: pricer.use_s(use, sizes.get((use.kind, use.axes), 0.0)) for key, use in alike.items()}
+    each = [(u, known[u.kind, u.axes, u.payload_bytes, u.count, u.bucketed, u.stacked]) for u in uses]
     whole = sum(s for use, s in each if use.phase == "gradient")
     share = pricer.runtime.overlap if whole else 0.0
     if share and sizes:
@@ -76,14 +115,33 @@ def seconds(uses: Iterable[Use], pricer: Pricer, sizes: Mapping[Way, float]) -> 
     return [(use, s, share * s if use.phase == "gradient" else 0.0) for use, s in each]
 
 
-def with_bucket(base: Base, plan: Plan, pricer: Pricer, asked: int | str) -> Plan:
-    """The plan with buckets of the size asked for; of AUTO the smallest size that ties with the best."""
-    if not asked or isinstance(asked, int):
-        return replace(plan, bucket_bytes=int(asked))
-    from planner.evaluate import derived
+def launching_s(sent: Iterable[tuple[Use, float, float]], pricer: Pricer) -> float:
+    """Of what `seconds` found, those of launches of what travels together: no size spares more."""
+    least: dict[tuple[str, Axes, int, int], float] = {}
+    total = 0.0
+    for use, s, _ in sent:
+        if use.bucketed:
+            key = use.kind, use.axes, use.payload_bytes, use.count
+            if key not in least:
+                least[key] = pricer.use_s(use, math.inf)
+            total += s - least[key]
+    return total
 
-    flow, runs = derived(base, plan)
+
+def priced(base: Base, plan: Plan, pricer: Pricer, asked: int | str) -> tuple[Plan, Cost]:
+    """The plan with buckets of the size asked for, and its price. Of AUTO the smallest size that ties with the best; of OPEN the same where it is notably faster than the
+    compiler's own. Raises PlanError P068 where its blocks cannot be dealt out over pipeline stages."""
+    from planner.evaluate import price_plan
+
+    if isinstance(asked, int):
+        sized = replace(plan, bucket_bytes=asked)
+        return sized, price_plan(base, sized, pricer)[0]
+    cost, flow, runs = price_plan(base, plan, pricer)
+    if asked == OPEN and (plan.copies > 1 or cost.launch_time_s <= NOTABLE * cost.step_time_s):  # copies ask for launches of their own size (planner.copies)
+        return plan, cost
     uses = account.collectives(flow, runs, pricer.itemsize)
     times = {size: sum(s - hidden for use, s, hidden in seconds(uses, pricer, launched(uses, size)) if use.bucketed) for size in SIZES}
     least = min(times.values())
-    return replace(plan, bucket_bytes=next(size for size in SIZES if times[size] <= least * (1 + TIE)))
+    sized = replace(plan, bucket_bytes=next(size for size in SIZES if times[size] <= least * (1 + TIE)))
+    best = price_plan(base, sized, pricer)[0]
+    return (plan, cost) if asked == OPEN and best.step_time_s >= cost.step_time_s * (1 - NOTABLE) else (sized, best)

@@ -30,7 +30,7 @@ import numpy as np
 from costmodels.memory import Breakdown
 from planner import account
 from planner.base import Base
-from planner.buckets import launched, seconds
+from planner.buckets import launched, launching_s, seconds
 from planner.copies import hidden_shares, launch_bytes
 from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, dealt_run, find_run, inner_flow, outer_flow
@@ -69,6 +69,8 @@ class Cost:
     exposed_by_axes: Mapping[tuple[str, str], float]
     tables_time_s: float = 0.0
     """Pulling rows of hosted tables before the step and pushing them after it (planner.hosted)."""
+    launch_time_s: float = 0.0
+    """Launches of collectives that may go together (planner.buckets)."""
 
 
 def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tuple[Run, ...]]:
@@ -115,11 +117,12 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     overlapped = exposed = 0.0
     by_axes: dict[tuple[str, str], float] = {}
     uses = account.collectives(flow, runs, pricer.itemsize)
-    for use, sent, hidden in sent_s(base, flow, runs, uses, pricer):
-        exposed += sent - hidden
+    sent = sent_s(base, flow, runs, uses, pricer)
+    for use, each, hidden in sent:
+        exposed += each - hidden
         overlapped += hidden
         label = (use.kind, "+".join(use.axes))
-        by_axes[label] = by_axes.get(label, 0.0) + sent - hidden
+        by_axes[label] = by_axes.get(label, 0.0) + each - hidden
     if "activations" in plan.offload:  # out and in again in every microbatch
         exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
     optimizer = _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, pipeline, pricer) if base.training else 0.0
@@ -134,7 +137,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     return Cost(
         compute + bubble + exposed + optimizer + tables, compute, again, bubble, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer, runs),
-        account.traffic(uses, plan.order, mesh), distinct, by_axes, tables,
+        account.traffic(uses, plan.order, mesh), distinct, by_axes, tables, launching_s(sent, pricer),
     )  # fmt: skip
 
 
@@ -173,10 +176,10 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
 def _loops_s(base: Base, flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float:
     """Seconds that a device's loops over repeated blocks take to copy what lies in stacks (Pricer.loop_s), in all microbatches. Counted where blocks are written out too,
     since solvers do not see that their ends do not fit together."""
-    if not base.stacked or not pricer.topology.virtual:
+    if not base.stacks or not pricer.topology.virtual:
         return 0.0
     mesh, elsewhere = dict(flow.plan.mesh), account.of_other_stages(base.graph, pipeline) if pipeline else frozenset[str]()
-    held = [n for n in flow.weights if n in base.stacked and n in flow.grad and n not in elsewhere]
+    held = [n for n in flow.weights if n in base.stacks and n in flow.grad and n not in elsewhere]
     weights = sum(prod(local_shape(base.graph.tensors[n].shape, stored_layout(flow.weights[n]), mesh)) for n in held) * pricer.recipe.parameter_bytes
     kept = sum(size * (float(pipeline.share(i)) if pipeline else 1.0) for i, _, size in kept_tensors(base, flow, pricer) if i in base.repeated)
     return flow.plan.microbatches * pricer.loop_s(weights, kept)

@@ -46,18 +46,20 @@ class Pricer:
             self._sizes.update((a.name, a.size) for a in self.mesh.inner)
         return self._sizes
 
-    def collective_s(self, kind: str, axes: Axes, payload_bytes: float, *, bucketed: bool = False, bucket_bytes: float = 0.0, strided: bool = False) -> float:
+    def collective_s(self, kind: str, axes: Axes, payload_bytes: float, *, bucketed: bool = False, bucket_bytes: float = 0.0, stacked: int = 1, strided: bool = False) -> float:
         """Seconds of one collective over the axes; 0 when it moves nothing. bucketed: it travels with others of its kind, up to bucket_bytes (0: the runtime's), and
-        pays its share of a latency. strided: as in `lines`."""
+        pays its share of a latency. stacked: so many like it are one array; where the runtime sends that whole, a launch is no smaller. strided: as in `lines`."""
         if not kind or not axes or not payload_bytes:
             return 0.0
-        together = bucketed and (kind == "all-reduce" or not self.topology.virtual)  # XLA's CPU back end sends all-reduces together, nothing else
-        share = min(1.0, payload_bytes / (bucket_bytes or self.runtime.bucket_bytes)) if together else 1.0
+        together = kind == "all-reduce" or not self.topology.virtual  # XLA's CPU back end sends all-reduces together, nothing else
+        bucket = (bucket_bytes or self.runtime.bucket_bytes) if together else payload_bytes
+        share = min(1.0 / (stacked if self.runtime.stacked else 1), payload_bytes / bucket) if bucketed else 1.0
         return min(latency * share + payload_bytes * slope for latency, slope in self.lines(kind, axes, strided))
 
     def use_s(self, use: Use, bucket_bytes: float = 0.0) -> float:
         """Seconds a collective of a program takes in one optimizer step. bucket_bytes: as in `collective_s`."""
-        return use.count * self.collective_s(use.kind, use.axes, use.payload_bytes, bucketed=use.bucketed, bucket_bytes=bucket_bytes, strided=use.strided)
+        seconds = self.collective_s(use.kind, use.axes, use.payload_bytes, bucketed=use.bucketed, bucket_bytes=bucket_bytes, stacked=use.stacked, strided=use.strided)
+        return use.count * seconds
 
     def lines(self, kind: str, axes: Axes, strided: bool = False) -> tuple[tuple[float, float], ...]:
         """(latency_s, s_per_byte) lines whose minimum is the time of a collective over the axes. strided: its pieces lie along an inner dim of a tensor between operators. XLA's

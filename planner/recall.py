@@ -10,15 +10,14 @@ Splits are written once each, as a list that rows of numbers point into; a row g
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite, prod
 from typing import TYPE_CHECKING, Any
 
 from planner.assemble import PICO, Techniques, assemble
-from planner.buckets import with_bucket
+from planner.buckets import priced
 from planner.copies import COPIES
 from planner.errors import PlanError
-from planner.evaluate import price_plan
 from planner.flow import Plan
 from planner.layout import Layout
 from planner.pipeline import SCHEDULES
@@ -106,8 +105,7 @@ def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...
     plan = Plan(mesh.shape, {node.id: splits[base.shared[i]] for i, node in enumerate(base.graph.nodes)}, t.zero, mesh.zero_axes, t.recompute, t.microbatches, base.runs,
                 schedule=t.schedule if mesh.stages > 1 else "", virtual=t.virtual, offload=tuple(map(_text, row["offload"])), copies=row["copies"])  # fmt: skip
     pricer = Pricer(request.topology, mesh, request.runtime, request.recipe, offload=request.offload)
-    plan = with_bucket(base, with_cuts(base, plan, pricer), pricer, request.bucket)
-    cost, _, _ = price_plan(base, plan, pricer)
+    plan, cost = priced(base, with_cuts(base, plan, pricer), pricer, request.bucket)
     if cost.step_time_s != row["step_time_s"] or cost.memory.total != row["memory_bytes"] or row["status"] not in ("optimal", "feasible"):
         raise Stale
     return Candidate(_text(row["label"]), mesh, plan, cost, t, _number(row["objective_s"]), _number(row["bound_s"]), row["status"])
@@ -130,9 +128,8 @@ def _lies_on(mesh: Mesh, topology: Topology) -> bool:
 
 def _space(search: Search, base: Base, best: Candidate, entry: Mapping[str, Any], palette: tuple[Split, ...]) -> Space:
     """The winner's space, of the splits that it had."""
-    request = search.request
     allowed = {i: tuple(palette[k] for k in row) for i, row in zip(base.times, entry["space"], strict=True)}
-    pricer = Pricer(request.topology, best.mesh, request.runtime, request.recipe, offload=tuple(map(_text, entry["offload"])))
+    pricer = replace(search.space_pricer(best.mesh), offload=tuple(map(_text, entry["offload"])), memo={})
     inner, limits = dict(Mesh(best.mesh.inner).shape), Limits(spatial=True)
     if not all(splits and all(legal(base.rules[i], s, inner, limits) for s in splits) for i, splits in allowed.items()):
         raise Stale

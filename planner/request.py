@@ -14,6 +14,7 @@ from costmodels.memory import Capacity
 from costmodels.precision import Recipe
 from costmodels.runtime import Runtime
 from planner.assemble import Techniques
+from planner.buckets import OPEN
 from planner.cache import Cache
 from planner.evaluate import Cost
 from planner.flow import Plan
@@ -21,6 +22,7 @@ from planner.pins import Pins
 from planner.possible import RECOMPUTE
 from planner.problem import Problem
 from planner.space import Base, Space
+from planner.spread import MODES
 from planner.topology import Mesh, Topology
 
 TIE, TIE_MEMORY = 1e-3, 1e-2
@@ -52,8 +54,9 @@ class Request:
 
     @property
     def bucket(self) -> int | str:
-        """Bytes that collectives are sent together up to in every plan of the search; planner.buckets.AUTO for the best size, 0 for the compiler's own."""
-        asked: int | str = self.pins.techniques.get("bucket", 0)
+        """Bytes that collectives are sent together up to in every plan of the search; planner.buckets.AUTO or OPEN for a choice, 0 for the compiler's own."""
+        opened = self.runtime.stacked and self.topology.device.kind == "gpu" and self.mode not in MODES
+        asked: int | str = self.pins.techniques.get("bucket", OPEN if opened else 0)
         return asked
 
     @property

@@ -17,11 +17,10 @@ from dataclasses import replace
 import numpy as np
 
 from planner.assemble import PICO, Techniques, assemble, splits_of
-from planner.buckets import with_bucket
+from planner.buckets import OPEN, bounding, priced
 from planner.conversions import Atlas
 from planner.copied import in_copies
 from planner.errors import PlanError
-from planner.evaluate import price_plan
 from planner.explore import Explorer
 from planner.families import Allowed, batch_only, megatron_only, no_split, restrict
 from planner.fingerprint import search_key
@@ -61,6 +60,7 @@ class Search:
         self._bases: dict[int, Base | None] = {}
         self._spaces: dict[tuple, Space | None] = {}
         self._pricers: dict[Mesh, Pricer] = {}
+        self._bounding: dict[Mesh, Pricer] = {}
         self._atlas = Atlas()
         self.scratch = Scratch()
         self._arithmetic: Arithmetic | None = None
@@ -215,6 +215,16 @@ class Search:
             self._pricers[mesh] = Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe, self._atlas, offload=self.request.offload)
         return self._pricers[mesh]
 
+    def space_pricer(self, mesh: Mesh) -> Pricer:
+        """What spaces of a mesh are priced by: below every plan's price, whatever is chosen after its splits."""
+        if self.request.bucket != OPEN or not self.training:
+            return self.pricer(mesh)
+        if mesh not in self._bounding:
+            base, counts = self.base(1), self.offered.microbatches(mesh)
+            assert base is not None
+            self._bounding[mesh] = bounding(base, self.pricer(mesh), self.floor(mesh, max(counts, default=1)))
+        return self._bounding[mesh]
+
     def space(self, mesh: Mesh, micro: int, allowed: Family | None, pinned: bool = True, among: Allowed | None = None) -> Space | None:
         """The space of a mesh, restricted to a family of plans; with the user's pins unless it is a baseline's. among: nothing but these splits, where pins
         leave all."""
@@ -231,7 +241,7 @@ class Search:
             found = found if found is None or among is None else restrict(found, among)
         else:
             left = {i: tuple(s for s in splits if legal(base.rules[i], s, dict(inner.shape), limits)) for i, splits in among.items()}
-            found = build_space(base, self.pricer(mesh), limits=limits, allowed=left, zero_axes=mesh.zero_axes, parts=micro) if all(left.values()) else None
+            found = build_space(base, self.space_pricer(mesh), limits=limits, allowed=left, zero_axes=mesh.zero_axes, parts=micro) if all(left.values()) else None
         return found if found is None or allowed is None else restrict(found, allowed(base, inner))
 
     def _whole(self, key: tuple[Mesh, int, bool], base: Base, limits: Limits) -> Space | None:
@@ -245,7 +255,7 @@ class Search:
                     fixed = self.offered.held(base, inner, limits)
                 elif len(inner.axes) > 2:
                     fixed = self.offered.alphabet(base, inner, [c.plan for c, *_ in self._details.values()])
-                self._spaces[key] = build_space(base, self.pricer(mesh), limits=limits, allowed=fixed, zero_axes=mesh.zero_axes, parts=micro)
+                self._spaces[key] = build_space(base, self.space_pricer(mesh), limits=limits, allowed=fixed, zero_axes=mesh.zero_axes, parts=micro)
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.
                 if e.code != "P025":
@@ -320,8 +330,7 @@ class Search:
                     offload=tuple(w for w in self.request.offload if w not in IN_LOOPS or (techniques.recompute != "none" and mesh.stages == 1)),
                     copies=copies)  # fmt: skip
         try:
-            plan = with_bucket(space.base, with_cuts(space.base, plan, space.pricer), space.pricer, self.request.bucket)
-            cost, _, _ = price_plan(space.base, plan, space.pricer)
+            plan, cost = priced(space.base, with_cuts(space.base, plan, space.pricer), self.pricer(mesh), self.request.bucket)
         except PlanError as e:
             if e.code != "P068":
                 raise

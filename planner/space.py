@@ -240,9 +240,11 @@ class _Builder:
         twice: the backward pass reads the weight too, so that level 3 gathers it again.
         """
         t, memo = self.graph.tensors[name], self.pricer.memo
-        key = ("weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice, self.base.written_out, name in self.base.stacked, self._waits(name))
+        stacked = self._stacked(name)
+        key = ("weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice, self.base.written_out, name in self.base.stacks, stacked,
+               self._waits(name))  # fmt: skip
         if key not in memo:
-            memo[key] = self._weight_costs(name, layout, twice)
+            memo[key] = self._weight_costs(name, layout, twice, stacked)
         found: np.ndarray = memo[key]
         return found
 
@@ -250,7 +252,13 @@ class _Builder:
         """Whether a weight is one of repeated blocks that wait in the host's memory."""
         return "parameters" in self.pricer.offload and name in self.base.own and parks(self.graph, name) and self.graph.consumers[name][0][0] in self.base.repeated
 
-    def _weight_costs(self, name: str, layout: int, twice: bool) -> np.ndarray:
+    def _stacked(self, name: str) -> int:
+        """Of how many repeats a device has a weight in one array: with stages those it holds (interleaved ones scatter fewer at once under level 2)."""
+        first, repeats = self.base.stacks.get(name, (-1, 1))
+        dealt = self.base.dealt
+        return -(-repeats // self.pricer.mesh.stages) if dealt is not None and dealt[0][0] == first else repeats
+
+    def _weight_costs(self, name: str, layout: int, twice: bool, stacked: int) -> np.ndarray:
         recipe, price, t, need = self.pricer.recipe, self.pricer, self.graph.tensors[name], self.atlas.layouts[layout]
         local = float(self._local(t.shape, (layout,))[0])
         if name not in self.base.grad:
@@ -271,12 +279,12 @@ class _Builder:
             state = (own if level == 3 else local) * (recipe.parameter_bytes + (0.0 if written else recipe.gradient_bytes)) + own * resident
             full = whole * recipe.reduction_bytes
             late = level < 3  # outside blocks, where collectives travel in buckets
-            scatter = shown * price.collective_s("reduce-scatter", plan.axes, full, bucketed=late) if level else 0.0
-            collect = price.collective_s("all-gather", plan.axes, whole * recipe.parameter_bytes, bucketed=late) if level else 0.0
-            step = shown * price.collective_s("all-reduce", rest, own * recipe.reduction_bytes, bucketed=True) + price.optimizer_s(own, price.offload)
+            scatter = shown * price.collective_s("reduce-scatter", plan.axes, full, bucketed=late, stacked=stacked) if level else 0.0
+            collect = price.collective_s("all-gather", plan.axes, whole * recipe.parameter_bytes, bucketed=late, stacked=stacked) if level else 0.0
+            step = shown * price.collective_s("all-reduce", rest, own * recipe.reduction_bytes, bucketed=True, stacked=stacked) + price.optimizer_s(own, price.offload)
             once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
             added = (own if level >= 2 else local) * recipe.gradient_bytes
-            each = price.loop_s((own if level == 3 else local) * recipe.parameter_bytes) if name in self.base.stacked else 0.0
+            each = price.loop_s((own if level == 3 else local) * recipe.parameter_bytes) if name in self.base.stacks else 0.0
             each += (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0)
             rows[level] = (once, each, price.sum_s(added), state, 0.0 if level == 3 and not written else added,
                            local * recipe.gradient_bytes, own * left_bytes(recipe, level))  # fmt: skip

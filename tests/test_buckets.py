@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -11,17 +12,30 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import planner
 from costmodels.runtime import RUNTIMES
 from planner import account
-from planner.buckets import SIZES, searched, with_bucket
+from planner.api import make_request
+from planner.assemble import PICO, Techniques, assemble, splits_of
+from planner.buckets import NOTABLE, SIZES, bounding, searched, spared_s
+from planner.buckets import priced as sized
 from planner.emit.program import emit
 from planner.errors import PlanError
 from planner.evaluate import price_plan
+from planner.flow import Plan
+from planner.meshes import pinned_mesh
+from planner.model import Model, Workload
 from planner.pins import from_table, parse_pins
+from planner.price import Pricer
+from planner.problem import FORBIDDEN, Budget, evaluate
 from planner.reprice import Priced, open_recorded, reprice
+from planner.rule import Limits
+from planner.search import Search
+from planner.solvers import solve
+from planner.space import build_space
 from planner.strategy import Strategy
 from planner.topology import for_devices
 from planner.verify.targets import parse_target, require
@@ -72,15 +86,15 @@ def test_what_contradicts_a_size_is_said(options: dict[str, Any]) -> None:
 
 
 def test_a_larger_bucket_spares_latencies() -> None:
-    """Twice the size: half the latencies of each kind. Bytes stay, and what is smaller than a bucket altogether is one launch of whatever size."""
+    """Twice the size: half the latencies of each kind, but one for each array of all blocks' weights. Bytes stay, and what is smaller than a bucket altogether is one launch of
+    whatever size."""
     small, large = (planned(f"dp=8,zero=1,micro=1,bucket={size}", GPT) for size in ("1MiB", "2MiB"))
     assert (small.techniques["fused_collective_bytes"], large.techniques["fused_collective_bytes"]) == (2**20, 2**21)
     now, later = priced(small, GPT), priced(large, GPT)
-    sent = [u for u in account.collectives(now.flow, now.runs, now.pricer.itemsize) if u.bucketed and u.payload_bytes < 2**20]
-    latency = sum(min(now.pricer.lines(u.kind, u.axes))[0] * u.payload_bytes / 2**21 for u in sent)
-    assert {u.kind for u in sent} == {"reduce-scatter", "all-gather"} and latency > 0
-    wide = [u for u in account.collectives(now.flow, now.runs, now.pricer.itemsize) if u.bucketed and u.payload_bytes >= 2**20]
-    latency += sum(min(now.pricer.lines(u.kind, u.axes))[0] * max(0.0, 1 - u.payload_bytes / 2**21) for u in wide)
+    sent = [u for u in account.collectives(now.flow, now.runs, now.pricer.itemsize) if u.bucketed]
+    shares = [[min(1 / u.stacked, u.payload_bytes / size) for size in (2**20, 2**21)] for u in sent]
+    latency = sum((a - b) * min(now.pricer.lines(u.kind, u.axes))[0] for u, (a, b) in zip(sent, shares, strict=True))
+    assert {u.kind for u in sent} == {"reduce-scatter", "all-gather"} and {u.stacked for u in sent} == {1, 6} and latency > 0
     assert now.cost.step_time_s - later.cost.step_time_s == pytest.approx(latency, rel=1e-3)
     assert now.cost.step_time_s == pytest.approx(small.costs["step_time_s"], rel=1e-5)
     assert small.costs["communication_bytes_per_device"] == large.costs["communication_bytes_per_device"]
@@ -105,11 +119,52 @@ def test_auto_takes_the_smallest_of_the_best_sizes() -> None:
     now, chosen = priced(s, LARGE), s.techniques["fused_collective_bytes"]
     steps = {size: price_plan(now.base, replace(now.plan, bucket_bytes=size), now.pricer)[0].step_time_s for size in SIZES}
     assert steps[chosen] == min(steps.values()) < min(steps[SIZES[0]], steps[SIZES[-1]]), steps
-    assert with_bucket(now.base, now.plan, now.pricer, "auto").bucket_bytes == chosen
+    assert sized(now.base, now.plan, now.pricer, "auto")[0].bucket_bytes == chosen
     assert f"collectives fused up to {chosen / 2**20:.1f} MiB" in str(s)
     hidden = priced(planned("dp=8,zero=0,micro=1,bucket=auto", GPT), GPT)  # without overlap one launch is best, and the smallest size that holds all is taken
     total = sum(u.total_bytes for u in account.collectives(hidden.flow, hidden.runs, hidden.pricer.itemsize) if u.bucketed)
     assert hidden.plan.bucket_bytes == min(size for size in SIZES if size >= total)
+
+
+def test_without_a_pin_a_size_is_chosen_where_it_spares_something() -> None:
+    """ResNet-50's gradients, each an array of its own, fill more than a launch of 30 MiB; a small GPT's are one."""
+    wide: dict[str, Any] = {"source": "zoo:resnet50", "devices": 64, "batch": 2048}
+    s, plain = planned("dp=64,micro=1,zero=1", **wide), planned("dp=64,micro=1,zero=1,bucket=none", **wide)
+    size, steps = s.techniques["fused_collective_bytes"], [x.costs["step_time_s"] for x in (s, plain)]
+    assert size in SIZES and plain.techniques["fused_collective_bytes"] == 0
+    assert steps[0] < steps[1] * (1 - NOTABLE) and s.solver["bound_s"] <= steps[0] and s.solver["objective_s"] <= steps[0]
+    assert planned(f"dp=64,micro=1,zero=1,bucket={size}", **wide).costs["step_time_s"] == steps[0]
+    assert s.costs["communication_bytes_per_device"] == plain.costs["communication_bytes_per_device"]
+    for source, options in (("zoo:gpt-tiny", {}), (RESNET, {"hardware": "cpu"}), (RESNET, {"hardware": "tpu-v5e"}), ("zoo:resnet50", {"runtime": "jax-jit"})):
+        assert planned("dp=8,micro=1,zero=1", source, **options).techniques["fused_collective_bytes"] == 0
+
+
+def test_baselines_choose_a_size_too() -> None:
+    s = planner.plan("zoo:resnet50", devices=64, batch=2048, hardware="h100", mode="data-parallel", pins="zero=1,micro=1")
+    assert s.techniques["fused_collective_bytes"] > 0 and s.baselines["data_parallel"]["step_time_s"] <= s.costs["step_time_s"] * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("source, axes", [("zoo:resnet50", {"data": 64}), ("zoo:resnet50", {"data": 8, "model": 8}), (LARGE, {"data": 16, "model": 4})])
+def test_no_size_spares_more_than_is_bounded(source: str, axes: dict[str, int]) -> None:
+    """Plans of the space drawn by random prices: what any size spares them is within the bound of their mesh, and left out of what the mesh is searched by."""
+    request = make_request(devices=64, hardware="h100", topology=None)
+    search = Search(Model.open(source, Workload(batch=1024), 64), request)
+    mesh, rng = pinned_mesh(request.topology, axes), random.Random(1)
+    base, exact = search.base(1), Pricer(request.topology, mesh, request.runtime, request.recipe)
+    assert base is not None
+    below = bounding(base, exact, 0.0)
+    assert bounding(base, exact, 1e9) is exact and below.runtime.bucket_bytes > exact.runtime.bucket_bytes
+    space, low = (build_space(base, pricer, limits=Limits(), zero_axes=tuple(axes)) for pricer in (exact, below))
+    for zero in (0, 1, 2):
+        problem, lower = (assemble(s, Techniques(zero), None) for s in (space, low))
+        drawn = tuple(np.where(c >= FORBIDDEN, c, np.array([rng.randrange(10**9) for _ in c])) for c in problem.cost)
+        choice = solve(replace(problem, cost=drawn), "dp", Budget()).choice
+        plan = Plan(mesh.shape, splits_of(space, choice), zero, tuple(axes), runs=base.runs)
+        plain = price_plan(base, plan, exact)[0]
+        least = min(price_plan(base, replace(plan, bucket_bytes=size), exact)[0].step_time_s for size in SIZES)
+        spared = plain.step_time_s - least
+        assert spared <= min(plain.launch_time_s, spared_s(base, exact)) + 1e-12
+        assert evaluate(problem, choice).cost - evaluate(lower, choice).cost >= max(0.0, spared) * PICO - len(space.variables)
 
 
 def test_what_a_search_proves_holds_for_every_size() -> None:

@@ -61,10 +61,7 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
         for i in range(j, first + period * repeats, period):
             if flow.split(i) is not split and flow.split(i) != split:
                 return f"{nodes[i].id} is split otherwise than its first repeat"
-    key = "wiring", first, period, repeats
-    if key not in graph.memo:
-        graph.memo[key] = _wiring(graph, first, period, repeats)
-    wiring: _Wiring | str = graph.memo[key]
+    wiring = _wired(graph, first, period, repeats)
     if isinstance(wiring, str):
         return wiring
     for names, reader in wiring.weights.items():
@@ -77,6 +74,24 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
             return f"{name} cannot be carried from block to block"
         carries.append(Carry(name, leaves, hub))
     return Run(first, period, repeats, tuple(carries), tuple(wiring.weights), wiring.shared, wiring.yields)
+
+
+def stacks(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> dict[str, tuple[int, int]]:
+    """Weights of repeated blocks -> (first node of the run, in how many repeats there is one): those of all repeats lie in one array."""
+    found = {}
+    for run in runs:
+        wiring = _wired(graph, *run)
+        found.update({n: (run[0], run[2]) for names in (wiring.weights if isinstance(wiring, _Wiring) else ()) for n in names})
+    return found
+
+
+def _wired(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | str:
+    """The wiring of repeats, worked out once a graph."""
+    key = "wiring", first, period, repeats
+    if key not in graph.memo:
+        graph.memo[key] = _wiring(graph, first, period, repeats)
+    known: _Wiring | str = graph.memo[key]
+    return known
 
 
 def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | str:
