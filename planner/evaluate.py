@@ -125,7 +125,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
         by_axes[label] = by_axes.get(label, 0.0) + each - hidden
     if "activations" in plan.offload:  # out and in again in every microbatch
         exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
-    optimizer = _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, pipeline, pricer) if base.training else 0.0
+    optimizer = _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, runs, pipeline, pricer) if base.training else 0.0
     if "parameters" in plan.offload:
         moved = parked_ways(flow, runs, pricer)
         exposed += micro * pricer.host_s(moved.each)
@@ -173,16 +173,19 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
     return pricer.optimizer_s(updated, flow.plan.offload) + pricer.sum_s(added * pricer.recipe.gradient_bytes)
 
 
-def _loops_s(base: Base, flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float:
-    """Seconds that a device's loops over repeated blocks take to copy what lies in stacks (Pricer.loop_s), in all microbatches. Counted where blocks are written out too,
-    since solvers do not see that their ends do not fit together."""
-    if not base.stacks or not pricer.topology.virtual:
+def _loops_s(base: Base, flow: Flow, runs: tuple[Run, ...], pipeline: Pipeline | None, pricer: Pricer) -> float:
+    """Seconds that a device's loops over repeated blocks take to copy what lies in stacks (Pricer.loop_s), in all microbatches."""
+    if not runs or not pricer.topology.virtual:
         return 0.0
-    mesh, elsewhere = dict(flow.plan.mesh), account.of_other_stages(base.graph, pipeline) if pipeline else frozenset[str]()
-    held = [n for n in flow.weights if n in base.stacks and n in flow.grad and n not in elsewhere]
-    weights = sum(prod(local_shape(base.graph.tensors[n].shape, stored_layout(flow.weights[n]), mesh)) for n in held) * pricer.recipe.parameter_bytes
-    kept = sum(size * (float(pipeline.share(i)) if pipeline else 1.0) for i, _, size in kept_tensors(base, flow, pricer) if i in base.repeated)
-    return flow.plan.microbatches * pricer.loop_s(weights, kept)
+    mesh, weights = dict(flow.plan.mesh), 0.0
+    for run in runs:
+        for names in run.weights:
+            held = names[: pipeline.per_stage] if pipeline and run.first == pipeline.first else names
+            shape = flow.graph.tensors[names[0]].shape
+            weights += len(held) * prod(local_shape(shape, stored_layout(flow.weights[names[0]]), mesh)) * (names[0] in flow.grad)
+    inside = {i for run in runs for i in range(run.first, run.end)}
+    kept = sum(size * (float(pipeline.share(i)) if pipeline else 1.0) for i, _, size in kept_tensors(base, flow, pricer) if i in inside)
+    return flow.plan.microbatches * pricer.loop_s(weights * pricer.recipe.parameter_bytes, kept)
 
 
 def _replays(flow: Flow, runs: tuple[Run, ...]) -> Iterator[tuple[Run, Replay]]:

@@ -165,8 +165,6 @@ class _Builder:
                 size = (size + np.array([kept_beside(base, i, slot, split, self.pricer) for split in splits]) if slot == 0 else size) * slack
                 kept, again, inner, tail = kept + total * size, again + (first + entering * stays) * size, inner + first * size, tail + after * size
                 given = given + total * size if slot >= 0 and node.inputs[slot] in graph.inputs else given
-        if i in base.repeated and base.training:
-            backward = backward + self.pricer.loop_s(0.0, 1.0) * kept / slack / base.times[i]
         work = slack * np.array([working_bytes(base, i, split, r - w, m, w, self.pricer)
                                  for split, r, m, w in zip(splits, read.tolist(), made.tolist(), weights.tolist(), strict=True)])  # fmt: skip
         backwards = reads(node, base.grad).slots
@@ -241,7 +239,7 @@ class _Builder:
         """
         t, memo = self.graph.tensors[name], self.pricer.memo
         stacked = self._stacked(name)
-        key = ("weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice, self.base.written_out, name in self.base.stacks, stacked,
+        key = ("weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice, self.base.written_out, stacked,
                self._waits(name))  # fmt: skip
         if key not in memo:
             memo[key] = self._weight_costs(name, layout, twice, stacked)
@@ -284,8 +282,7 @@ class _Builder:
             step = shown * price.collective_s("all-reduce", rest, own * recipe.reduction_bytes, bucketed=True, stacked=stacked) + price.optimizer_s(own, price.offload)
             once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
             added = (own if level >= 2 else local) * recipe.gradient_bytes
-            each = price.loop_s((own if level == 3 else local) * recipe.parameter_bytes) if name in self.base.stacks else 0.0
-            each += (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0)
+            each = (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0)
             rows[level] = (once, each, price.sum_s(added), state, 0.0 if level == 3 and not written else added,
                            local * recipe.gradient_bytes, own * left_bytes(recipe, level))  # fmt: skip
             if self._waits(name):  # what is on its way is counted with the whole plan
