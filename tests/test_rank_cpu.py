@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import chosen_cpu, one_device, rank_cpu
-from benchmarks.chosen_cpu import CASES, CHOSEN, LEAST_HELD, PINNED, Case
+from benchmarks.chosen_cpu import CASES, CHOSEN, LEAST_HELD, PINNED, Case, interval
 from benchmarks.rank_cpu import DEVICES, DRAWN, MODELS, Row, combinations, drawn, scores
 
 
@@ -46,14 +47,37 @@ def test_scores_of_known_orders() -> None:
     assert reached <= 0
 
 
+def case_of(**wall_s: float) -> Case:
+    """A case whose chosen plan takes a second a step in each of nine rounds, and the pinned ones what is given, all with a tenth more in every other round."""
+    rounds = {name: tuple(t * (1.1 if k % 2 else 1.0) for k in range(9)) for name, t in {CHOSEN: 1.0, **dict.fromkeys(PINNED, 2.0), **wall_s}.items()}
+    return Case("m", 8, 8, "data=8", {}, rounds, rounds)
+
+
 def test_a_case_holds_where_no_pinned_plan_is_faster() -> None:
     assert len(CASES) == 10 > LEAST_HELD
-    times = dict.fromkeys(PINNED, 2.0)
-    case = Case("m", 8, 8, "data=8", {}, {CHOSEN: 1.0, **times})
+    case = case_of()
     assert case.holds and case.ratios == dict.fromkeys(PINNED, 0.5)
-    slower = Case("m", 8, 8, "data=8", {}, {CHOSEN: 1.0, **times, "ZeRO-3": 0.9})
-    assert not slower.holds
+    slower = case_of(**{"ZeRO-3": 0.9})
+    assert not slower.holds and not slower.undecided
     assert chosen_cpu.line(slower).startswith("MISSED m, 8 devices")
+    assert slower.paired("ZeRO-3") == pytest.approx((1 / 0.9, 1 / 0.9, 1 / 0.9))
+
+
+def test_a_case_that_misses_by_one_round_is_not_told_from_one_that_holds() -> None:
+    wall = dict(case_of(**{"ZeRO-3": 1.01}).wall_s)
+    wall["ZeRO-3"] = (*wall["ZeRO-3"][:4], 0.95, *wall["ZeRO-3"][5:])
+    unsure = Case("m", 8, 8, "data=8", {}, wall, wall)
+    assert not unsure.holds
+    assert unsure.undecided
+    assert chosen_cpu.line(unsure).startswith("unsure m, 8 devices")
+
+
+def test_intervals_of_medians_hold_them_19_times_in_20() -> None:
+    assert interval(range(9)) == (1, 4, 7)
+    assert interval(range(5)) == (0, 2, 4)
+    draw = random.Random(0)
+    found = [interval([draw.gauss(0, 1) for _ in range(15)]) for _ in range(2000)]
+    assert 0.95 <= sum(low <= 0 <= high for low, _, high in found) / 2000 <= 0.985
 
 
 def test_without_a_gpu_nothing_is_held_against_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,3 +102,4 @@ def test_the_chosen_plan_is_run_beside_three_others(tmp_path: Path) -> None:
     case = chosen_cpu.run_case("zoo:mlp,layers=2", 2, 16, "cpu", 2, tmp_path)
     assert set(case.least_s) == set(case.priced_s) == {CHOSEN, *PINNED}
     assert all(0 < t < 60 for t in case.least_s.values())
+    assert {len(times) for times in (*case.wall_s.values(), *case.cpu_s.values())} == {2}
