@@ -11,6 +11,9 @@ runs it keeps what a microbatch's passes need of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from costmodels.memory import Breakdown
 from planner import account, unequal_account
 from planner.base import Base
@@ -25,13 +28,25 @@ SLOTS = 4
 """Buffers of what is handed on, beside the ring: what comes and goes, forward and backward."""
 
 
-def price(base: Base, flow: Flow, pricer: Pricer) -> Cost:
-    """Price of a derived flow."""
-    plan, stages, n = flow.plan, unequal_account.found(flow), unequal_account.ticks(flow)
-    work = unequal_account.of_stages(flow, pricer.itemsize)
-    known: dict[tuple[int, object], tuple[float, float]] = {}
-    ahead, back = list[_Pass](), list[_Pass]()
-    for k, tick in enumerate(work):
+@dataclass(frozen=True)
+class Pass:
+    """One pass of one stage in a tick: seconds of kernels, those of them made again, its collectives, and all of it together."""
+
+    kernels_s: float
+    again_s: float
+    uses: tuple[account.Use, ...]
+    seconds: float
+
+
+def passes_of_stages(base: Base, flow: Flow, pricer: Pricer) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+    """Forward passes of all stages but the last, which has none, and backward passes of all."""
+    stages, known = unequal_account.found(flow), dict[tuple[int, object], tuple[float, float]]()
+    ahead, back = list[Pass](), list[Pass]()
+
+    def one(kernels_s: float, again_s: float, uses: tuple[account.Use, ...]) -> Pass:
+        return Pass(kernels_s, again_s, uses, kernels_s + sum(shown_s(u, flow, pricer) for u in uses))
+
+    for k, tick in enumerate(unequal_account.of_stages(flow, pricer.itemsize)):
         forward = backward = again = 0.0
         for i in stages.nodes[k]:
             key = base.shared[i], flow.split(i)
@@ -42,22 +57,38 @@ def price(base: Base, flow: Flow, pricer: Pricer) -> Cost:
             again += f if tick.again is not None and tick.again.nodes.get(i) else 0.0
         opened = pricer.kernel_s(0.0, 2 * unequal_account.opened_bytes(flow, stages, k, pricer.itemsize), pricer.recipe.compute)
         if tick.again is None:
-            back.append(_Pass(forward + backward + 2 * opened, 0.0, tick.backward, pricer))
+            back.append(one(forward + backward + 2 * opened, 0.0, tick.backward))
         else:
-            ahead.append(_Pass(forward + opened, 0.0, tick.forward, pricer))
-            back.append(_Pass(again + backward + 2 * opened, again, tick.backward, pricer))
+            ahead.append(one(forward + opened, 0.0, tick.forward))
+            back.append(one(again + backward + 2 * opened, again, tick.backward))
+    return tuple(ahead), tuple(back)
+
+
+def shown_s(use: account.Use, flow: Flow, pricer: Pricer) -> float:
+    """Seconds of a collective that nothing hides."""
+    return pricer.use_s(use, flow.plan.bucket_bytes) * (1 - (pricer.runtime.overlap if use.phase == "gradient" else 0.0))
+
+
+def longest(passes: Sequence[Pass]) -> Pass:
+    """The pass that the others of a tick wait for."""
+    return max(passes, key=lambda p: p.seconds)
+
+
+def price(base: Base, flow: Flow, pricer: Pricer) -> Cost:
+    """Price of a derived flow."""
+    plan, n = flow.plan, unequal_account.ticks(flow)
+    ahead, back = passes_of_stages(base, flow, pricer)
     fewer = unequal_account.last_waits(flow)
-    slowest = [(_longest(ahead), n), (_longest(back), n - fewer), (_longest(back[:-1]), fewer)]
+    slowest = [(longest(ahead), n), (longest(back), n - fewer), (longest(back[:-1]), fewer)]
     in_all, replayed = sum(p.kernels_s * times for p, times in slowest), plan.microbatches * slowest[1][0].again_s
     by_axes: dict[tuple[str, str], float] = {}
     exposed = hidden = 0.0
     outside = [*unequal_account.outside(flow, pricer.itemsize)]
     for times, use in (*((times, u) for p, times in slowest for u in p.uses), *((1, u) for u in outside)):
-        seconds = times * pricer.use_s(use, flow.plan.bucket_bytes)
-        beside = seconds * pricer.runtime.overlap if use.phase == "gradient" else 0.0
-        exposed, hidden = exposed + seconds - beside, hidden + beside
+        shown = times * shown_s(use, flow, pricer)
+        exposed, hidden = exposed + shown, hidden + times * pricer.use_s(use, plan.bucket_bytes) - shown
         label = use.kind, "+".join(use.axes)
-        by_axes[label] = by_axes.get(label, 0.0) + seconds - beside
+        by_axes[label] = by_axes.get(label, 0.0) + shown
     compute, optimizer = plan.microbatches * (slowest[0][0].kernels_s + slowest[1][0].kernels_s), _optimizer_s(flow, pricer)
     bubble = in_all - compute
     flops = account.dot_flops(flow, again=False)
@@ -66,18 +97,6 @@ def price(base: Base, flow: Flow, pricer: Pricer) -> Cost:
     uses = account.collectives(flow, (), pricer.itemsize)
     return Cost(compute + bubble + exposed + optimizer, compute, replayed, bubble, exposed + hidden, exposed, optimizer, flops,
                 memory(base, flow, pricer), account.traffic(uses, plan.order, dict(plan.mesh)), distinct, by_axes)  # fmt: skip
-
-
-class _Pass:
-    """One pass of one stage in a tick: seconds of kernels (those made again apart), and its collectives."""
-
-    def __init__(self, kernels_s: float, again_s: float, uses: tuple[account.Use, ...], pricer: Pricer) -> None:
-        self.kernels_s, self.again_s, self.uses = kernels_s, again_s, uses
-        self.seconds = kernels_s + sum(pricer.use_s(u) for u in uses)
-
-
-def _longest(passes: list[_Pass]) -> _Pass:
-    return max(passes, key=lambda p: p.seconds)
 
 
 def _optimizer_s(flow: Flow, pricer: Pricer) -> float:

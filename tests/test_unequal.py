@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +199,23 @@ def test_a_file_keeps_its_cuts_and_is_priced_again_the_same(tmp_path: Path) -> N
     assert again.cost.step_time_s == pytest.approx(s.costs["step_time_s"], rel=1e-5) and again.plan.cuts == s.plan.cuts
     first = s.techniques["cuts"][0]
     assert s.nodes[first]["stage"] == 1 and f"cut before {first}" in explain(s, 400) and "stage 1 of 2 runs it" in explain_node(s, first, 200)
-    with pytest.raises(PlanError) as e:
-        trace(again)
-    assert e.value.code == "P069"
+
+
+@pytest.mark.parametrize(("stages", "schedule"), [(2, "1f1b"), (4, "1f1b"), (4, "gpipe")])
+def test_every_stage_of_a_trace_takes_the_step(stages: int, schedule: str) -> None:
+    """Each stage's track ends with the step, runs every microbatch once each way (the last both at once), forward before backward, and nothing at the same time."""
+    s = plan(RESNET, f"pp={stages},dp={4 // stages},micro=8,zero=1,schedule={schedule}")
+    events = json.loads(trace(reprice(s, reopen(s, RESNET), from_json(s.topology))))["traceEvents"]
+    for stage in range(stages):
+        own = [e for e in events if e["pid"] == stage and e["ph"] == "X"]
+        assert max(e["ts"] + e["dur"] for e in own) == pytest.approx(s.cost.step_time_s * 1e6, abs=0.01)
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 0.002 for a, b in zip(own, own[1:], strict=False))
+        at = {e["name"]: e["ts"] for e in own}
+        passes = [e["name"] for e in own if e["name"].split(" ")[0] in ("forward", "backward")]
+        assert sorted(passes) == sorted(f"{way} {m}" for way in (("backward",) if stage + 1 == stages else ("forward", "backward")) for m in range(8))
+        assert stage + 1 == stages or all(at[f"forward {m}"] < at[f"backward {m}"] for m in range(8))
+        bubbles = sum(e["name"] == "bubble" for e in own)
+        assert bubbles == (2 if stage + 1 < stages else schedule == "gpipe") * (stages - 1), "a stage waits for its first microbatch, and after its last"
 
 
 @pytest.mark.parametrize("cuts", [["/no/such/node"], ["/fc/MatMul", "/stem/Relu"], []])

@@ -5,7 +5,8 @@ reduction, optimizer. Its end is the step time of the strategy; what the runtime
 Equal microbatches are drawn once, with their count in the name.
 
 With pipeline stages every stage is a process: per tick its passes by microbatch, bubbles by that name (where there are very many ticks, equal
-neighbours as one). What a full tick consists of, operator by operator, is a process of its own beside them. So is the memory of a device, as counters (bytes) by
+neighbours as one). What a full tick consists of, operator by operator, is a process of its own beside them; unequal stages have passes alone
+(planner.report.trace_unequal). A process, too, is the memory of a device, as counters (bytes) by
 part over the last microbatch and what follows it, from time 0.
 """
 
@@ -30,7 +31,7 @@ MOST_TICKS = 20_000
 """Ticks of all stages up to which each is drawn by itself."""
 
 
-class _Track:
+class Track:
     """Events of one process; `now` is where the next one starts, in seconds."""
 
     def __init__(self, process: int = 0, name: str = "", order: int = 0) -> None:
@@ -54,10 +55,14 @@ def trace(p: Priced) -> str:
     Raises PlanError P069 where the price is not made of single operators.
     """
     from planner.report.html.derive import work_out
+    from planner.report.trace_unequal import unequal_tracks
 
-    detail = work_out(p)
-    tracks = [_operators(p)] if detail.pipeline is None else [*_stages(detail)]
-    events = [*(e for t in tracks for e in t.events), *_memory(detail, len(tracks))]
+    if p.plan.cuts:
+        events = [e for t in unequal_tracks(p) for e in t.events]
+    else:
+        detail = work_out(p)
+        tracks = [_operators(p)] if detail.pipeline is None else [*_stages(detail)]
+        events = [*(e for t in tracks for e in t.events), *_memory(detail, len(tracks))]
     lines = ",\n".join(json.dumps(e) for e in events)  # an event a line
     return f'{{\n"traceEvents": [\n{lines}\n],\n"displayTimeUnit": "ms"\n}}\n'
 
@@ -75,7 +80,7 @@ def _memory(d: Detail, process: int) -> Iterator[dict[str, Any]]:
         yield {"name": "held", **at, "args": {part: round(band[k]) for part, band in curve.bands}}
 
 
-def _operators(p: Priced) -> _Track:
+def _operators(p: Priced) -> Track:
     """The step of a plan without a pipeline, operator by operator."""
     graph, micro = p.base.graph, p.plan.microbatches
     uses = account.collectives(p.flow, p.runs, p.pricer.itemsize)
@@ -91,7 +96,7 @@ def _operators(p: Priced) -> _Track:
     sent = {id(use): (s, hidden) for use, s, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer)}
     times = [kernel_times(p.base, i, p.flow.split(i), p.pricer) for i in range(len(graph.nodes))]
     again = made_again(p.flow, p.runs)
-    line = _Track(name="a device")
+    line = Track(name="a device")
     note = f" x {micro} microbatches" if micro > 1 else ""
 
     def collectives(phase: str, i: int) -> None:
@@ -117,7 +122,7 @@ def _operators(p: Priced) -> _Track:
     return line
 
 
-def _stages(d: Detail) -> Iterator[_Track]:
+def _stages(d: Detail) -> Iterator[Track]:
     """A process per pipeline stage, then one with a full tick of any of them, operator by operator."""
     from planner.report.html.bars import ends_of, passes_of, total
     from planner.report.ticks import BUBBLE, PASSES, Stretch, stretches, ticks
@@ -129,7 +134,7 @@ def _stages(d: Detail) -> Iterator[_Track]:
     names = {"forward": "forward", "late": "head and loss", "late_back": "head and loss backward", "backward": "backward"}
     single = p.stages * 2 * p.ticks <= MOST_TICKS
     for stage in range(p.stages):
-        line = _Track(stage, f"stage {stage}", stage)
+        line = Track(stage, f"stage {stage}", stage)
         for s in [Stretch(t, t, 1) for t in ticks(p, stage)] if single else stretches(p, stage):
             for (name, m), (_, last) in zip(s.first.passes, s.last.passes, strict=True):
                 which = "" if m == BUBBLE else f" {m}" if m == last else f" {m} to {last}"
@@ -141,14 +146,14 @@ def _stages(d: Detail) -> Iterator[_Track]:
         for part in ends_of(d):
             line.add(LINKS if "comm" in part.shares else KERNELS, part.label, part.time_s, {})
         yield line
-    line = _Track(p.stages, "inside a full tick, on any stage", p.stages)
+    line = Track(p.stages, "inside a full tick, on any stage", p.stages)
     for name in PASSES:
         for part in passes[name]:
             _inside(line, d, part, name)
     yield line
 
 
-def _inside(line: _Track, d: Detail, part: Part, name: str) -> None:
+def _inside(line: Track, d: Detail, part: Part, name: str) -> None:
     """Parts of a pass; those of a block are its operators, all repeats together."""
     from planner.report.html.bars import opened
 
