@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.problem import Budget, Problem, evaluate
+from planner.problem import FORBIDDEN, Budget, Problem, evaluate
 from planner.solvers import auto, dp, narrow, prices, solve
 from planner.solvers.branch import branch
 from planner.solvers.elimination import compile_tree
 from planner.solvers.lagrange import Clock, Dual, maximise
 from planner.solvers.model import build
 from planner.solvers.plain import Plain
+from planner.solvers.reduce import Reduction, reduce
 
 from .problems import brute_force, least_with, random_problem
 
@@ -151,6 +152,39 @@ def test_what_is_too_wide_for_elimination_is_proven_after_narrowing(name: str, m
         assert evaluate(problem, found.choice).cost == evaluate(problem, exact.choice).cost
         monkeypatch.setattr(auto.importlib.util, "find_spec", lambda name: None)
         assert evaluate(problem, solve(problem, "auto").choice).cost == evaluate(problem, exact.choice).cost
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 100_000), st.data())
+def test_reducing_to_some_options_finds_the_best_of_them(seed: int, data: st.DataObject) -> None:
+    problem = random_problem(seed, nodes=5)
+    only = [np.array(sorted(data.draw(st.sets(st.integers(0, len(c) - 1), min_size=1)))) for c in problem.cost]
+    best = brute_force(replace(problem, cost=tuple(np.where(np.isin(np.arange(len(c)), k), c, FORBIDDEN) for c, k in zip(problem.cost, only, strict=True))))
+    reduction = reduce(problem, only=only)
+    found = None if reduction.problem is None else solve(reduction.problem, "dp")
+    assert (best is None) == (found is None or found.status == "infeasible")
+    if best is not None and found is not None:
+        x = reduction.expand(found.choice)
+        assert evaluate(problem, x).cost == best and all(k in kept for k, kept in zip(x.tolist(), only, strict=True))
+
+
+@needs_numba
+def test_what_has_no_room_is_given_on_with_fewer_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, given = wide(1, side=6), []
+
+    def reduced(of: Problem, only: list[np.ndarray] | None = None) -> Reduction:
+        given.append(only)
+        return reduce(of, only=only)
+
+    best = evaluate(problem, solve(problem, "dp").choice).cost
+    monkeypatch.setattr(auto, "NARROW", 1)
+    monkeypatch.setattr(auto, "PROVABLE", 0)
+    monkeypatch.setattr(auto, "reduce", reduced)
+    found = solve(problem, "auto", Budget(work=100_000_000))
+    verdict = evaluate(problem, found.choice)
+    assert verdict.feasible and best <= verdict.cost <= 1.01 * best
+    assert found.bound is not None and 0.97 * best <= found.bound <= best + prices.rounding(best)
+    assert given[0] is None and given[-1] is not None and sum(map(len, given[-1])) < auto.FEWER * sum(map(len, problem.cost))
 
 
 def test_little_work_leaves_a_bound_and_the_same_answer() -> None:

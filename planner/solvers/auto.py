@@ -37,8 +37,8 @@ NARROW = 6e7
 """Largest sum of elimination tables (in entries) worth an exact solve."""
 PROVABLE = 250_000
 """Largest sum of edge tables (in entries) given to HiGHS."""
-NARROWING = 4e9
-"""Work given to leaving options out, and to eliminating the rest: some seconds."""
+NARROWING, FEWER = 2e9, 0.8
+"""Work given to leaving options out, and to eliminating the rest: some seconds; and the share of options left with which it is worth starting anew."""
 
 Stop = Literal["", "time", "work", "interrupt"]
 
@@ -118,14 +118,29 @@ def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bo
         state.fit(np.asarray(start, np.int64))
     left = _left(budget, began)
     clock = Clock(min(NARROWING, 0.3 * float(budget.work or DEFAULT_WORK)), None if left.time_limit_s is None else time.monotonic() + 0.3 * left.time_limit_s)
-    narrow.close(state, dp.exact(clock), NARROW / 3, clock)
+    kept = narrow.close(state, dp.exact(clock), NARROW / 3, clock)
     found = _answer(problem, state.best, "", int(clock.work))
     if found.status == "optimal":
         return _merge(problem, first, found)
     left = replace(_left(budget, began), work=None if budget.work is None else max(1, int(budget.work - clock.work)))
+    if kept is not None and sum(map(len, kept)) < FEWER * len(model.cost):
+        return _merge(problem, first, _fewer(problem, kept, left, found))
     if isinstance(state, Plain):
         return _merge(problem, first, _merge(problem, found, _plain(problem, left, found.choice or None, provable)))
     return _merge(problem, first, _searched(problem, state, left, provable))
+
+
+def _fewer(problem: Problem, kept: list[np.ndarray], budget: Budget, known: Solution) -> Solution:
+    """Solve with the options that may be in a choice better than the known one: of all others no bound is needed beyond its cost."""
+    reduction = reduce(problem, only=kept)
+    if reduction.problem is None:
+        return known
+    start = reduction.restrict(known.choice)
+    found = _reduced(reduction.problem, budget, None if start is None else tuple(start.tolist()), known.bound)
+    if found.choice:
+        found = replace(found, choice=tuple(reduction.expand(found.choice).tolist()))
+    cost = float(evaluate(problem, known.choice).cost)
+    return _merge(problem, known, replace(found, bound=cost if found.status == "infeasible" else None if found.bound is None else min(found.bound, cost)))
 
 
 def _passes(model: Model, seed: int) -> Plain | Search:

@@ -31,27 +31,31 @@ def worthwhile(model: Model, clock: Clock) -> bool:
     return bool(model.pairs) and PASSES * entries(model) <= clock.work_limit - clock.work
 
 
-def close(passes: Passes, exact: Exact, room: float, clock: Clock) -> None:
-    """Raise the bound of a model and solve what may be better exactly, where its elimination has at most `room` entries. Updates the incumbent."""
+def close(passes: Passes, exact: Exact, room: float, clock: Clock) -> list[np.ndarray] | None:
+    """Raise the bound of a model and solve what may be better exactly, where its elimination has at most `room` entries. Updates the incumbent.
+
+    Returns per node the options that may be in a choice as cheap as the best known, None where all may.
+    """
     model, best, work = passes.model, passes.best, entries(passes.model)
+    least = np.full(len(model.cost), -np.inf)
     if not worthwhile(model, clock):
-        return
+        return None
     for turn in range(ROUNDS):
         share = clock.work + min(TURNS * work, SHARE * (clock.work_limit - clock.work) / (1 + turn))
         raise_bound(passes, lambda more: clock.spend(more) and clock.work < share)  # noqa: B023 - called at once
         if best.closed or clock.stopped:
-            return
-        least = floors(passes, PASSES)
+            break
+        least = np.maximum(least, floors(passes, PASSES))
         clock.spend(PASSES * work)
         before = best.cost, best.bound
         while True:
-            known = best.cost
-            if _solved(passes, least, exact, room) or clock.stopped:
-                return
-            if not best.cost < known:
+            tried = best.cost
+            if _solved(passes, least, exact, room) or clock.stopped or not best.cost < tried:
                 break
-        if (best.cost, best.bound) == before:
-            return
+        if best.closed or clock.stopped or (best.cost, best.bound) == before:
+            break
+    kept = options(model, least, best.cost + rounding(best.cost))
+    return kept if sum(map(len, kept)) < len(model.cost) else None
 
 
 def _solved(passes: Passes, least: np.ndarray, exact: Exact, room: float) -> bool:

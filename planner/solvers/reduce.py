@@ -68,14 +68,17 @@ class Reduction:
         return x
 
 
-def reduce(problem: Problem, rounds: int = 12, dominance: bool = True) -> Reduction:
-    """Reduce a problem exactly. Costs must add up below 2**52 (else only its copy is returned)."""
+def reduce(problem: Problem, rounds: int = 12, dominance: bool = True, only: Sequence[np.ndarray] | None = None) -> Reduction:
+    """Reduce a problem exactly. Costs must add up below 2**52 (else only its copy is returned). only: per node the strategies to be looked at, where not all are."""
     count = len(problem.cost)
     whole = Reduction(problem, (), np.arange(count), count)
     if _magnitude(problem) >= 2.0**52:
         return whole
     state = start(problem)
     try:
+        for i, keep in enumerate(only or ()):
+            if len(keep) < len(problem.cost[i]):
+                state.shrink(i, keep)
         drop_rows(state)
         _settle(state)
         for turn in range(rounds):
