@@ -3,7 +3,7 @@
 Ten cases of a model on so many virtual devices of this machine, calibrated first (`plan calibrate`) unless --hardware names a file of that. Of each, the plan
 that the search chooses and three pinned ones are emitted and run side by side: data parallel, ZeRO-3, and tensor parallelism as Megatron's under data parallel.
 A case holds where the chosen plan's step (the least of the rounds) takes no longer than that of each of the three; a pinned plan whose program is the chosen
-one's is that program. Exit 1 where fewer than eight cases hold.
+one's, or compiled to the same instructions, is that program. Exit 1 where fewer than eight cases hold.
 
 Every round runs all programs of a case, so that rounds are pairs: beside it are printed the median over rounds of the chosen plan's step over each pinned one's, an
 interval that holds that median 19 times in 20 (order statistics), and the ratio of the least CPU time. A case that misses but whose intervals all reach 1 is one that

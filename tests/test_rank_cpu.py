@@ -12,6 +12,7 @@ import pytest
 from benchmarks import chosen_cpu, one_device, rank_cpu
 from benchmarks.chosen_cpu import CASES, CHOSEN, LEAST_HELD, PINNED, Case, interval
 from benchmarks.rank_cpu import DEVICES, DRAWN, MODELS, Row, combinations, drawn, scores
+from benchmarks.rank_cpu_run import instructions
 
 
 def priced(step_time_s: float) -> Any:
@@ -78,6 +79,12 @@ def test_intervals_of_medians_hold_them_19_times_in_20() -> None:
     draw = random.Random(0)
     found = [interval([draw.gauss(0, 1) for _ in range(15)]) for _ in range(2000)]
     assert 0.95 <= sum(low <= 0 <= high for low, _, high in found) / 2000 <= 0.985
+
+
+def test_programs_of_the_same_instructions_are_told_by_them() -> None:
+    line = "  %dot.1 = f32[8,8]{{1,0}} dot(%a, %b), lhs_contracting_dims={{{0}}}, rhs_contracting_dims={{0}}, metadata={{op_name=\"dot\" stack_frame_id={1}}}"
+    here, there, other = (f'HloModule jit_step\n{line.format(*numbers)}\nFileNames\n3 "/tmp/{numbers}.py"' for numbers in ((1, 5), (1, 9), (0, 5)))
+    assert instructions(here) == instructions(there) != instructions(other)
 
 
 def test_without_a_gpu_nothing_is_held_against_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
