@@ -98,7 +98,8 @@ class Runtime:
     flat_rings: bool = False
     stacked: bool = False
     copies_hidden: float = 0.0
-    """Of what can hide where several microbatches run at the same time (planner.copies), what does, on accelerators: no program of ours was timed on any."""
+    """Of what can hide where several microbatches run at the same time (planner.copies), what does, on accelerators: a guess beside the GPU compiler's schedule of one
+    program, where ten of a block's sixteen collectives have products of the other copy beside them (benchmarks/RESULTS.md); nothing was timed."""
 
 
 # Bytes over bytes of the result. Fused: one read and one write forward; unfused: an eager chain of float32 element-wise kernels.
@@ -157,7 +158,7 @@ _WIDE = Rates(attention=0.5, outer=0.8)
 
 RUNTIMES = {
     "jax-shard_map": Runtime("jax-shard_map", 0.0, 0.6, 0.04, *_XLA, "the emitted program; constants are guesses, no communication counts as hidden",
-                             copies_hidden=0.7, stacked=True),
+                             copies_hidden=0.5, stacked=True),
     "jax-jit": Runtime("jax-jit", 0.3, 0.6, 0.04, *_XLA, "the emitted program, collectives placed by the compiler; constants guessed"),
     "megatron": Runtime("megatron", 0.0, 1.0, 0.045, (0.15, 0.2), (0.06, 0.06), 38, 160e6, "as Megatron's programs run; fitted to published A100 runs", FLASH, _A100,
                         _HOPPER, overhead_bytes=0.593e9, pipeline_slack=0.029, pinned=0.386, flat_rings=True),

@@ -18,12 +18,13 @@ join those of the copies, which then wait for each other: programs ask for small
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.emit.runs import of_each_copy
 from planner.kernels import kernel_times
+from planner.layout import Axes, group
 
 if TYPE_CHECKING:
     from planner.account import Use
@@ -55,13 +56,19 @@ def together(chain: Sequence[Piece], copies: int) -> float:
     return max(ready)
 
 
-def launch_bytes(uses: Iterable[Use]) -> dict[str, int]:
-    """Kind -> bytes up to which collectives may be sent together so that those of two copies are not: one byte less than two of the largest that kernels wait for."""
+def launch_bytes(uses: Iterable[Use], mesh: Mapping[str, int]) -> dict[str, int]:
+    """Kind -> bytes of results up to which collectives may be sent together so that those of two copies are not: one less than two of the largest that kernels of blocks wait
+    for, or without blocks any kernels."""
+    waits = [use for use in uses if use.place and not use.inside]
     largest: dict[str, int] = {}
-    for use in uses:
-        if use.place and not use.inside:
-            largest[use.kind] = max(largest.get(use.kind, 0), use.payload_bytes)
+    for use in [use for use in waits if use.place == "blocks"] or waits:
+        largest[use.kind] = max(largest.get(use.kind, 0), use.payload_bytes // per_launch(use.kind, use.axes, mesh))
     return {kind: 2 * size - 1 for kind, size in largest.items()}
+
+
+def per_launch(kind: str, axes: Axes, mesh: Mapping[str, int]) -> int:
+    """Payload of a collective over its result, which is what the GPU compiler counts of those it joins."""
+    return group(axes, mesh) if kind == "reduce-scatter" else 1
 
 
 @dataclass(frozen=True)

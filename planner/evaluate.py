@@ -31,7 +31,7 @@ from costmodels.memory import Breakdown
 from planner import account
 from planner.base import Base
 from planner.buckets import launched, launching_s, seconds
-from planner.copies import hidden_shares, launch_bytes
+from planner.copies import hidden_shares, launch_bytes, per_launch
 from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, dealt_run, find_run, inner_flow, outer_flow
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
@@ -146,9 +146,10 @@ def sent_s(base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Us
     sizes = launched(uses, flow.plan.bucket_bytes)
     if flow.plan.copies == 1:
         return seconds(uses, pricer, sizes)
-    most = launch_bytes(uses)
+    mesh = dict(flow.plan.mesh)
+    most = launch_bytes(uses, mesh)
     ways = {(use.kind, use.axes) for use in uses if use.bucketed}
-    rows = seconds(uses, pricer, {way: min(sizes.get(way, pricer.runtime.bucket_bytes), most.get(way[0], np.inf)) for way in ways})
+    rows = seconds(uses, pricer, {way: min(sizes.get(way, pricer.runtime.bucket_bytes), most.get(way[0], np.inf) * per_launch(*way, mesh)) for way in ways})
     shares = hidden_shares(base, flow, runs, [(use, s) for use, s, _ in rows], made_again(flow, runs), pricer)
     return [(use, s, hidden + share * s) for (use, s, hidden), share in zip(rows, shares, strict=True)]
 

@@ -23,7 +23,7 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     model = "\n\n\n".join(function.text() for function in w.functions)
     steps = "shard_map" if sharded else "jit"
     many = train and w.flow.plan.turns > 1
-    files = [*KERNELS, "frame", "fused"]
+    files = [*KERNELS, "frame", "fused_copies" if w.flow.plan.copies > 1 else "fused"]
     if train:
         passes = f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{'away' if w.away else steps}"
         how = "pipeline_unequal" if w.stages else f"pipeline_{w.pipeline.schedule}" if w.pipeline else passes

@@ -239,7 +239,7 @@ def fused_table(w: Writer, compute: str) -> str:
     found = dict.fromkeys(kinds(plan.zero), plan.bucket_bytes) if plan.bucket_bytes else {}
     if plan.copies > 1:
         own = RUNTIMES["jax-shard_map"].bucket_bytes
-        most = launch_bytes(collectives(w.flow, w.runs, item_sizes(compute)))
+        most = launch_bytes(collectives(w.flow, w.runs, item_sizes(compute)), dict(plan.mesh))
         found |= {k: n for kind, n in most.items() if (k := kind.replace("-", "_")) in KINDS and n < found.get(k, own)}
     sizes = ", ".join(f"{literal(kind)}: {found[kind]}" for kind in KINDS if kind in found)
     return f"FUSED = {{{sizes}}}  # collectives that GPUs send together, up to so many bytes{'' if sizes else ': as the compiler does by itself'}\n"
