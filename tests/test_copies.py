@@ -243,7 +243,7 @@ def test_the_gpu_compiler_puts_products_of_one_beside_collectives_of_the_other(t
 def beside(text: str) -> tuple[int, int]:
     """(collectives of loops that have a product between start and end, all of them) of a scheduled program."""
     having = every = 0
-    for body in re.split(r"\n(?=%?[\w.\-]+ \([^\n]*\{\n)", text):
+    for body in re.split(r"\n(?=(?:ENTRY )?%?[\w.\-]+ \([^\n]*\{\n)", text):
         lines = body.splitlines()
         for at, line in enumerate(lines if "ENTRY" not in lines[0] else []):
             found = re.match(r"\s*%?(\S+) = .* (?:all-gather-start|all-reduce-start|reduce-scatter-start|async-start)\(", line)
