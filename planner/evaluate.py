@@ -126,7 +126,7 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     if "activations" in plan.offload:  # out and in again in every microbatch
         exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
     optimizer = _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, runs, pipeline, pricer) if base.training else 0.0
-    if "parameters" in plan.offload:
+    if parked(flow, runs):
         moved = parked_ways(flow, runs, pricer)
         exposed += micro * pricer.host_s(moved.each)
         optimizer += pricer.host_s(micro * moved.added + moved.once)
@@ -275,8 +275,7 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
             gradients += (held + (0 if base.written_out else cut if level == 3 else full)) * recipe.gradient_bytes * (name not in away)
             users = [i for i, _ in graph.consumers[name]]
             if "optimizer" in flow.plan.offload:  # repeats of a block one by one, those of a chunk of a pipeline stage at once
-                on_way.append(cut * recipe.state_bytes * (pipeline.per_tick if pipeline and pipeline.virtual > 1 and users[0] in pipeline.nodes else 1)
-                              + (stored + cut * recipe.gradient_bytes) * (name in away))  # fmt: skip
+                on_way.append(cut * recipe.state_bytes * (pipeline.per_tick if pipeline and pipeline.virtual > 1 and users[0] in pipeline.nodes else 1))
             else:
                 state += cut * recipe.state_bytes
             reduced.append((users, full * recipe.gradient_bytes, cut * left_bytes(recipe, level)))
@@ -285,7 +284,7 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
                     gathered[i] = gathered.get(i, 0.0) + full * recipe.parameter_bytes
                 if name in base.own and i in base.repeated and flow.plan.zero < 3 and name not in away:
                     late += full * recipe.gradient_bytes
-    if away:  # those of one repeat are here
+    if away:  # those of one repeat are here; in the optimizer's step rows of others take their place
         here = parked_ways(flow, runs, pricer)
         parameters, gradients = parameters + here.weights, gradients + here.gradients
     sending = "activations" in flow.plan.offload

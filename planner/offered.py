@@ -10,8 +10,9 @@ from planner.flow import Plan
 from planner.meshes import divisors, finer_meshes, grouped, mesh_on_levels, meshes, pinned_mesh, staged_meshes
 from planner.model import Model
 from planner.naming import role_named
+from planner.parked import tables
 from planner.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
-from planner.possible import RECOMPUTE
+from planner.possible import RECOMPUTE, WEIGHTS
 from planner.request import Candidate, Request
 from planner.rule import Limits, Split, candidates
 from planner.space import Base
@@ -25,8 +26,8 @@ MOST_MICROBATCHES = 1024
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (2, 4)
 """Chunks of blocks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
-MORE_OFFLOAD = (("optimizer",), ("optimizer", "activations"), ("optimizer", "activations", "parameters"))
-"""What waits in the host's memory where nothing fits without: state first, which is read once a step; weights last, which every pass over a block reads."""
+MORE_OFFLOAD = (("optimizer",), ("optimizer", "activations"), ("optimizer", "activations", "parameters"), ("optimizer", "activations", "parameters", "embeddings"))
+"""What waits in the host's memory where nothing fits without: state first, which is read once a step; weights last, which every pass over a block reads, and tables."""
 Family = Callable[[Base, Mesh], Allowed]
 """The splits that a base's operators may have on a mesh."""
 
@@ -98,7 +99,7 @@ class Offered:
         """Meshes with pipeline stages, unless the user says what the mesh is."""
         base, pins, topology = self.base(1), self.request.pins, self.request.topology
         most = self.most_stages(base) if base is not None else 0
-        sent = "activations" in pins.techniques.get("offload", ()) or "parameters" in self.request.offload
+        sent = "activations" in pins.techniques.get("offload", ()) or bool(set(WEIGHTS) & set(self.request.offload))
         if not most or pins.axes or sent or self.request.copies > 1 or self.request.mode == "data-parallel" or self.out_of_time():
             return ()
         return tuple(m for n in divisors(topology.devices) if 1 < n <= most for m in staged_meshes(topology, n))
@@ -132,8 +133,14 @@ class Offered:
         own = request.mode in ("auto", "semi-auto", "data-parallel") and "offload" not in request.pins.techniques
         if not own or not self.training or request.runtime.kernels is not None or not request.recipe.state_bytes:
             return None
-        levels = MORE_OFFLOAD if request.copies <= 1 else MORE_OFFLOAD[:-1]  # weights are brought for one microbatch at a time
+        levels = MORE_OFFLOAD if request.copies <= 1 else MORE_OFFLOAD[:2]  # weights are brought for one microbatch at a time
         return next((more for more in levels if len(more) > len(request.offload)), None)
+
+    def sent(self, base: Base, mesh: Mesh, recompute: str) -> tuple[str, ...]:
+        """What of the request's a plan has in the host's memory."""
+        there = {"optimizer": True, "activations": recompute != "none" and mesh.stages == 1, "parameters": recompute != "none" and mesh.stages == 1,
+                 "embeddings": mesh.stages == 1 and bool(tables(base.graph))}  # fmt: skip
+        return tuple(w for w in self.request.offload if there[w])
 
     def levels(self) -> tuple[int, ...]:
         """Optimizer levels to consider."""

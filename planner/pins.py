@@ -34,7 +34,7 @@ from planner.buckets import AUTO
 from planner.copies import COPIES
 from planner.errors import PlanError, did_you_mean
 from planner.pipeline import INTERLEAVED, SCHEDULES
-from planner.possible import IN_LOOPS, OFFLOAD
+from planner.possible import IN_LOOPS, OFFLOAD, WEIGHTS
 from planner.rule import PENDING, Limits, Split, candidates, legal
 
 if TYPE_CHECKING:
@@ -79,12 +79,14 @@ class Pins:
             if other:
                 raise PlanError("P024", f"pins offload = {'+'.join(sent)!r} and {other} contradict each other: those of recomputed blocks are sent, without pipeline stages",
                                 help=["remove one of them"])  # fmt: skip
-            if "parameters" in sent and self.techniques.get("copies", 1) > 1:
-                raise PlanError("P024", "pins offload = 'parameters' and copies contradict each other: a block's weights are brought for one microbatch at a time",
+        if sent := [w for w in self.techniques.get("offload", ()) if w in WEIGHTS]:
+            other = "copies" if self.techniques.get("copies", 1) > 1 else "stages" if set(self.mesh.get("stage", ())) - {1} else ""
+            if other:
+                raise PlanError("P024", f"pins offload = {'+'.join(sent)!r} and {other} contradict each other: weights are brought for one microbatch at a time",
                                 help=["remove one of them"])  # fmt: skip
-            if "parameters" in sent and "optimizer" not in self.techniques["offload"]:
-                raise PlanError("P024", "pin offload = 'parameters' leaves the optimizer's state on the devices, which takes more room and is read once a step",
-                                help=["offload=optimizer+parameters"])  # fmt: skip
+            if "optimizer" not in self.techniques["offload"]:
+                raise PlanError("P024", f"pin offload = {'+'.join(sent)!r} leaves the optimizer's state on the devices, which takes more room and is read once a step",
+                                help=[f"offload=optimizer+{'+'.join(sent)}"])  # fmt: skip
 
     @property
     def empty(self) -> bool:

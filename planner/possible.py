@@ -24,9 +24,11 @@ PADDING = 0.5
 """Share of a dim that a recorded split may pad: what pins may ask for."""
 RECOMPUTE = ("none", "block-keep", "block")
 """What a plan may compute again: nothing, blocks with the results of collectives kept, or blocks whole. The dearer in memory first."""
-OFFLOAD = ("optimizer", "activations", "parameters")
+OFFLOAD = ("optimizer", "activations", "parameters", "embeddings")
 """What may wait in the host's memory: the optimizer's state (moments and master copies), from one step to the next; what is handed from block to recomputed block, from
-the forward to the backward pass; weights of recomputed blocks, with their gradients."""
+the forward to the backward pass; weights of recomputed blocks, with their gradients; tables that are looked up alone, with theirs."""
+WEIGHTS = ("parameters", "embeddings")
+"""Of OFFLOAD what is kept with gradients and state: without pipeline stages, one microbatch at a time."""
 IN_LOOPS = ("activations", "parameters")
 """Of OFFLOAD what is sent and brought by loops over recomputed blocks: without pipeline stages."""
 
@@ -50,10 +52,10 @@ def check_mesh(strategy: Strategy, devices: int) -> None:
         wrong = f"offload {list(offload_of(t))!r} is not made of {', '.join(OFFLOAD)}"
     elif (sent := [w for w in offload_of(t) if w in IN_LOOPS]) and (t["recompute"] == "none" or schedule):
         wrong = f"offload of {' and '.join(sent)} with recompute {t['recompute']} and schedule {schedule or 'none'!r}: those of recomputed blocks are sent, without pipeline stages"
-    elif "parameters" in offload_of(t) and copies_of(t) > 1:
-        wrong = "offload of parameters in copies: a block's weights are brought for one microbatch at a time"
-    elif "parameters" in offload_of(t) and "optimizer" not in offload_of(t):
-        wrong = "offload of parameters without optimizer, which takes more room and is read once a step"
+    elif (sent := [w for w in offload_of(t) if w in WEIGHTS]) and (copies_of(t) > 1 or schedule):
+        wrong = f"offload of {' and '.join(sent)} in copies or stages: weights are brought for one microbatch at a time"
+    elif sent and "optimizer" not in offload_of(t):
+        wrong = f"offload of {' and '.join(sent)} without optimizer, which takes more room and is read once a step"
     elif bucket_of(t) < 0:
         wrong = f"fused_collective_bytes {bucket_of(t)} is no size"
     elif t["microbatches"] < 1:

@@ -185,7 +185,7 @@ class TechniqueTable(TypedDict):
     that each begins with after the first.
 
     offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks;
-    "parameters": their weights, with gradients.
+    "parameters": their weights, with gradients; "embeddings": tables that are looked up, with theirs.
     copies: microbatches that run at the same time.
     fused_collective_bytes: GPUs send gradients, and updated parameters, together up to so many bytes; 0: as their compiler does by itself."""
 
@@ -323,8 +323,9 @@ class PinTechniques(TypedDict):
     schedule: NotRequired[Literal["1f1b", "gpipe", "interleaved"]]
     virtual: NotRequired[int]
     zero_group: NotRequired[int]
-    offload: NotRequired[Literal["none", "optimizer", "activations", "optimizer+activations", "optimizer+parameters", "optimizer+activations+parameters"]
-                         | list[Literal["optimizer", "activations", "parameters"]]]  # fmt: skip
+    offload: NotRequired[Literal["none", "optimizer", "activations", "optimizer+activations", "optimizer+parameters", "optimizer+embeddings", "optimizer+activations+parameters",
+                                 "optimizer+activations+embeddings", "optimizer+parameters+embeddings", "optimizer+activations+parameters+embeddings"]
+                         | list[Literal["optimizer", "activations", "parameters", "embeddings"]]]  # fmt: skip
     bucket: NotRequired[int | str]
     copies: NotRequired[Literal[1, 2]]
     tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]

@@ -29,7 +29,6 @@ from planner.meshes import meshes, pinned_mesh
 from planner.model import Model
 from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space
 from planner.offered import Family, Offered
-from planner.possible import IN_LOOPS
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.recall import kept, recalled
@@ -327,7 +326,7 @@ class Search:
         objective = evaluate(problem, choice).cost / PICO
         plan = Plan(mesh.shape, splits_of(space, choice), techniques.zero, mesh.zero_axes, techniques.recompute, techniques.microbatches,
                     space.base.runs, schedule=techniques.schedule if mesh.stages > 1 else "", virtual=techniques.virtual,
-                    offload=tuple(w for w in self.request.offload if w not in IN_LOOPS or (techniques.recompute != "none" and mesh.stages == 1)),
+                    offload=self.offered.sent(space.base, mesh, techniques.recompute),
                     copies=copies)  # fmt: skip
         try:
             plan, cost = priced(space.base, with_cuts(space.base, plan, space.pricer), self.pricer(mesh), self.request.bucket)

@@ -28,8 +28,8 @@ from planner.moments import left_bytes, puts_off
 from planner.rule import Limits, Rule, Split, candidates
 
 if TYPE_CHECKING:
-    from planner.parked import parks, to_reduce, ways
-from planner.parked import parks, to_reduce, ways
+    from planner.parked import parks, tables, to_reduce, ways
+from planner.parked import parks, tables, to_reduce, ways
 from planner.price import Pricer
 
 ZERO_LEVELS = (0, 1, 2, 3)
@@ -247,8 +247,11 @@ class _Builder:
         return found
 
     def _waits(self, name: str) -> bool:
-        """Whether a weight is one of repeated blocks that wait in the host's memory."""
-        return "parameters" in self.pricer.offload and name in self.base.own and parks(self.graph, name) and self.graph.consumers[name][0][0] in self.base.repeated
+        """Whether a weight waits in the host's memory."""
+        if name not in self.base.own or not parks(self.graph, name):
+            return False
+        inside = self.graph.consumers[name][0][0] in self.base.repeated
+        return "parameters" in self.pricer.offload if inside else "embeddings" in self.pricer.offload and name in tables(self.graph)
 
     def _stacked(self, name: str) -> int:
         """Of how many repeats a device has a weight in one array: with stages those it holds (interleaved ones scatter fewer at once under level 2)."""

@@ -14,12 +14,13 @@ import pytest
 import planner
 from planner.api import program
 from planner.errors import PlanError
-from planner.parked import parks
+from planner.parked import parks, tables
 from planner.pins import parse_pins
 from planner.strategy import Strategy
 from planner.topology import for_devices
 
 GPT = "zoo:gpt-tiny,seq=16,layers=4"
+LLAMA = "zoo:llama-tiny,layers=2"
 OPTIONS: dict[str, Any] = {"devices": 8, "batch": 16, "hardware": "cpu", "precision": "fp32", "baselines": False}
 PINS = "dp=4,tp=2,micro=1,zero=0,recompute=block"
 
@@ -80,6 +81,23 @@ def test_sums_over_microbatches_cross_the_link_too() -> None:
         assert away.costs["optimizer_time_s"] - here.costs["optimizer_time_s"] == pytest.approx((3 * total + sums) / link, rel=1e-2)
 
 
+def test_tables_that_are_looked_up_alone_leave_and_pay_for_their_ways() -> None:
+    """By hand: the table comes, its gradient goes; then the gradient goes once more around to be reduced, and comes with the old table for the update, which goes back."""
+    here, away = (planned(what, "dp=8,micro=1,zero=1", LLAMA) for what in ("optimizer", "optimizer+embeddings"))
+    graph = away.graph
+    assert graph is not None and away.techniques["offload"] == ["optimizer", "embeddings"]
+    (name,) = tables(graph)
+    table, link = 4 * graph.tensors[name].elements, for_devices("cpu", 8).device.host_bytes_per_s
+    memory = [s.costs["memory_breakdown_bytes"] for s in (here, away)]  # its gradient is there when the backward pass ends
+    assert memory[0]["parameters"] - memory[1]["parameters"] == table and memory[0]["gradients"] == memory[1]["gradients"]
+    assert away.costs["exposed_communication_time_s"] - here.costs["exposed_communication_time_s"] == pytest.approx(2 * table / link, rel=1e-2)
+    assert away.costs["optimizer_time_s"] - here.costs["optimizer_time_s"] == pytest.approx((1 + 1 / 8 + 1 / 8 + 2) * table / link, rel=1e-2)
+    text = program(away, LLAMA).text
+    assert 'brought(params["model.embed_tokens.weight"])' in text and "w = brought(w)" not in text
+    tied = planner.plan("zoo:gpt-tiny,seq=16,layers=4", **OPTIONS, pins="dp=8,offload=optimizer+embeddings")
+    assert tied.graph is not None and "transformer.wte.weight" not in [tied.graph.labels.get(n, n) for n in tables(tied.graph)]  # the head reads it whole
+
+
 def test_the_search_sends_weights_away_last(pair: tuple[Strategy, Strategy]) -> None:
     limit = int(1.01 * pair[1].costs["memory_per_device_bytes"])
     with pytest.raises(PlanError) as e:
@@ -121,8 +139,20 @@ def test_three_steps_are_those_of_the_unsharded_program(pins: str, tmp_path: Pat
     from benchmarks.technique_run import main
 
     source = GPT.replace("layers=4", "layers=2")
-    planned("optimizer+activations+parameters", pins, source).save(tmp_path / "plan.json")
+    planned("optimizer+activations+parameters+embeddings", pins, source).save(tmp_path / "plan.json")
     main(str(tmp_path / "plan.json"), source, str(tmp_path / "found.json"))
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert max(found["errors"].values()) < 1e-5 and not found["differs"] and found["judged"] > 0, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pins", ["dp=8,micro=2,zero=3", "dp=4,tp=2,micro=1,zero=1"])
+def test_three_steps_with_a_table_away(pins: str, tmp_path: Path) -> None:
+    """Whole, without recomputed blocks; the head is another weight."""
+    from benchmarks.technique_run import main
+
+    planned("optimizer+embeddings", pins, LLAMA).save(tmp_path / "plan.json")
+    main(str(tmp_path / "plan.json"), LLAMA, str(tmp_path / "found.json"))
     found = json.loads((tmp_path / "found.json").read_text())
     assert max(found["errors"].values()) < 1e-5 and not found["differs"] and found["judged"] > 0, found
 

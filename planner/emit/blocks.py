@@ -39,7 +39,7 @@ def write_block(w: Writer, bodies: Sequence[Body], run: Run, pipeline: Pipeline 
         each.bind(carry.enters, carry.layout, variable)
     away = "activations" in flow.plan.offload and mode in ("all", "keep")
     inner.lines += [f'{variable} = checkpoint_name({variable}, "entering")' for variable in carried if away]
-    inner.lines += ["w = brought(w)"] if w.away and run.weights else []
+    inner.lines += ["w = brought(w)"] if any(names[0] in w.waiting for names in run.weights) else []
     for i in inside:
         for each in inners:
             each.node(i)

@@ -121,6 +121,7 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
     own = {n for run in w.runs for names in run.weights for n in names}
     body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, float_dtype="COMPUTE", precise=precise(graph), stem=f"{w.prefix}c")
     body.weights = {t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own}
+    body.weights |= {t: f"brought({text})" for t, text in body.weights.items() if t in w.waiting}
     copies = w.flow.plan.copies
     apart = of_each_copy(w.flow, w.runs) if copies > 1 else frozenset[str]()
     bodies = (body, *(body.again(apart) for _ in range(copies - 1)))

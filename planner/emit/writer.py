@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from planner.emit.body import Backend, Body, Line
 from planner.emit.runs import Run
 from planner.flow import Flow, WeightPlan
 from planner.packing import Buffer
-from planner.parked import parks
+from planner.parked import parked
 from planner.pipeline import Pipeline
 from planner.unequal import Stages
 
@@ -121,12 +122,17 @@ class Writer:
 
     @property
     def away(self) -> bool:
-        """Whether weights of repeated blocks wait in the host's memory."""
-        return "parameters" in self.flow.plan.offload
+        """Whether any weights wait in the host's memory."""
+        return bool(self.waiting)
+
+    @cached_property
+    def waiting(self) -> frozenset[str]:
+        """Weights that wait in the host's memory."""
+        return parked(self.flow, self.runs)
 
     def waits(self, parameter: Parameter) -> bool:
         """Whether the parameter is in the host's memory between its uses."""
-        return self.away and parameter.stacked and parks(self.flow.graph, parameter.tensors[0])
+        return parameter.tensors[0] in self.waiting
 
     def container(self, tensor: str) -> str:
         """The dict a weight's parameter is in."""

@@ -28,7 +28,8 @@ TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"
 BAR = 40
 STAGES_AGAIN = "each stage's forward pass runs again in its backward pass"
 RECOMPUTE = {"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}
-OFFLOADED = {"optimizer": "optimizer state", "activations": "what enters blocks", "parameters": "blocks' weights and gradients"}
+OFFLOADED = {"optimizer": "optimizer state", "activations": "what enters blocks", "parameters": "blocks' weights and gradients",
+             "embeddings": "embedding tables"}  # fmt: skip
 AXES = {"model": "tensor", STAGE: "pipeline"}
 """What people who know Megatron call an axis."""
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")

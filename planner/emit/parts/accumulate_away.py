@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from planner.emit.parts.away import added, nothing_yet, scaled
-from planner.emit.parts.exchange import after, pend
+from planner.emit.parts.away import added, in_turn, nothing_yet, scaled
+from planner.emit.parts.exchange import pend
 from planner.emit.parts.loop_scan import over_microbatches
-from planner.emit.parts.tables import GATHERED, GRADIENTS, MICROBATCHES, loss_of
+from planner.emit.parts.tables import GRADIENTS, MICROBATCHES, loss_of
 
 
 def gradients(params, frozen, batch):
@@ -17,7 +17,7 @@ def gradients(params, frozen, batch):
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
 
     def one(total, piece):
-        held = {key: after(p, total[0]) if key in GATHERED else p for key, p in pending.items()}  # else gathered once, for all microbatches
+        held = {key: in_turn(key, p, total[0]) for key, p in pending.items()}
         loss, grads = jax.value_and_grad(loss_of)(held, frozen, piece)
         return (total[0] + loss, {key: added(key, total[1][key], g) for key, g in grads.items()}), None
 

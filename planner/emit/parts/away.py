@@ -1,8 +1,8 @@
-"""The training step of a program whose repeated blocks' weights wait in the host's memory, with their gradients and the optimizer's state. Functions that other
-files have too take the place of those.
+"""The training step of a program in which weights wait in the host's memory, of repeated blocks or embedding tables, with their gradients and the optimizer's
+state. Functions that other files have too take the place of those.
 
-A block brings its weights to the device when it begins, in the forward pass and again where the backward pass makes it anew. What JAX has as the transpose of
-that sends their gradients back. What is then done to a stack in the host's memory is done repeat by repeat.
+A block brings its weights to the device when it begins, in the forward pass and again where the backward pass makes it anew; a table is brought when it is looked
+up. What JAX has as the transpose of that sends their gradients back. What is then done to a stack in the host's memory is done repeat by repeat.
 """
 
 from __future__ import annotations
@@ -17,40 +17,52 @@ from jax.sharding import PartitionSpec as P
 
 from planner.emit.parts.adamw import update
 from planner.emit.parts.checkpoint import place_in, restacked, sources_of
-from planner.emit.parts.exchange import local_piece, reduce_gradient, zeros_like_piece
+from planner.emit.parts.exchange import after, local_piece, reduce_gradient, zeros_like_piece
 from planner.emit.parts.frame import labels_of, padded_shape, repeat_dims, specs_of
 from planner.emit.parts.once_away import gradients
 from planner.emit.parts.slices import fused
 from planner.emit.parts.state_host import state_at, update_away
 from planner.emit.parts.step_shard_map import collected
-from planner.emit.parts.tables import AWAY, FROZEN, GRADIENTS, INPUTS, PARAMS, SCATTER_EACH_MICROBATCH
+from planner.emit.parts.tables import AWAY, FROZEN, GATHERED, GRADIENTS, INPUTS, PARAMS, SCATTER_EACH_MICROBATCH
 
 
 def brought(weights):
-    """Weights of a block, on the device."""
+    """Weights on the device."""
     return jax.tree.map(lambda w: jax.device_put(w, jax.memory.Space.Device), weights)
 
 
-def by_row(function, *stacks):
-    """What `function` makes of one row after the other of stacks in the host's memory: brought here for that, and sent back."""
+def by_row(key, function, *values):
+    """What `function` makes of values like a parameter that are in the host's memory: of a stack one row after the other, brought here for that, and sent back."""
 
     def one(_, row):
         return None, jax.device_put(function(*brought(row)), jax.memory.Space.Host)
 
-    return lax.scan(one, None, stacks)[1]
+    return lax.scan(one, None, values)[1] if PARAMS[key][2] else one(None, values)[1]
+
+
+def row_dim(key, dim):
+    """A dim of a parameter in its rows."""
+    return dim - 1 if PARAMS[key][2] else dim
 
 
 def reduced(key, gradient, sum_axes, scatter_axes, dim):
     """`reduce_gradient`, row by row where the gradient is in the host's memory."""
     if key not in AWAY:
         return reduce_gradient(gradient, sum_axes, scatter_axes, dim)
-    return by_row(lambda g: reduce_gradient(g, sum_axes, scatter_axes, dim - 1), gradient) if sum_axes or scatter_axes else gradient
+    return by_row(key, lambda g: reduce_gradient(g, sum_axes, scatter_axes, row_dim(key, dim)), gradient) if sum_axes or scatter_axes else gradient
+
+
+def in_turn(key, p, cause):
+    """A parameter as a microbatch takes it: what is brought or gathered outside repeated blocks not before `cause` is there, else once for all microbatches."""
+    if key in AWAY:
+        return p if PARAMS[key][2] else after(brought(lax.optimization_barrier((p, cause))[0]), cause)
+    return after(p, cause) if key in GATHERED else p
 
 
 def nothing_yet(key, p):
     """Zeros like the gradient of a parameter, before the first microbatch."""
     axes, dim = each_microbatch(key)
-    return by_row(lambda row: zeros_like_piece(row, axes, dim - 1), p) if key in AWAY else zeros_like_piece(p, axes, dim)
+    return by_row(key, lambda row: zeros_like_piece(row, axes, row_dim(key, dim)), p) if key in AWAY else zeros_like_piece(p, axes, dim)
 
 
 def added(key, total, gradient):
@@ -58,7 +70,7 @@ def added(key, total, gradient):
     axes, dim = each_microbatch(key)
     if key not in AWAY:
         return total + reduce_gradient(gradient, (), axes, dim)
-    return by_row(lambda t, g: t + reduce_gradient(g, (), axes, dim - 1), total, gradient)
+    return by_row(key, lambda t, g: t + reduce_gradient(g, (), axes, row_dim(key, dim)), total, gradient)
 
 
 def scaled(key, total, count):
@@ -67,7 +79,7 @@ def scaled(key, total, count):
     axes = () if SCATTER_EACH_MICROBATCH else axes
     if key not in AWAY:
         return reduce_gradient(total / count, rest, axes, dim)
-    return by_row(lambda g: reduce_gradient(g / count, rest, axes, dim - 1), total)
+    return by_row(key, lambda g: reduce_gradient(g / count, rest, axes, row_dim(key, dim)), total)
 
 
 def each_microbatch(key):
@@ -81,14 +93,14 @@ def kept_at(mesh, key, spec):
     return NamedSharding(mesh, spec, memory_kind="pinned_host" if key in AWAY else "device")
 
 
-def update_by_row(p, gradient, state, count, axes, dim):
+def update_by_row(key, p, gradient, state, count, axes, dim):
     """`update` of a parameter that is in the host's memory with its gradient and state. axes, dim: where its state is cut, of one row."""
 
     def one(p, gradient, state):
         piece, new = update(local_piece(p, axes, dim) if axes else p, gradient, state, count)
         return collected(piece, p, axes, dim), new
 
-    return by_row(one, p, gradient, state)
+    return by_row(key, one, p, gradient, state)
 
 
 def local_step(params, state, frozen, batch, count):
@@ -98,7 +110,7 @@ def local_step(params, state, frozen, batch, count):
     for key, p in params.items():
         _, _, axes, dim, _ = GRADIENTS[key]
         if key in AWAY:
-            new_params[key], new_state[key] = update_by_row(p, grads[key], state[key], count, axes, dim - 1)
+            new_params[key], new_state[key] = update_by_row(key, p, grads[key], state[key], count, axes, row_dim(key, dim))
             continue
         piece, new_state[key] = update_away(PARAMS[key][2], local_piece(p, axes, dim) if axes else p, grads[key], state[key], count)
         new_params[key] = collected(piece, p, axes, dim)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from planner.emit.parts.away import added, nothing_yet, scaled
-from planner.emit.parts.exchange import after, pend
+from planner.emit.parts.away import added, in_turn, nothing_yet, scaled
+from planner.emit.parts.exchange import pend
 from planner.emit.parts.loop_scan import over_microbatches
-from planner.emit.parts.tables import GATHERED, GRADIENTS, loss_of
+from planner.emit.parts.tables import GRADIENTS, loss_of
 
 
 def gradients(params, frozen, batch):
@@ -18,7 +18,7 @@ def gradients(params, frozen, batch):
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
 
     def one(total, piece):
-        held = {key: after(p, total[0]) if key in GATHERED else p for key, p in pending.items()}  # else gathered once, for all microbatches
+        held = {key: in_turn(key, p, total[0]) for key, p in pending.items()}
         loss, back, rows = jax.vjp(lambda p: loss_of(p, frozen, piece), held, has_aux=True)
         rows = rows.astype(loss.dtype)
         sums = {key: added(key, total[2][key], g) for key, g in back(rows)[0].items()}  # of the sum, not of the mean
