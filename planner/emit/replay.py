@@ -113,8 +113,8 @@ def replay(flow: Flow, inside: Sequence[int], mode: str, given: Iterable[str] = 
             again.nodes.setdefault(i, False)
     while queue:
         name, way = queue.pop()
-        if name in graph.weights and name not in given:
-            again.weights[name] = None
+        if name in graph.weights and name not in given and (mode == "all" or not any(step.forward for step in way)):
+            again.weights[name] = None  # what a collective made of a gathered weight has a name and is kept
         if mode == "part" or (name not in made and name not in given and name not in graph.weights):
             continue
         kept = mode == "keep"
