@@ -174,6 +174,15 @@ def test_a_table_of_two_lookups_is_gathered_once_for_both() -> None:
     assert counts(graph, plan, "reduce-scatter", "shared.weight") == {"forward": 0, "recompute": 0, "gradient": 3}
 
 
+@pytest.mark.parametrize(("pins", "again"), [("dp=8,zero=3", 1), ("dp=4,tp=2,zero=3", 0)])
+def test_a_head_is_not_gathered_again_where_what_a_collective_made_of_it_is_kept(pins: str, again: int) -> None:
+    graph, plan = planned("zoo:gpt-tiny", pins)
+    flow, table = derive(graph, plan, training=True), next(n for n in graph.weights if graph.labels.get(n, n) == "transformer.wte.weight")
+    ways = [flow.trees[table].path(flow.need[place]) for place in graph.consumers[table]]
+    assert any(step.forward for way in ways for step in way) is not bool(again)
+    assert counts(graph, plan, "all-gather", "transformer.wte.weight")["recompute"] == again
+
+
 def test_an_exchange_of_tokens_is_not_repeated_for_results_that_nothing_reads() -> None:
     graph, plan = planned("zoo:mixtral-tiny", "expert=2,dp=4,zero=0,recompute=block-keep", nodes={"*experts*": {"split": {"expert-b": ["expert"]}}})
     (experts, *_) = [n.id for n in graph.nodes if n.op == "RoutedExperts"]
