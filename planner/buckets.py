@@ -16,6 +16,7 @@ searched: where that is too little for any plan on it, the search prices the com
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import combinations
@@ -74,7 +75,9 @@ def bounding(base: Base, pricer: Pricer, least_s: float) -> Pricer:
 
 def spared_s(base: Base, pricer: Pricer) -> float:
     """No size spares a plan on the mesh more seconds: of the launches that whole gradients would be, of each kind all but one, at the longest latency of any axes."""
-    launches = sum(min(1 / base.stacks.get(n, (0, 1))[1], size / pricer.runtime.bucket_bytes) for n, size in _whole_bytes(base, pricer).items())
+    alike = Counter((base.graph.tensors[n].shape, base.stacks.get(n, (0, 1))[1]) for n in base.graph.weights if n in base.grad)
+    wide = _reduced_bytes(pricer)
+    launches = sum(times * min(1 / repeats, prod(shape) * wide / pricer.runtime.bucket_bytes) for (shape, repeats), times in alike.items())
     ways = [axes for k in range(len(pricer.sizes)) for axes in combinations(pricer.sizes, k + 1)]
     latency = max((line[0] for axes in ways for kind in KINDS for line in pricer.lines(kind.replace("_", "-"), axes)), default=0.0)
     return len(KINDS) * max(0.0, launches - 1) * latency
@@ -82,8 +85,13 @@ def spared_s(base: Base, pricer: Pricer) -> float:
 
 def _whole_bytes(base: Base, pricer: Pricer) -> dict[str, float]:
     """Trained weights -> bytes of a whole one as it is reduced, or gathered where that is more."""
-    wide = max(pricer.recipe.reduction_bytes, pricer.recipe.parameter_bytes)
+    wide = _reduced_bytes(pricer)
     return {n: base.graph.tensors[n].elements * wide for n in base.graph.weights if n in base.grad}
+
+
+def _reduced_bytes(pricer: Pricer) -> float:
+    """Of one element, as it is reduced, or gathered where that is more."""
+    return max(pricer.recipe.reduction_bytes, pricer.recipe.parameter_bytes)
 
 
 def launched(uses: Iterable[Use], bucket_bytes: int) -> dict[Way, float]:

@@ -47,12 +47,14 @@ class Arithmetic:
     def of(cls, base: Base, pricer: Pricer) -> Arithmetic:
         """base: of the whole batch. repeats: 0 where stages may be cut anywhere."""
         run = base.dealt[0] if base.dealt else (0, len(base.graph.nodes), 1) if base.places else (0, 0, 1)
-        inside, found = range(run[0], run[0] + run[1] * run[2]), [0.0, 0.0]
+        inside, found, known = range(run[0], run[0] + run[1] * run[2]), [0.0, 0.0], dict[float, float]()
         for i, rule in enumerate(base.rules):
             node = base.graph.nodes[i]
             if rule.flops and node.op not in OWN and not node.bodies:
-                backward = base.backward[i] if base.training and any(o in base.grad for o in node.outputs) else 0.0
-                found[i not in inside] += (1 + backward) * pricer.kernel_s(rule.flops, 0.0, pricer.recipe.compute)
+                if rule.flops not in known:
+                    known[rule.flops] = pricer.kernel_s(rule.flops, 0.0, pricer.recipe.compute)
+                backward = 0.0 if not base.training or base.grad.isdisjoint(node.outputs) else base.backward[i]
+                found[i not in inside] += (1 + backward) * known[rule.flops]
         return cls(found[0], found[1], run[2] if base.dealt or not base.places else 0)
 
     def least(self, mesh: Mesh, microbatches: int, virtual: int = 1) -> float:

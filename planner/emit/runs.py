@@ -110,23 +110,25 @@ def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | st
             names = tuple([node.inputs[slot] for node in alike])
             if not name:
                 continue
-            if len(set(names)) == 1:
+            if name == names[1] and len(set(names)) == 1:
                 if name in made:  # one repeat's value cannot be an argument of them all
                     return f"{name} is made in one repeat and read by others"
                 shared[name] = None
-            elif all(n in graph.weights for n in names):
+            elif name in graph.weights and graph.weights.keys() >= set(names):
                 if len(set(names)) < repeats:
                     return f"weights of {base.id} are kept differently in its repeats"
                 weights[names] = base.id
             else:
                 if name in made:  # inside the block
-                    if any(made.get(n) != (made[name][0] + r * period, made[name][1]) for r, n in enumerate(names)):
+                    at, k = made[name]
+                    if [made.get(n) for n in names] != [(at + r * period, k) for r in range(repeats)]:
                         return f"{base.id} reads another place in a later repeat"
                     continue
-                if any(n not in made for n in names[1:]):
+                later = [made.get(n) for n in names[1:]]
+                key = later[0]
+                if key is None or None in later:
                     return f"{base.id} reads different outside values in its repeats"
-                key = made[names[1]]
-                if any(made[n] != (key[0] + (r - 1) * period, key[1]) for r, n in enumerate(names) if r) or enters.setdefault(key, name) != name:
+                if later != [(key[0] + r * period, key[1]) for r in range(repeats - 1)] or enters.setdefault(key, name) != name:
                     return f"{base.id} reads another place in a later repeat"
     stacked = Counter(n for names in weights for n in names)
     for n, times in stacked.items():
@@ -138,8 +140,10 @@ def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | st
     yields = tuple(rows[o] for o in graph.outputs if o in rows and o not in first_leaves and set(rows[o]) <= set(graph.outputs))
     handed = {o for row in yields for o in row}
     for o in made:
+        if o in last:
+            continue
         outside = [i for i, _ in graph.consumers.get(o, ()) if i not in places]
-        if (outside or (o in graph.outputs and o not in handed)) and o not in last:
+        if outside or (o in graph.outputs and o not in handed):
             return f"{o} leaves the middle of a repeated block"
     return _Wiring(weights, tuple(shared), enters, leaves, yields)
 
