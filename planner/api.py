@@ -64,7 +64,13 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
         found.baselines.update(elsewhere(request, model))
     provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"),
                   "source": str(source if isinstance(source, str | Path) else model.name), "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
-    return compose(model, request, found, provenance, assumptions(model, request, hardware, topology))
+    return compose(model, request, found, provenance | asked(request, objective, mode), assumptions(model, request, hardware, topology))
+
+
+def asked(request: Any, objective: str, mode: str) -> dict[str, Any]:
+    """What of a request the plan alone does not tell, for its file: pins, and an objective or mode other than the usual one."""
+    pins = {} if request.pins.empty else {"pins": request.pins.table()}
+    return pins | ({"objective": objective} if objective != "step" else {}) | ({"mode": mode} if mode != "auto" else {})
 
 
 def annotated_pins(model: Any) -> Any:

@@ -24,7 +24,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from planner.rule import PENDING, Limits, Split, candidates, legal
 
 if TYPE_CHECKING:
     from planner.base import Base
+    from planner.strategy import Strategy
 
 SHORT = {"tp": "model", "dp": "data", "pp": "stage", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
 TENSOR = ("any", "megatron", "megatron-sp")
@@ -92,6 +93,21 @@ class Pins:
     def empty(self) -> bool:
         """Whether nothing is pinned."""
         return not (self.mesh or self.techniques or self.forbidden_factors or self.nodes)
+
+    def table(self) -> dict[str, Any]:
+        """The pins as a TOML document holds them: `from_table` makes equal ones of it."""
+        mesh = {a: {"size": list(sizes), **({"level": list(self.levels[a])} if a in self.levels else {})} for a, sizes in self.mesh.items()}
+        plain = {"offload": lambda words: list(words), "bucket": lambda size: size or "none"}
+        techniques = {k: plain.get(k, lambda value: value)(v) for k, v in self.techniques.items()}
+        sections = {"mesh": mesh, "techniques": techniques, "forbid": {"factors": sorted(self.forbidden_factors)} if self.forbidden_factors else {}}
+        return {k: v for k, v in sections.items() if v} | {glob: dict(table) for glob, table in self.nodes.items()}
+
+    def each(self) -> list[tuple[str, Pins]]:
+        """Every single pin in words, and the pins without it."""
+        found = [(f"{a} = {' or '.join(map(str, sizes))}", replace(self, mesh=_without(self.mesh, a), levels=_without(self.levels, a))) for a, sizes in self.mesh.items()]
+        found += [(f"{k} = {_spelled(k, v)}", replace(self, techniques=_without(self.techniques, k))) for k, v in self.techniques.items()]
+        found += [(f"forbid {f}", replace(self, forbidden_factors=self.forbidden_factors - {f})) for f in sorted(self.forbidden_factors)]
+        return found + [(f"{glob}: {_placement(table)}", replace(self, nodes=_without(self.nodes, glob))) for glob, table in self.nodes.items()]
 
     @property
     def axes(self) -> frozenset[str]:
@@ -173,6 +189,26 @@ class Pins:
         return base.reachable(i, candidates(rule, mesh))
 
 
+def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {k: v for k, v in table.items() if k != key}
+
+
+def _spelled(key: str, value: Any) -> str:
+    """A technique's value as one would write it."""
+    if key == "offload":
+        return "+".join(value) or "none"
+    return "none" if key == "bucket" and not value else str(value)
+
+
+def _placement(table: Mapping[str, Any]) -> str:
+    """`n over model` of a split, `[data, -]` of a layout."""
+    if "split" in table:
+        return ", ".join(f"{f} over {' + '.join(axes)}" if axes else f"{f} whole" for f, axes in table["split"].items()) or "whole"
+    if "layout" in table:
+        return f"[{', '.join('+'.join(axes) or '-' for axes in table['layout'])}]"
+    return "as it is"
+
+
 def _weight_slot(glob: str, node: Any, base: Base) -> int | None:
     """The operand that a glob means where it is a parameter's name and not the node's own."""
     if any(name and fnmatch.fnmatchcase(name, glob) for name in (node.id, node.scope, *node.members, *node.outputs)):
@@ -218,6 +254,11 @@ def from_table(data: Mapping[str, Any]) -> Pins:
         if not _placed(table):
             raise PlanError("P020", f"pin {glob!r} needs `split = {{ factor = [axes] }}` or `layout = [[axes], ...]`", help=['split = { n = ["model"] }'])
     return Pins(mesh, techniques, frozenset(forbidden), nodes, levels)
+
+
+def pins_of(strategy: Strategy) -> Pins:
+    """The pins that a strategy was searched under; none where its file says nothing of them."""
+    return from_table(strategy.provenance.get("pins", {}))
 
 
 def _words(value: Any) -> bool:

@@ -182,6 +182,7 @@ def explain(p: argparse.ArgumentParser) -> None:
     """Options of `plan explain`."""
     saved(p)
     p.add_argument("node", nargs="?", metavar="NODE_OR_TENSOR", help="a node, tensor, parameter or part of its name (as the file has it; with --model priced anew)")
+    p.add_argument("--pins", action="store_true", help="what each pin that the plan was made under costs: a search without it each (needs the model)")
     p.add_argument("--minimal-pins", action="store_true", help="the fewest annotations that --mode propagate makes this plan of, as a file for --pin (needs the model)")
 
 

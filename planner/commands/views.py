@@ -35,6 +35,8 @@ def explain(args: argparse.Namespace) -> int:
     columns, colour = console.width(), console.colour(sys.stdout)
     if args.minimal_pins:
         return _minimal_pins(args, strategy)
+    if args.pins:
+        return _pin_prices(args, strategy)
     if args.node is None:
         console.data(report.explain(strategy, columns, colour))
         return 0
@@ -61,6 +63,18 @@ def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[
     from planner.detail import details
 
     return details(found.base, found.flow, found.runs, found.pricer).get(name)
+
+
+def _pin_prices(args: argparse.Namespace, strategy: Strategy) -> int:
+    """What each pin costs."""
+    from planner.pin_prices import price_pins
+    from planner.report.pins import pin_prices
+
+    if args.node is not None:
+        raise PlanError("P003", f"--pins is of the whole plan, and {args.node!r} is one node", help=["one or the other"])
+    rows = list(price_pins(strategy, files.model_of(strategy, args.strategy, args.model)))
+    console.data(pin_prices(strategy, rows, console.width(), console.colour(sys.stdout)))
+    return 0
 
 
 def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:

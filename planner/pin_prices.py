@@ -1,0 +1,87 @@
+"""What each pin of a plan costs: the best plan under all the other pins, beside the one under all of them.
+
+A search with one pin less has every plan that the one with it has, and more: what its best is faster by is the price of that pin. Pins can stand in for each
+other (without `tp = 8` a pinned split over its axis is still held), so prices do not add up; a last row is of the search without any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from planner.api import no_plan, pinned_bucket, pinned_offload
+from planner.buckets import searched
+from planner.compose import compose
+from planner.errors import PlanError
+from planner.pins import Pins, pins_of
+from planner.reprice import open_recorded, request_of
+from planner.search import Search
+from planner.spread import MODES
+from planner.topology import from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from planner.model import Model
+    from planner.strategy import Strategy
+
+ALL = "all of them"
+BINDING = 1e-3
+"""Share of the step that a plan without the pin must be faster by: searches call plans nearer than that equal (planner.request.TIE)."""
+
+
+@dataclass(frozen=True)
+class PinPrice:
+    """without: the best plan where this pin is left out, None where none was found, refused then says why. saved_s: what its step is shorter by (seconds), 0 or more:
+    the plan with the pin is one of those without."""
+
+    pin: str
+    without: Strategy | None
+    saved_s: float
+    refused: str = ""
+
+    @property
+    def binds(self) -> bool:
+        """Whether leaving the pin out makes a step notably shorter."""
+        return self.without is not None and self.saved_s > BINDING * self.without.costs["step_time_s"]
+
+
+def price_pins(strategy: Strategy, source: str | Path) -> Iterator[PinPrice]:
+    """Each pin, then all of them: a search each on the recorded machine, one after the other as they are asked for.
+
+    Raises PlanError: P059 where there are no pins, or where the mode leaves nothing else to the search; P051 for another model.
+    """
+    pins, mode = pins_of(strategy), str(strategy.provenance.get("mode", "auto"))
+    if pins.empty:
+        raise PlanError("P059", "this plan was made without pins, so none has a price", help=["plan MODEL ... --pin tp=8 -o FILE, then explain that file"])
+    if mode in MODES:
+        raise PlanError("P059", f"under --mode {mode} the pins are the plan: without one of them there is nothing to search",
+                        help=["--mode semi-auto with the same pins, then explain that file"])  # fmt: skip
+    model = open_recorded(strategy, source)
+    if model.sha256() != strategy.model["sha256"]:
+        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again"])
+    step = _best(strategy, model, pins).costs["step_time_s"]
+    several = pins.each()
+    for words, fewer in (*several, *([(ALL, Pins())] if len(several) > 1 else [])):
+        try:
+            found = _best(strategy, model, fewer)
+        except PlanError as e:
+            yield PinPrice(words, None, 0.0, e.what)
+            continue
+        yield PinPrice(words, found, max(0.0, step - found.costs["step_time_s"]))
+
+
+def _best(strategy: Strategy, model: Model, pins: Pins) -> Strategy:
+    """The best plan under some pins, without baselines. Raises PlanError where there is none."""
+    topology, workload, runtime = from_json(strategy.topology), str(strategy.workload["kind"]), str(strategy.workload["runtime"])
+    request = request_of(strategy, topology)
+    bucket = pinned_bucket(pins, topology.device, workload, runtime)
+    request = replace(request, pins=pins, baselines=False, objective=str(strategy.provenance.get("objective", "step")),
+                      offload=pinned_offload(pins, workload, runtime), runtime=searched(request.runtime, bucket))  # fmt: skip
+    found = Search(model, request).run()
+    if found.stopped:
+        raise KeyboardInterrupt
+    if found.best is None:
+        raise no_plan(request, found)
+    return compose(model, request, found, {}, ())

@@ -1,0 +1,30 @@
+"""`plan explain --pins`: what each pin costs (planner.pin_prices), a row as each search ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from planner.report.summary import machine, title
+from planner.report.tables import fitted, mesh_words, technique_words
+from planner.report.words import Style, hang, show_bytes, show_time, signed_time
+
+if TYPE_CHECKING:
+    from planner.pin_prices import PinPrice
+    from planner.strategy import Strategy
+
+
+def pin_prices(s: Strategy, rows: Iterable[PinPrice], width: int = 100, colour: bool = False) -> str:
+    """A table: each pin, what a step takes without it, what the pin costs, and the plan there would be."""
+    style, out = Style(colour), [["without the pin", "step", "it costs", "memory", "the plan then"]]
+    for row in rows:
+        if row.without is None:
+            out.append([row.pin, "-", "", "", row.refused])
+            continue
+        c = row.without.costs
+        price = style.warn(signed_time(row.saved_s)) if row.binds else "nothing"
+        plan = mesh_words(dict(row.without.mesh_shape)) + technique_words(row.without.techniques) if row.binds else "as it is, or no faster"
+        out.append([row.pin, show_time(c["step_time_s"]), price, show_bytes(c["memory_per_device_bytes"]), plan])
+    head = f"{title(s)} on {machine(s)}: {show_time(s.costs['step_time_s'])} a step, {show_bytes(s.costs['memory_per_device_bytes'])} a device, with its pins"
+    note = "each row is a search under all the other pins; prices do not add up, since one pin can hold what another does"
+    return "\n".join([*(style.bold(line) for line in hang("", head, width)), *fitted(out, width, (1, 2, 3)), *(style.dim(line) for line in hang("", note, width))])
