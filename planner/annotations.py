@@ -23,7 +23,7 @@ from planner.layout import STAGE
 from planner.pins import from_table
 from planner.rule import PENDING, Split
 from planner.spread import Spread
-from planner.strategy import Strategy
+from planner.strategy import Strategy, copies_of
 from planner.topology import Mesh
 
 Table = Mapping[str, Mapping[str, Mapping[str, list[str]]]]
@@ -102,7 +102,7 @@ def pins_file(strategy: Strategy, nodes: Table) -> str:
     """A file of pins (TOML): the strategy's mesh on its levels, its techniques, and the annotations."""
     t, inner = strategy.techniques, {a: n for a, n in strategy.mesh_shape if a != STAGE}
     mesh = {a["name"]: {"size": a["size"], **({"level": a["levels"][0] if len(a["levels"]) == 1 else list(a["levels"])} if a["levels"] else {})} for a in strategy.mesh}
-    techniques = {k: t[k] for k in ("zero_stage", "recompute", "microbatches")}
+    techniques = {k: t[k] for k in ("zero_stage", "recompute", "microbatches")} | ({"copies": copies} if (copies := copies_of(t)) > 1 else {})
     if t["zero_stage"] and set(t["zero_group"]) != set(inner):
         techniques["zero_group"] = prod(inner[a] for a in t["zero_group"])
     if len(inner) < len(mesh):

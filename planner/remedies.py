@@ -114,6 +114,6 @@ def _plan(request: Request, model: Model) -> Candidate | None:
     from planner.search import Search
 
     try:
-        return Search(model, replace(request, baselines=False, time_limit_s=None)).run(how_close=False).best
+        return Search(model, replace(request, baselines=False, time_limit_s=None)).quoted()
     except PlanError:
         return None  # a pinned mesh that does not multiply to that many devices, or a batch the model cannot be read at

@@ -46,6 +46,8 @@ WORK = {"dp": 2_000_000, "auto": 2_000_000}
 of it is solved again (planner.explore)."""
 BEHIND = 1.1
 """The best plan with stages and the best without are both refined, unless one takes this many times the other's."""
+FAR = 1.5
+"""Where the smallest plan found takes this many times the limit, none that fits is looked for (it is found by bounds that are not tight)."""
 
 
 class Search:
@@ -87,8 +89,7 @@ class Search:
 
     def _searched(self, how_close: bool) -> Found:
         request = self.request
-        main = Explorer(self, "plan", self.offered.meshes(), self.offered.allowed(), self.offered.levels())
-        finer = Explorer(self, "plan", (), None, self.offered.levels())
+        main, finer = self._main(), Explorer(self, "plan", (), None, self.offered.levels())
         baselines: dict[str, Candidate] = {}
         try:
             # Baselines first: small searches, and what they reach is what the large one has to beat.
@@ -104,8 +105,12 @@ class Search:
             self.stopped = "interrupt"
         fitting = [c for c in (main.best, finer.best, *self._eligible(baselines)) if c is not None]
         best, smallest = min(fitting, key=lambda c: c.key(request), default=None), None
+        if best is None and not self.stopped and (near := main.smallest()) is not None and near.cost.memory.total <= request.limit_bytes:
+            best = near  # where memory binds, a solver's work may end before it finds what is known to be there
         best = in_copies(self, best, (*main.priced, *finer.priced)) if best is not None and not self.stopped else best
         if best is None and not self.stopped and (more := self.offered.offload()) is not None:
+            if (none := self._hopeless(baselines, how_close)) is not None:
+                return none
             return self._offloaded(more, baselines, min(main.bound(), finer.bound()), how_close)
         if best is None and how_close and not self.stopped:
             smallest = self._smallest(main, baselines)
@@ -122,12 +127,44 @@ class Search:
         bound = bound if request.objective == "step" and np.isfinite(bound) and (best is None or best.plan.copies == 1) else 0.0
         return Found(best, baselines, base, space, choice, problem, bound, len(self._details), self.stopped, smallest)
 
-    def _offloaded(self, offload: tuple[str, ...], baselines: dict[str, Candidate], bound: float, how_close: bool) -> Found:
-        """The search again with more in the host's memory. bound: of the plans that nothing of this one's fitted among."""
+    def _hopeless(self, baselines: dict[str, Candidate], how_close: bool) -> Found | None:
+        """The answer where even with all that may be in the host's memory the smallest plan is far beyond the limit (`FAR`): a search for each step on the way there
+        would find that out one by one."""
+        if self.request.offload:
+            return None  # asked before the first step
+        most = self
+        while (more := most.offered.offload()) is not None:
+            most = self._again(more)
+        main, base = most._main(), self.base(1)
+        near = main.smallest()
+        if near is None or base is None or most.stopped or near.cost.memory.total <= FAR * self.request.limit_bytes:
+            return None
+        return Found(None, baselines, base, None, (), None, 0.0, len(self._details), "", most._smallest(main, baselines) if how_close else near)
+
+    def quoted(self) -> Candidate | None:
+        """The best plan with as little in the host's memory as the smallest plan found needs to fit; None where none does. What a remedy is quoted by: no step on
+        the way there is searched."""
+        search = self
+        while (near := search._main().smallest()) is None or near.cost.memory.total > self.request.limit_bytes:
+            if (more := search.offered.offload()) is None:
+                return None
+            search = search._again(more)
+        return search.run(how_close=False).best
+
+    def _main(self) -> Explorer:
+        """The search of all that the request allows."""
+        return Explorer(self, "plan", self.offered.meshes(), self.offered.allowed(), self.offered.levels())
+
+    def _again(self, offload: tuple[str, ...]) -> Search:
+        """The same search with more in the host's memory, in the time that is left."""
         left = self.request.time_limit_s and max(0.0, self.request.time_limit_s - (time.monotonic() - self.started))
         again = Search(self.model, replace(self.request, offload=offload, baselines=False, time_limit_s=left), self.progress)
         again._bases, again._atlas = self._bases, self._atlas
-        found = again.run(how_close=how_close)
+        return again
+
+    def _offloaded(self, offload: tuple[str, ...], baselines: dict[str, Candidate], bound: float, how_close: bool) -> Found:
+        """The search again with more in the host's memory. bound: of the plans that nothing of this one's fitted among."""
+        found = self._again(offload).run(how_close=how_close)
         return replace(found, baselines=baselines, tried=found.tried + len(self._details), bound_s=min(bound, found.bound_s))
 
     def _leaders(self, priced: Sequence[Candidate]) -> list[Candidate]:

@@ -68,7 +68,7 @@ def test_a_table_says_it(pinned: Strategy, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     pinned.save("a.json")
     assert main(["explain", "a.json"]) == 0
-    assert "model = 2   microbatches = 2   zero_stage = 1   (--pins: what each costs)" in " ".join(capsys.readouterr().out.split(" "))
+    assert "pins model = 2 microbatches = 2 zero_stage = 1 (--pins: what each costs)" in " ".join(capsys.readouterr().out.split())
     assert main(["explain", "a.json", "--pins"]) == 0
     out = capsys.readouterr().out
     assert "without the pin" in out and "all of them" in out
