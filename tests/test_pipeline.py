@@ -113,9 +113,8 @@ def test_1f1b_needs_less_memory_than_gpipe() -> None:
     assert predicted["1f1b"] < 0.75 * predicted["gpipe"]
 
 
-def staged_search(source: str, devices: int, batch: int, stages: int, **workload: Any) -> tuple[Search, list]:
+def staged_search(source: str, devices: int, batch: int, stages: int, pins: Pins = Pins(), **workload: Any) -> tuple[Search, list]:  # noqa: B008 - frozen
     model = Model.open(source, Workload("train", batch=batch, **workload), devices)
-    pins = Pins(techniques={"bucket": 0})  # where sizes of buckets are open, spaces are priced below all of them
     request = make_request(devices=devices, hardware="h100-sxm", topology=None, workload="train", mode="auto", solver="auto", pins=pins,
                            precision="bf16-mixed", time_limit_s=None)  # fmt: skip
     return Search(model, request), list(staged_meshes(request.topology, stages))
@@ -124,7 +123,8 @@ def staged_search(source: str, devices: int, batch: int, stages: int, **workload
 @pytest.mark.parametrize("technique", [Techniques(1, "none", 8), Techniques(1, "none", 8, "interleaved", 3),
                                        Techniques(0, "block", 16), Techniques(2, "block-keep", 8), Techniques(1, "none", 8, "gpipe")])  # fmt: skip
 def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: Techniques) -> None:
-    search, meshes = staged_search("zoo:gpt2-small", 32, 64, 4)
+    pins = Pins(techniques={"bucket": 0})  # where sizes of buckets are open, spaces are priced below all of them
+    search, meshes = staged_search("zoo:gpt2-small", 32, 64, 4, pins)
     for mesh in meshes[1:3]:
         whole, cut = search.space(mesh, 1, None), search.space(mesh, technique.microbatches, None)
         assert whole is not None and cut is not None

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError, did_you_mean
-from planner.pins import pins_of
 from planner.report.explain_stages import asked_repeat, named_repeat, on_stages, plain, why_stages
 from planner.report.notation import cells, spell_split
 from planner.report.stages import stages
@@ -39,8 +38,10 @@ def _choice(s: Strategy, width: int, style: Style) -> list[str]:
     lines += labelled("chosen", [f"mesh {mesh}", *techniques(s)], width, style)
     if origin not in ("plan", "manual") and origin in s.baselines:
         lines += labelled("", [f"this is the baseline `{baseline_name(origin, s.baselines[origin])}`: no searched plan was cheaper"], width, style)
-    if pinned := [words for words, _ in pins_of(s).each()]:
-        lines += labelled("pins", [*pinned, "(--pins: what each costs)"], width, style)
+    if s.provenance.get("pins"):
+        from planner.pins import pins_of
+
+        lines += labelled("pins", [*(words for words, _ in pins_of(s).each()), "(--pins: what each costs)"], width, style)
     lines += labelled("search", [solver_words(s)], width, style)
     if s.solver.get("bound_s") and s.solver["status"] != "optimal":
         lines += labelled("", [f"no plan on any mesh tried can be below {show_time(s.solver['bound_s'])}"], width, style)
