@@ -9,13 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from planner.api import no_plan, pinned_bucket, pinned_offload
+from planner.api import pinned_bucket, pinned_offload
 from planner.buckets import searched
-from planner.compose import compose
 from planner.errors import PlanError
 from planner.pins import Pins, pins_of
-from planner.reprice import open_recorded, request_of
-from planner.search import Search
+from planner.reprice import answered, open_recorded, request_of
 from planner.spread import MODES
 from planner.topology import from_json
 
@@ -79,9 +77,4 @@ def _best(strategy: Strategy, model: Model, pins: Pins) -> Strategy:
     bucket = pinned_bucket(pins, topology.device, workload, runtime)
     request = replace(request, pins=pins, baselines=False, objective=str(strategy.provenance.get("objective", "step")),
                       offload=pinned_offload(pins, workload, runtime), runtime=searched(request.runtime, bucket))  # fmt: skip
-    found = Search(model, request).run()
-    if found.stopped:
-        raise KeyboardInterrupt
-    if found.best is None:
-        raise no_plan(request, found)
-    return compose(model, request, found, {}, ())
+    return answered(model, request)

@@ -127,10 +127,14 @@ def reprice(strategy: Strategy, model: Model, topology: Topology) -> Priced:
 
 def replan(strategy: Strategy, model: Model, topology: Topology) -> Strategy:
     """The best plan for the model now, under the strategy's workload and limits. Raises PlanError (exit 3) when nothing fits."""
+    return answered(model, request_of(strategy, topology))
+
+
+def answered(model: Model, request: Request) -> Strategy:
+    """The best plan of a request. Raises PlanError (exit 3) when nothing fits; an interruption is handed on."""
     from planner.api import no_plan
     from planner.compose import compose
 
-    request = request_of(strategy, topology)
     found = Search(model, request).run()
     if found.stopped:
         raise KeyboardInterrupt

@@ -132,10 +132,8 @@ def test_three_steps_are_those_of_the_unsharded_program(pins: str, tmp_path: Pat
     assert max(found["errors"].values()) < 1e-5 and not found["differs"] and found["judged"] > 0, found
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_checkpoints_of_state_that_is_away(tmp_path: Path, pair: tuple[Strategy, Strategy]) -> None:
-    """Saved from the host's memory, read onto devices, and the other way round; bit for bit, and training goes on."""
-    pytest.importorskip("orbax.checkpoint")
+def exchange_checkpoints(pair: tuple[Strategy, Strategy], source: str, folder: Path) -> None:
+    """Each program of a pair saves after a step, and the other reads it: bit for bit, into its own kinds of memory, and training goes on."""
     import types
 
     import jax.numpy as jnp
@@ -143,19 +141,26 @@ def test_checkpoints_of_state_that_is_away(tmp_path: Path, pair: tuple[Strategy,
 
     from planner.verify.numerics import load_program
 
-    modules = [load_program(program(s, GPT)) for s in pair]
+    modules = [load_program(program(s, source)) for s in pair]
     for k, (writer, reader) in enumerate((modules, modules[::-1])):
         mesh = writer.make_mesh()
         _, params, state = writer.begin(types.SimpleNamespace(seed=1), {}, mesh)
         batch = writer.next_batch(None, 0, 0, mesh)
         params, state, _ = writer.make_step(mesh)(params, state, {}, batch, jnp.float32(1))
-        saved = writer.open_checkpoints(str(tmp_path / str(k)), 1)
+        saved = writer.open_checkpoints(str(folder / str(k)), 1)
         writer.save(saved, 1, params, state)
         saved.close()
-        saved = reader.open_checkpoints(str(tmp_path / str(k)), 1)
+        saved = reader.open_checkpoints(str(folder / str(k)), 1)
         done, params2, state2 = reader.restore(saved, mesh)
         saved.close()
         assert done == 1 and {x.sharding.memory_kind for row in state2.values() for x in row} == {reader.state_at(mesh, reader.P()).memory_kind}
         for key, row in state.items():
             assert all(np.array_equal(a, b) for a, b in zip((params[key], *row), (params2[key], *state2[key]), strict=True))
         assert np.isfinite(reader.make_step(mesh)(params2, state2, {}, batch, jnp.float32(2))[2])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_checkpoints_of_state_that_is_away(tmp_path: Path, pair: tuple[Strategy, Strategy]) -> None:
+    """Saved from the host's memory, read onto devices, and the other way round."""
+    pytest.importorskip("orbax.checkpoint")
+    exchange_checkpoints(pair, GPT, tmp_path)

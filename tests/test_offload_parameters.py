@@ -19,6 +19,8 @@ from planner.pins import parse_pins
 from planner.strategy import Strategy
 from planner.topology import for_devices
 
+from .test_offload import exchange_checkpoints
+
 GPT = "zoo:gpt-tiny,seq=16,layers=4"
 LLAMA = "zoo:llama-tiny,layers=2"
 OPTIONS: dict[str, Any] = {"devices": 8, "batch": 16, "hardware": "cpu", "precision": "fp32", "baselines": False}
@@ -161,24 +163,4 @@ def test_three_steps_with_a_table_away(pins: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_checkpoints_are_read_wherever_weights_wait(tmp_path: Path, pair: tuple[Strategy, Strategy]) -> None:
     pytest.importorskip("orbax.checkpoint")
-    import jax.numpy as jnp
-    import numpy as np
-
-    from planner.verify.numerics import load_program
-
-    modules = [load_program(program(s, GPT)) for s in pair]
-    for k, (writer, reader) in enumerate((modules, modules[::-1])):
-        mesh = writer.make_mesh()
-        _, params, state = writer.begin(types.SimpleNamespace(seed=1), {}, mesh)
-        batch = writer.next_batch(None, 0, 0, mesh)
-        params, state, _ = writer.make_step(mesh)(params, state, {}, batch, jnp.float32(1))
-        saved = writer.open_checkpoints(str(tmp_path / str(k)), 1)
-        writer.save(saved, 1, params, state)
-        saved.close()
-        saved = reader.open_checkpoints(str(tmp_path / str(k)), 1)
-        done, params2, state2 = reader.restore(saved, mesh)
-        saved.close()
-        assert done == 1
-        for key, row in state.items():
-            assert all(np.array_equal(a, b) for a, b in zip((params[key], *row), (params2[key], *state2[key]), strict=True))
-        assert np.isfinite(reader.make_step(mesh)(params2, state2, {}, batch, jnp.float32(2))[2])
+    exchange_checkpoints(pair, GPT, tmp_path)
