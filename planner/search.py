@@ -21,11 +21,13 @@ from planner.buckets import OPEN, bounding, priced
 from planner.conversions import Atlas
 from planner.copied import in_copies
 from planner.errors import PlanError
+from planner.evaluate import derived
 from planner.explore import Explorer
 from planner.families import Allowed, batch_only, megatron_only, no_split, restrict
 from planner.fingerprint import search_key
 from planner.flow import Plan
 from planner.meshes import meshes, pinned_mesh
+from planner.mirror import exchanged, mirrored
 from planner.model import Model
 from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space
 from planner.offered import Family, Offered
@@ -108,6 +110,7 @@ class Search:
         if best is None and not self.stopped and (near := main.smallest()) is not None and near.cost.memory.total <= request.limit_bytes:
             best = near  # where memory binds, a solver's work may end before it finds what is known to be there
         best = in_copies(self, best, (*main.priced, *finer.priced)) if best is not None and not self.stopped else best
+        best = self._plainest(best) if best is not None else None
         if best is None and not self.stopped and (more := self.offered.offload()) is not None:
             if (none := self._hopeless(baselines, how_close)) is not None:
                 return none
@@ -189,6 +192,24 @@ class Search:
             return space, choice, problem
         at = tuple(w.splits.index(v.splits[k]) if v.kind == "op" else w.layouts.index(v.layouts[k]) for v, w, k in zip(space.variables, whole.variables, choice, strict=True))
         return whole, at, assemble(whole, best.techniques, self.request.limit_bytes)
+
+    def _plainest(self, best: Candidate) -> Candidate:
+        """The plan, or one that is told apart from it by nothing that costs, where it is no dearer: without an optimizer level that finds nothing to cut, and
+        of the mirror images in which axes that cost the same change places (planner.mirror) the usual one."""
+        _, space, choice, _ = self._details[id(best)]
+        pins, techniques = self.request.pins, best.techniques
+        swap = exchanged(best.mesh, axis_names(space.base, best.plan, pins.axes), pins.axes)
+        image = (mirrored(space, choice, best.mesh, swap) if swap else None) or choice
+        if best.plan.zero and "zero_stage" not in pins.techniques and not any(w.zero for w in derived(space.base, best.plan)[0].weights.values()):
+            techniques = replace(techniques, zero=0)
+        if (image, techniques) == (choice, best.techniques):
+            return best
+        other = self.price(space, best.mesh, techniques, Solution(image, "feasible"), best.label, copies=best.plan.copies)
+        if other is None or other.key(self.request) > best.key(self.request):
+            return best
+        proven = replace(other, bound_s=best.bound_s, status=best.status)  # of the problem that offers both
+        self._details[id(proven)] = proven, *self._details[id(other)][1:]
+        return proven
 
     def _named(self, best: Candidate, space: Space) -> tuple[Candidate, Space]:
         """A plan and its space with axes called by what they do; names the user gave stay."""
