@@ -8,13 +8,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.blocks import hoist
 from planner.errors import PlanError
 from planner.graph import Graph
 from planner.scaled import Scaled, same
+
+if TYPE_CHECKING:
+    from planner.reader.check import Checked
 
 TRAINING_ONLY = ("loss", "logits", "shift_labels", "ignore_index", "trainable", "freeze", "lora", "optimizer", "lr", "tables")
 
@@ -104,8 +108,15 @@ class Model:
 
         w = self.workload
         tokens = w.tokens_per_step if batch is None else None
-        graph = read_model(self.proto, self.folder, batch=batch, dims=w.dims, shapes=w.shapes, tokens_per_step=tokens, devices=self.devices)
+        graph = read_model(self._checked, self.folder, batch=batch, dims=w.dims, shapes=w.shapes, tokens_per_step=tokens, devices=self.devices)
         return replace(graph, name=self.name)
+
+    @cached_property
+    def _checked(self) -> Checked:
+        """The file as every reading takes it."""
+        from planner.reader.check import Checked
+
+        return Checked.of(self.proto, self.folder)
 
     def _chosen(self, graph: Graph) -> Graph:
         """The graph with ties, adapters and the choice of what trains."""

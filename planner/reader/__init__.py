@@ -16,10 +16,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
 from planner.graph import Graph
+
+if TYPE_CHECKING:
+    from planner.reader.check import Checked
 
 __all__ = ["read", "read_model"]
 
@@ -44,11 +47,12 @@ def read(
 
     Returns a Graph with every shape static. Raises PlanError for anything wrong with the file or the options.
     """
+    from planner.reader.check import Checked
     from planner.reader.file import load
 
     path = Path(path)
     options: dict[str, Any] = {"batch": batch, "dims": dims, "shapes": shapes, "tokens_per_step": tokens_per_step, "devices": devices}
-    return _read(load(path), path.parent, path.stem, **options)
+    return _read(Checked.of(load(path), path.parent), path.parent, path.stem, **options)
 
 
 def read_model(
@@ -61,16 +65,17 @@ def read_model(
     tokens_per_step: int | None = None,
     devices: int = 1,
 ) -> Graph:
-    """Reads an in-memory onnx.ModelProto; `folder` is where its external data would be (None: nowhere). See `read`."""
-    from planner.reader.file import check_model
+    """Reads an in-memory onnx.ModelProto, or a `planner.reader.check.Checked` one where it is read more than once; `folder` is where its external data
+    would be (None: nowhere). See `read`."""
+    from planner.reader.check import Checked
 
-    name = model.graph.name or "model"
-    check_model(model, name)
+    folder = None if folder is None else Path(folder)
+    given = model if isinstance(model, Checked) else Checked.of(model, folder)
     options: dict[str, Any] = {"batch": batch, "dims": dims, "shapes": shapes, "tokens_per_step": tokens_per_step, "devices": devices}
-    return _read(model, None if folder is None else Path(folder), name, **options)
+    return _read(given, folder, given.model.graph.name or "model", **options)
 
 
-def _read(model: Any, folder: Path | None, name: str, **options: Any) -> Graph:
+def _read(model: Checked, folder: Path | None, name: str, **options: Any) -> Graph:
     from planner.reader.finish import finish
     from planner.reader.fuse import fuse
     from planner.reader.rebatch import rebatch

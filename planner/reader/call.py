@@ -12,6 +12,7 @@ from planner.reader.infer import ShapeError
 
 if TYPE_CHECKING:
     from planner.reader.lower import Lowering
+    from planner.reader.statement import Statement
 
 
 MOST_INTS = 4096
@@ -50,18 +51,17 @@ class Call:
 
     __slots__ = ("attrs", "draft", "frame", "id", "inputs", "lowering", "node", "op", "opset", "scope")
 
-    def __init__(self, lowering: Lowering, node: Any, frame: Frame, id_: str, scope: str, inputs: list[str]) -> None:
+    def __init__(self, lowering: Lowering, node: Statement, frame: Frame, id_: str, scope: str, inputs: list[str]) -> None:
         self.lowering, self.node, self.frame, self.id, self.scope = lowering, node, frame, id_, scope
         self.draft, self.inputs, self.op = lowering.draft, inputs, node.op_type
         domain = "" if node.domain == "ai.onnx" else node.domain
         self.opset = frame.opsets.get(domain, frame.opsets.get("", 0))
         self.attrs = {}
-        for a in node.attribute:
-            if a.ref_attr_name:
-                if a.ref_attr_name in frame.attrs:
-                    self.attrs[a.name] = frame.attrs[a.ref_attr_name]
-            else:
-                self.attrs[a.name] = a
+        for name, reference, a in node.attributes:
+            if not reference:
+                self.attrs[name] = a
+            elif reference in frame.attrs:
+                self.attrs[name] = frame.attrs[reference]
 
     def attr(self, name: str, default: Any = None) -> Any:
         """Python value of an attribute, or the default."""

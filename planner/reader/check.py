@@ -7,18 +7,26 @@ functions), so planning rests on these checks. Nodes may come in any order; `ord
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
+from planner.graph import WeightRef
+from planner.reader.file import check_model
+from planner.reader.infer import Type
+from planner.reader.statement import Statement
+from planner.reader.tensors import check_tensor
 
 
-def order_nodes(nodes: Sequence[Any], defined: set[str] | None, where: str) -> list[Any]:
+def order_nodes(protos: Iterable[Any], defined: set[str] | None, where: str) -> list[Statement]:
     """Nodes in dependency order, the given order where possible.
 
     `defined`: names known from outside (inputs, initializers); None when outer names may be used freely (branches: the
     lowering reports undefined names there). Raises PlanError for names written twice, undefined or cyclic.
     """
+    nodes = [Statement.of(proto) for proto in protos]
     maker: dict[str, int] = {}
     for k, node in enumerate(nodes):
         for output in node.output:
@@ -45,10 +53,10 @@ def order_nodes(nodes: Sequence[Any], defined: set[str] | None, where: str) -> l
                     help=["export the model again; a part of its graph is missing"],
                 )  # fmt: skip
         needs.append(need)
-    return list(nodes) if ordered else _sort(nodes, needs, where)
+    return nodes if ordered else _sort(nodes, needs, where)
 
 
-def _sort(nodes: Sequence[Any], needs: list[set[int]], where: str) -> list[Any]:
+def _sort(nodes: Sequence[Statement], needs: list[set[int]], where: str) -> list[Statement]:
     users: list[list[int]] = [[] for _ in nodes]
     waiting = [len(need) for need in needs]
     for k, need in enumerate(needs):
@@ -56,7 +64,7 @@ def _sort(nodes: Sequence[Any], needs: list[set[int]], where: str) -> list[Any]:
             users[made].append(k)
     ready = [k for k, n in enumerate(waiting) if n == 0]
     heapq.heapify(ready)
-    done: list[Any] = []
+    done: list[Statement] = []
     while ready:
         k = heapq.heappop(ready)
         done.append(nodes[k])
@@ -80,10 +88,10 @@ def _cycle(needs: list[set[int]], waiting: list[int]) -> list[int]:
     return path[path.index(at) :][::-1]
 
 
-def _uses(node: Any) -> Iterable[str]:
+def _uses(node: Statement) -> Iterable[str]:
     """Names a node reads, those captured by its subgraphs included."""
     yield from (name for name in node.input if name)
-    for attribute in node.attribute:
+    for _, _, attribute in node.attributes:
         if attribute.type == 5:
             yield from _captured(attribute.g)
         elif attribute.type == 10:
@@ -94,17 +102,17 @@ def _uses(node: Any) -> Iterable[str]:
 def _captured(graph: Any) -> Iterable[str]:
     """Names a subgraph takes from around it; its own may be called as others are."""
     own = {v.name for v in graph.input} | {t.name for t in graph.initializer} | {o for node in graph.node for o in node.output}
-    used = [name for node in graph.node for name in _uses(node)] + [o.name for o in graph.output]
+    used = [name for node in graph.node for name in _uses(Statement.of(node))] + [o.name for o in graph.output]
     yield from (name for name in used if name not in own)
 
 
-def describe(node: Any) -> str:
+def describe(node: Statement) -> str:
     """A node in one line: its name or outputs, and operator."""
     name = repr(node.name) if node.name else "unnamed, makes " + ", ".join(map(repr, list(node.output)[:3]))
     return f"node {name[:120]} ({node.op_type[:60]})"
 
 
-def check_graph(graph: Any) -> list[Any]:
+def check_graph(graph: Any) -> list[Statement]:
     """Checks the main graph and returns its nodes in dependency order. Raises PlanError."""
     defined: set[str] = set()
     for value in graph.input:
@@ -131,6 +139,24 @@ def check_graph(graph: Any) -> list[Any]:
             raise PlanError("P110", f"graph output {value.name!r} is listed twice")
         seen.add(value.name)
     return nodes
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A ModelProto that was checked, and what of it is the same at every batch: its functions by (domain, name, overload), the nodes of its graph in
+    dependency order and its initializers."""
+
+    model: Any
+    functions: Mapping[tuple[str, str, str], Any]
+    nodes: Sequence[Statement]
+    initializers: Sequence[tuple[str, Type, WeightRef]]
+
+    @classmethod
+    def of(cls, model: Any, folder: Path | None) -> Checked:
+        """folder: where its external data would be; None: nowhere. Raises PlanError."""
+        check_model(model, model.graph.name or "model")
+        functions, nodes = check_functions(model), check_graph(model.graph)
+        return cls(model, functions, nodes, [(t.name, *check_tensor(t, t.name, folder)) for t in model.graph.initializer])
 
 
 MAX_INLINED = 250_000

@@ -15,7 +15,7 @@ _TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-
 
 
 class Finder:
-    """An index of the draft that stays valid while groups are replaced; call `apply` at the end."""
+    """An index of the draft that stays valid while groups are replaced; go on with what `applied` returns."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -24,6 +24,8 @@ class Finder:
         self.gone: set[int] = set()
         self.before: dict[int, list[Op]] = {}
         self.ids = {op.id for op in draft.ops}
+        self.changed = False
+        """Whether an operation was replaced, or lost an operand."""
 
     def maker(self, name: str, *kinds: str) -> Op | None:
         """The operation that makes a tensor, when it is one of `kinds` and not fused away."""
@@ -67,7 +69,7 @@ class Finder:
 
     def insert(self, root: Op, op: str, inputs: Sequence[str], attrs: dict[str, Any] | None = None, *, shape: object = None) -> str:
         """A new operation placed before `root`, with an id derived from it."""
-        draft = self.draft
+        draft, self.changed = self.draft, True
         kept, draft.ops = draft.ops, []
         made = draft.add(op, inputs, attrs, out=f"{root.outputs[0]}/{op.lower()}", shape=shape)
         new, draft.ops = draft.ops, kept
@@ -92,13 +94,15 @@ class Finder:
         for each in group:
             if each is not root:
                 self.gone.add(id(each))
-        root.op, root.inputs, root.attrs = op, list(inputs), attrs
+        root.op, root.inputs, root.attrs, self.changed = op, list(inputs), attrs, True
         for name in inputs:
             if name:
                 self.readers.setdefault(name, []).append(root)
 
-    def apply(self) -> None:
-        """Writes insertions and removals into the draft."""
+    def applied(self) -> Finder:
+        """Writes insertions and removals into the draft; an index of what it then is."""
+        if not self.changed:
+            return self
         ops: list[Op] = []
         for op in self.draft.ops:
             if id(op) not in self.gone:
@@ -106,3 +110,4 @@ class Finder:
                 ops.append(op)
         self.draft.ops = ops
         drop_dead(self.draft)
+        return Finder(self.draft)

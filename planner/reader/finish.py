@@ -13,7 +13,7 @@ from planner.graph import FLOATS, Graph, Role, Tensor, WeightRef
 from planner.reader.bodies import frozen
 from planner.reader.draft import FOLD_ELEMENTS, Draft, Op, ref_array
 from planner.reader.merge import merge_identical
-from planner.reader.params import Use, lost_ties, named, parameter_uses, resolve_ties
+from planner.reader.params import Use, lost_ties, named, resolve_ties
 from planner.reader.tidy import drop_copies, drop_dead
 
 _GENERATED = re.compile(r"^(val_\d+|onnx::\w+|\d+|_tensor_constant\d+|.*Constant(_\d+)?_output_0|const_fold_opt_.*)$")
@@ -29,8 +29,7 @@ _STATE = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 def finish(draft: Draft) -> Graph:
     """Decides what every leaf is and freezes the draft. Raises PlanError when nothing is left to plan."""
     drop_copies(draft)
-    resolve_ties(draft)
-    uses = parameter_uses(draft)
+    uses = resolve_ties(draft)
     trainable = {u.leaf for u in uses}
     _fold_rest(draft, trainable)
     drop_dead(draft)

@@ -16,16 +16,13 @@ from planner.reader.tidy import drop_dead, fold_transposes, shorten_views, sink_
 
 def fuse(draft: Draft) -> None:
     """Activations, norms, rotary embeddings, attention, routed experts; then the views they leave behind."""
+    finder = Finder(draft)
     for patterns in ((silus, gelus), (norms, group_norms), (rotaries,), (attentions,), (repeated_heads,), (experts, experts_each)):
-        finder = Finder(draft)
         for pattern in patterns:
             pattern(finder)
-        finder.apply()
+        finder = finder.applied()
     stored_parts(draft)
     unflatten(draft)
-    sink_expands(draft)
-    drop_dead(draft)
-    shorten_views(draft)
-    drop_dead(draft)
-    fold_transposes(draft)
-    drop_dead(draft)
+    for each in (sink_expands, shorten_views, fold_transposes):
+        if each(draft):
+            drop_dead(draft)

@@ -219,7 +219,7 @@ def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) 
     if len(op.inputs) < 4 or not op.inputs[3]:
         return
     s, t = draft.shape(op.inputs[0])[2], draft.shape(op.inputs[1])[2]
-    mask = op.inputs[3]
+    mask, find.changed = op.inputs[3], True
     kind = masks.kind(mask, s, t)
     if kind in ("all", "causal"):
         del op.inputs[3:]

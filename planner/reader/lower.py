@@ -7,8 +7,7 @@ through a `Frame` (a name table), never copied. What cannot be lowered is collec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from planner.reader.draft import FOLD_ELEMENTS, Draft, proto_array
 from planner.reader.guide import Guide
 from planner.reader.infer import ShapeError, Type
 from planner.reader.opaque import keep_or_expand, schema_of
-from planner.reader.scopes import node_scope
+from planner.reader.statement import Statement
 from planner.reader.tensors import check_tensor
 
 MAX_DEPTH = 64
@@ -31,7 +30,7 @@ MAX_DEPTH = 64
 class Lowering:
     """Drives one model through the operator tables; `functions` maps (domain, name, overload) to FunctionProtos."""
 
-    def __init__(self, draft: Draft, functions: dict[tuple[str, str, str], Any], declared: dict[str, Type]) -> None:
+    def __init__(self, draft: Draft, functions: Mapping[tuple[str, str, str], Any], declared: dict[str, Type]) -> None:
         from planner.reader.tables import TABLE
 
         self.draft, self.functions, self.declared, self.table = draft, functions, declared, TABLE
@@ -57,9 +56,13 @@ class Lowering:
         self.ids.add(wanted)
         return wanted
 
-    def add_initializer(self, frame: Frame, tensor: Any, name: str, folder: Path | None = None) -> None:
-        """Registers a TensorProto as a leaf: small known values, or a reference to bytes not looked at."""
-        dtype, shape, ref = check_tensor(tensor, name, folder)
+    def add_initializer(self, frame: Frame, tensor: Any, name: str) -> None:
+        """Registers a TensorProto of a body as a leaf: small known values, or a reference to bytes not looked at."""
+        self.add_leaf(frame, name, *check_tensor(tensor, name, None))
+
+    def add_leaf(self, frame: Frame, name: str, type_: Type, ref: WeightRef) -> None:
+        """The same of a tensor that was checked."""
+        shape, dtype = type_
         if dtype not in DTYPE_BYTES:
             self.bad[name] = f"tensor {name!r} has type {dtype}, which cannot be planned"
             frame.env[name] = None
@@ -82,7 +85,7 @@ class Lowering:
 
     # nodes
 
-    def run(self, nodes: Sequence[Any], frame: Frame) -> None:
+    def run(self, nodes: Sequence[Statement], frame: Frame) -> None:
         """Lowers nodes in dependency order within a frame. Raises PlanError for contradictions."""
         if frame.depth > MAX_DEPTH:
             raise PlanError("P121", f"subgraphs and functions are nested deeper than {MAX_DEPTH}")
@@ -93,8 +96,8 @@ class Lowering:
         for node in nodes:
             self._node(node, frame, names)
 
-    def _identify(self, node: Any, frame: Frame, names: dict[str, int]) -> tuple[str, str]:
-        scope = node_scope(node) or frame.scope
+    def _identify(self, node: Statement, frame: Frame, names: dict[str, int]) -> tuple[str, str]:
+        scope = node.scope or frame.scope
         if node.name and (frame.prefix or names.get(node.name) == 1):
             wanted = frame.prefix + node.name
         elif node.name:
@@ -107,7 +110,7 @@ class Lowering:
             wanted = f"{base}.{k}"
         return self.unique_id(wanted), scope
 
-    def _node(self, node: Any, frame: Frame, names: dict[str, int]) -> None:
+    def _node(self, node: Statement, frame: Frame, names: dict[str, int]) -> None:
         inputs: list[str] = []
         blocked = ""
         for name in node.input:
@@ -167,7 +170,7 @@ class Lowering:
                 if not all(isinstance(v, (int, float, str, np.number)) for v in (value if isinstance(value, tuple) else (value,))):
                     raise TypeError(f"attribute {key!r} holds {type(value).__name__} {str(value)[:40]!r}")
 
-    def _unknown(self, node: Any, frame: Frame) -> None:
+    def _unknown(self, node: Statement, frame: Frame) -> None:
         for output in node.output:
             if output:
                 frame.env[output] = None
@@ -185,7 +188,7 @@ class Lowering:
     def _lower(self, call: Call) -> None:
         node = call.node
         domain = "" if node.domain == "ai.onnx" else node.domain
-        body = self.functions.get((node.domain, node.op_type, getattr(node, "overload", "")))
+        body = self.functions.get((node.domain, node.op_type, node.overload))
         if body is not None:
             self._enter(call, body)
             return
@@ -239,5 +242,5 @@ class Lowering:
             raise PlanError("P130", f"{len(self.problems)} operator(s) of the model cannot be planned", detail=[*shown, *more])
 
 
-def _kind(node: Any) -> str:
+def _kind(node: Statement) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type

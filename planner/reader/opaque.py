@@ -63,7 +63,7 @@ def _body(call: Call, schema: Any) -> Any:
 
         types = [helper.make_tensor_type_proto(_code(call.dtype(k)), call.shape(k)).SerializeToString() if n else b"" for k, n in enumerate(call.inputs)]
         node = NodeProto()
-        node.CopyFrom(call.node)
+        node.CopyFrom(call.node.proto)
         del node.attribute[:]
         for name, attribute in call.attrs.items():  # references to a function's attributes resolved
             node.attribute.add().CopyFrom(attribute)
@@ -124,7 +124,7 @@ def _declared(call: Call) -> list[Type] | None:
 def _inferred(call: Call, schema: Any) -> list[Type] | None:
     from onnx import helper, numpy_helper, shape_inference
 
-    if any(a.type in (5, 10) for a in call.node.attribute):
+    if any(a.type in (5, 10) for _, _, a in call.node.attributes):
         raise Unsupported("it holds a subgraph")
     types, data = {}, {}
     for name, tensor in zip(call.node.input, call.inputs, strict=True):
@@ -136,7 +136,7 @@ def _inferred(call: Call, schema: Any) -> list[Type] | None:
             data[name] = numpy_helper.from_array(value, name)
     imports = [helper.make_opsetid(d, v) for d, v in call.frame.opsets.items()]
     try:
-        made = shape_inference.infer_node_outputs(schema, call.node, types, data, opset_imports=imports)
+        made = shape_inference.infer_node_outputs(schema, call.node.proto, types, data, opset_imports=imports)
     except Exception as error:  # InferenceError, or what the C++ side throws for odd attributes
         raise Unsupported(f"shape inference fails: {str(error)[:160]}") from None
     out: list[Type] = []

@@ -158,13 +158,13 @@ def _made_up(draft: Draft, leaf: str, kind: str) -> bool:
     return bool(_MADE_UP.search(leaf)) and draft.splat(leaf) == (1.0 if kind == "scale" else 0.0)
 
 
-def resolve_ties(draft: Draft) -> None:
-    """Parts merged scales and biases, and joins the copies of anything else."""
+def resolve_ties(draft: Draft) -> list[Use]:
+    """Parts merged scales and biases, and joins the copies of anything else. All uses of parameters after that."""
     uses = parameter_uses(draft)
     by_leaf: dict[str, list[Use]] = {}
     for use in uses:
         by_leaf.setdefault(use.leaf, []).append(use)
-    _join_copies(draft, by_leaf)
+    joined = _join_copies(draft, by_leaf)
     again = _second_calls(draft, by_leaf)
     parted: list[str] = []
     for leaf in list(by_leaf):
@@ -184,6 +184,7 @@ def resolve_ties(draft: Draft) -> None:
     if parted:
         shown = ", ".join(repr(p) for p in parted[:3]) + (", ..." if len(parted) > 3 else "")
         draft.notes.append(f"scales and biases of different modules that the exporter had merged ({shown}) are separate parameters again")
+    return parameter_uses(draft) if parted or joined else uses
 
 
 def _second_calls(draft: Draft, by_leaf: dict[str, list[Use]]) -> dict[str, str]:
@@ -224,13 +225,13 @@ def _part(draft: Draft, leaf: str, scope: str, group: list[Use]) -> None:
         use.op.inputs[use.slot] = name
 
 
-def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> None:
-    """Initializers known under several names: one again, unless all of it is scales and biases that may be parted."""
+def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
+    """Initializers known under several names: one again, unless all of it is scales and biases that may be parted. Whether any was joined."""
     families: dict[str, list[str]] = {}
     for name, origin in draft.copy_of.items():
         if name in draft.refs:
             families.setdefault(origin, []).append(name)
-    kept = 0
+    kept, joined = 0, False
     for origin, copies in families.items():
         names = [n for n in (origin, *copies) if n in draft.refs]
         soft = all(u.kind in ("scale", "bias") for n in names for u in by_leaf.get(n, ()))
@@ -244,8 +245,10 @@ def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> None:
                     op.inputs[:] = [first if i == name else i for i in op.inputs]
                 by_leaf.setdefault(first, []).extend(by_leaf.pop(name, []))
                 del draft.refs[name]
+                joined = True
     if kept:
         draft.notes.append(f"{kept} scales and biases that the exporter stored once because their values are equal are separate parameters")
+    return joined
 
 
 def lost_ties(draft: Draft, uses: list[Use], labels: Mapping[str, str]) -> Iterator[str]:

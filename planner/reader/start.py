@@ -11,7 +11,7 @@ import numpy as np
 from planner.errors import PlanError
 from planner.graph import DTYPE_BYTES
 from planner.reader.call import Frame
-from planner.reader.check import check_functions, check_graph
+from planner.reader.check import Checked
 from planner.reader.dims import Bound, bind
 from planner.reader.draft import FOLD_ELEMENTS, Draft, proto_array
 from planner.reader.guide import CarriesBatch, Guide, refused
@@ -21,7 +21,7 @@ from planner.reader.tensors import check_tensor, input_type
 
 
 def start(
-    model: Any,
+    checked: Checked,
     folder: Path | None,
     name: str,
     *,
@@ -34,14 +34,12 @@ def start(
     carriers: Mapping[str, int] | None = None,
 ) -> tuple[Draft, Bound]:
     """The canonical draft of a model at its lowered batch (see `planner.reader.dims.bind`). Raises PlanError."""
-    graph = model.graph
-    functions = check_functions(model)
-    nodes = check_graph(graph)
+    graph = checked.model.graph
     options: dict[str, Any] = {"batch": batch, "tokens_per_step": tokens_per_step, "devices": devices}
     bound = bind(graph, dims=dims or {}, shapes=shapes or {}, direct=direct, carriers=carriers, **options)
     draft = Draft(name=name, dims=bound.dims, notes=list(bound.notes))
-    lowering = Lowering(draft, functions, _declared(graph, bound))
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    lowering = Lowering(draft, checked.functions, _declared(graph, bound))
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in checked.model.opset_import}
     frame = Frame({}, opsets)
     for input_, type_ in bound.inputs.items():
         if type_[1] not in DTYPE_BYTES:
@@ -51,24 +49,24 @@ def start(
         frame.env[input_] = input_
     if bound.guided:
         lowering.guide = Guide(draft, bound.lowered or 1)
-    for tensor in graph.initializer:
-        lowering.add_initializer(frame, tensor, tensor.name, folder)
+    for stored in checked.initializers:
+        lowering.add_leaf(frame, *stored)
     for sparse in graph.sparse_initializer:
         _add_sparse(lowering, frame, sparse, folder)
     for output in graph.output:
         if output.type.WhichOneof("value") not in ("tensor_type", None):
             raise PlanError("P143", f"output {output.name!r} has {input_type(output)[0]} type; only tensors can be planned")
     try:
-        lowering.run(nodes, frame)
+        lowering.run(checked.nodes, frame)
         lowering.report()
     except CarriesBatch as found:
         known = {**(carriers or {}), found.name: found.axis}
-        return start(model, folder, name, dims=dims, shapes=shapes, carriers=known, **options)
+        return start(checked, folder, name, dims=dims, shapes=shapes, carriers=known, **options)
     except PlanError as error:
         if not bound.guided:
             raise
         others = {k: v for k, v in (dims or {}).items() if k != "batch"}
-        start(model, folder, name, batch=1, dims=others, shapes=shapes, tokens_per_step=None, devices=1)  # a fault of the file itself?
+        start(checked, folder, name, batch=1, dims=others, shapes=shapes, tokens_per_step=None, devices=1)  # a fault of the file itself?
         raise refused(error) from None
     draft.forget()
     _name_outputs(draft, [o.name for o in graph.output], frame)
@@ -102,8 +100,8 @@ def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | No
             "P136", f"sparse initializer {name!r} of shape {list(shape)} stands for {elements} elements, too many to make dense",
             help=["store it as a dense initializer"],
         )  # fmt: skip
-    dtype, count, values = check_tensor(sparse.values, name, folder)
-    _, where, indices = check_tensor(sparse.indices, f"{name} (indices)", folder)
+    (count, dtype), values = check_tensor(sparse.values, name, folder)
+    (where, _), indices = check_tensor(sparse.indices, f"{name} (indices)", folder)
     if values.kind != "inline" or indices.kind != "inline" or dtype not in DTYPE_BYTES or not shape:
         raise PlanError("P136", f"sparse initializer {name!r} has no values inside the file")
     dense = np.zeros(elements, proto_array(values.proto).dtype)

@@ -12,6 +12,7 @@ from typing import Any
 from planner.errors import PlanError
 from planner.graph import DTYPE_BYTES, WeightRef
 from planner.reader.draft import MOST_ELEMENTS
+from planner.reader.infer import Type
 
 _SPECIAL = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
 _FIELD = {
@@ -32,8 +33,8 @@ def dtype_name(elem_type: int) -> str:
     return _SPECIAL.get(name, name)
 
 
-def check_tensor(tensor: Any, name: str, folder: Path | None) -> tuple[str, tuple[int, ...], WeightRef]:
-    """(dtype, shape, reference) of a TensorProto, checked. Raises PlanError; external files are never opened."""
+def check_tensor(tensor: Any, name: str, folder: Path | None) -> tuple[Type, WeightRef]:
+    """((shape, dtype), reference) of a TensorProto, checked. Raises PlanError; external files are never opened."""
     dtype = dtype_name(tensor.data_type)
     shape = tuple(tensor.dims)
     if any(d < 0 for d in shape):
@@ -42,10 +43,10 @@ def check_tensor(tensor: Any, name: str, folder: Path | None) -> tuple[str, tupl
     if elements > MOST_ELEMENTS:
         raise PlanError("P133", f"tensor {name!r} of shape {list(shape)} has {elements} elements, which does not fit in any device memory")
     if dtype not in DTYPE_BYTES:
-        return dtype, shape, WeightRef("absent")
+        return (shape, dtype), WeightRef("absent")
     size = math.ceil(elements * DTYPE_BYTES[dtype])
     if tensor.data_location == 1:
-        return dtype, shape, _external(tensor, name, folder, size)
+        return (shape, dtype), _external(tensor, name, folder, size)
     field, per = _FIELD.get(dtype, ("int32_data", 1))
     stored = getattr(tensor, field)
     if tensor.HasField("raw_data"):
@@ -57,7 +58,7 @@ def check_tensor(tensor: Any, name: str, folder: Path | None) -> tuple[str, tupl
         if len(stored) not in (expected, 0):
             raise PlanError("P131", f"tensor {name!r} of shape {list(shape)} needs {expected} values but holds {len(stored)}")
         kind = "inline" if len(stored) == expected else "absent"
-    return dtype, shape, WeightRef("inline", proto=tensor) if kind == "inline" else WeightRef("absent")
+    return (shape, dtype), WeightRef("inline", proto=tensor) if kind == "inline" else WeightRef("absent")
 
 
 def _external(tensor: Any, name: str, folder: Path | None, size: int) -> WeightRef:

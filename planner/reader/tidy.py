@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -18,24 +19,21 @@ ALONE = words("Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Sof
 def tidy(draft: Draft) -> None:
     """All passes, in an order that leaves nothing for a second round."""
     drop_dead(draft)
-    sink_expands(draft)
-    drop_dead(draft)
-    shorten_views(draft)
-    drop_dead(draft)
-    fold_transposes(draft)
-    drop_dead(draft)
+    for each in (sink_expands, shorten_views, fold_transposes):
+        if each(draft):
+            drop_dead(draft)
 
 
 def users(draft: Draft) -> dict[str, list[Op]]:
     """tensor -> operations that read it (once per slot). Graph outputs count as one more reader, marked by an Op ''."""
-    found: dict[str, list[Op]] = {}
+    found = defaultdict[str, list[Op]](list)
     for op in draft.ops:
         for name in op.inputs:
-            if name:
-                found.setdefault(name, []).append(op)
+            found[name].append(op)
+    found.pop("", None)
     for name in draft.outputs:
-        found.setdefault(name, []).append(OUTPUT)
-    return found
+        found[name].append(OUTPUT)
+    return dict(found)
 
 
 OUTPUT = Op("", [], [], {})
@@ -43,15 +41,16 @@ OUTPUT = Op("", [], [], {})
 
 def drop_dead(draft: Draft) -> None:
     """Removes operations whose results nobody reads."""
-    live = set(draft.outputs)
+    live, made = set(draft.outputs), 0
     kept: list[Op] = []
     for op in reversed(draft.ops):
         if not live.isdisjoint(op.outputs):
             live.update(op.inputs)
             live.discard("")  # stands for operands and results that are left out
             kept.append(op)
+            made += len(op.outputs)
     draft.ops = kept[::-1]
-    if len(draft.maker) != sum(len(op.outputs) for op in kept):
+    if len(draft.maker) != made:
         draft.maker = {o: op for op in draft.ops for o in op.outputs if o}
 
 
@@ -97,10 +96,10 @@ class Scribe:
         new.members = like.members if main else (like.members or (like.id,))
 
 
-def sink_expands(draft: Draft) -> None:
-    """f(Expand(x), small) = Expand(f(x, small)): work on the small tensor, and drop the Expand where broadcasting does it anyway."""
+def sink_expands(draft: Draft) -> bool:
+    """f(Expand(x), small) = Expand(f(x, small)): work on the small tensor, and drop the Expand where broadcasting does it anyway. Whether there was any."""
     if not any(op.op == "Expand" for op in draft.ops):
-        return
+        return False
     scribe = Scribe(draft)
     for op in scribe.old:
         if op.op not in BROADCASTING and op.op not in ALONE:
@@ -123,11 +122,12 @@ def sink_expands(draft: Draft) -> None:
             scribe.add(op, "Expand", [inner], out=op.outputs[0], shape=full)
         else:
             scribe.keep(op)
+    return True
 
 
-def shorten_views(draft: Draft) -> None:
-    """Replaces each chain of Reshape and Transpose by its shortest form."""
-    readers = users(draft)
+def shorten_views(draft: Draft) -> bool:
+    """Replaces each chain of Reshape and Transpose by its shortest form. Whether one was replaced."""
+    readers, changed = users(draft), False
     scribe = Scribe(draft)
     for op in scribe.old:
         if op.op not in ("Reshape", "Transpose"):
@@ -151,7 +151,7 @@ def shorten_views(draft: Draft) -> None:
         if not best and op.outputs[0] in draft.outputs:
             scribe.keep(op)
             continue
-        x = source
+        x, changed = source, True
         for k, (kind, arg) in enumerate(best):
             last = op.outputs[0] if k == len(best) - 1 else ""
             y = scribe.add(op, "Reshape", [x], out=last, shape=arg) if kind == "reshape" else scribe.add(op, "Transpose", [x], {"perm": arg}, out=last)
@@ -161,6 +161,7 @@ def shorten_views(draft: Draft) -> None:
         if x != op.outputs[0]:
             replace_tensor(readers.get(op.outputs[0], []), op.outputs[0], x)
             readers.setdefault(x, []).extend(readers.get(op.outputs[0], []))
+    return changed
 
 
 def _step(draft: Draft, op: Op) -> Step:
@@ -178,8 +179,9 @@ def swaps_last_two(op: Op | None) -> bool:
     return n >= 2 and tuple(perm) == (*range(n - 2), n - 1, n - 2)
 
 
-def fold_transposes(draft: Draft) -> None:
-    """MatMul(a, Transpose(b)) -> MatMul(a, b; trans_b), and the reshapes and transposes of a weight done on the stored weight."""
+def fold_transposes(draft: Draft) -> bool:
+    """MatMul(a, Transpose(b)) -> MatMul(a, b; trans_b), and the reshapes and transposes of a weight done on the stored weight. Whether there was any."""
+    changed = False
     for op in draft.ops:
         if op.op != "MatMul":
             continue
@@ -188,8 +190,9 @@ def fold_transposes(draft: Draft) -> None:
             if swaps_last_two(maker):
                 assert maker is not None
                 op.inputs[k] = maker.inputs[0]
-                op.attrs[flag] = 1 - int(op.attrs.get(flag, 0))
-    drop_dead(draft)  # a transpose nobody reads any more is no use of its weight
+                op.attrs[flag], changed = 1 - int(op.attrs.get(flag, 0)), True
+    if changed:
+        drop_dead(draft)  # a transpose nobody reads any more is no use of its weight
     readers = users(draft)
     kept: list[Op] = []
     for op in draft.ops:
@@ -210,7 +213,9 @@ def fold_transposes(draft: Draft) -> None:
             readers[x] = readers.get(y, [])
             continue
         kept.append(op)
+    changed |= len(kept) < len(draft.ops)
     draft.ops = kept
+    return changed
 
 
 def drop_copies(draft: Draft) -> None:
