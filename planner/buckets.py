@@ -139,17 +139,18 @@ def launching_s(sent: Iterable[tuple[Use, float, float]], pricer: Pricer) -> flo
 def priced(base: Base, plan: Plan, pricer: Pricer, asked: int | str) -> tuple[Plan, Cost]:
     """The plan with buckets of the size asked for, and its price. Of AUTO the smallest size that ties with the best; of OPEN the same where it is notably faster than the
     compiler's own. Raises PlanError P068 where its blocks cannot be dealt out over pipeline stages."""
-    from planner.evaluate import price_plan
+    from planner.evaluate import derived, price_flow, price_plan, price_resent
 
     if isinstance(asked, int):
         sized = replace(plan, bucket_bytes=asked)
         return sized, price_plan(base, sized, pricer)[0]
-    cost, flow, runs = price_plan(base, plan, pricer)
+    flow, runs = derived(base, plan)
+    uses = account.collectives(flow, runs, pricer.itemsize)
+    cost = price_flow(base, flow, runs, pricer, uses)
     if asked == OPEN and (plan.copies > 1 or cost.launch_time_s <= NOTABLE * cost.step_time_s):  # copies ask for launches of their own size (planner.copies)
         return plan, cost
-    uses = account.collectives(flow, runs, pricer.itemsize)
     times = {size: sum(s - hidden for use, s, hidden in seconds(uses, pricer, launched(uses, size)) if use.bucketed) for size in SIZES}
     least = min(times.values())
     sized = replace(plan, bucket_bytes=next(size for size in SIZES if times[size] <= least * (1 + TIE)))
-    best = price_plan(base, sized, pricer)[0]
+    best = price_resent(base, replace(flow, plan=sized), runs, pricer, uses, cost)
     return (plan, cost) if asked == OPEN and best.step_time_s >= cost.step_time_s * (1 - NOTABLE) else (sized, best)

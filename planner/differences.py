@@ -47,7 +47,7 @@ class Differences:
         at = (plane + (old.T * wide)[:, :, None] + new.T[:, None, :]).reshape(rank + 2, -1)  # [dims and two, pairs] places in the tables
         change = self._change.take(at)
         if change.min() == UNKNOWN:
-            for cell in np.unique(at[change == UNKNOWN]).tolist():
+            for cell in sorted(set(at[change == UNKNOWN].tolist())):
                 self._differ(*divmod(cell, wide))
             change = self._change.take(at)
         key = np.zeros((at.shape[1], self._most + 4), np.int32)

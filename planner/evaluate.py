@@ -89,8 +89,8 @@ def derived(base: Base, plan: Plan) -> tuple[Flow, tuple[Run, ...]]:
     return flow, runs
 
 
-def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Cost:
-    """Price of a derived flow."""
+def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer, uses: tuple[account.Use, ...] | None = None) -> Cost:
+    """Price of a derived flow. uses: its collectives, where they are known."""
     if pricer.runtime.kernels is not None:
         from planner.framework import price
 
@@ -114,21 +114,11 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
             done[key] = wanted * turn, wanted * turn * twice / (f + b + twice or 1.0), float(pipeline.turns(i) - wanted) * turn if pipeline else 0.0
         own, more, idle = done[key]
         compute, again, bubble = compute + own, again + more, bubble + idle
-    overlapped = exposed = 0.0
-    by_axes: dict[tuple[str, str], float] = {}
-    uses = account.collectives(flow, runs, pricer.itemsize)
-    sent = sent_s(base, flow, runs, uses, pricer)
-    for use, each, hidden in sent:
-        exposed += each - hidden
-        overlapped += hidden
-        label = (use.kind, "+".join(use.axes))
-        by_axes[label] = by_axes.get(label, 0.0) + each - hidden
-    if "activations" in plan.offload:  # out and in again in every microbatch
-        exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
+    uses = account.collectives(flow, runs, pricer.itemsize) if uses is None else uses
+    sending = _sending(base, flow, runs, uses, pricer)
     optimizer = _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, runs, pipeline, pricer) if base.training else 0.0
     if parked(flow, runs):
         moved = parked_ways(flow, runs, pricer)
-        exposed += micro * pricer.host_s(moved.each)
         optimizer += pricer.host_s(micro * moved.added + moved.once)
     tables = pull_push_s(flow, pricer)
     flops = account.dot_flops(flow, again=False)
@@ -136,9 +126,46 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) ->
     distinct = distinct if plan.copies == 1 else min(1.0, distinct)  # copies share products of weights alone
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     return Cost(
-        compute + bubble + exposed + optimizer + tables, compute, again, bubble, exposed + overlapped, exposed, optimizer, flops, memory(base, flow, pricer, runs),
-        account.traffic(uses, plan.order, mesh), distinct, by_axes, tables, launching_s(sent, pricer),
+        compute + bubble + sending.exposed_s + optimizer + tables, compute, again, bubble, sending.exposed_s + sending.hidden_s, sending.exposed_s, optimizer, flops,
+        memory(base, flow, pricer, runs), account.traffic(uses, plan.order, mesh), distinct, sending.by_axes, tables, sending.launching_s,
     )  # fmt: skip
+
+
+def price_resent(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer, uses: tuple[account.Use, ...], cost: Cost) -> Cost:
+    """Price of a flow from that of the same one whose collectives travel together up to another size: nothing but their times depends on it."""
+    if pricer.runtime.kernels is not None or flow.plan.cuts:
+        return price_flow(base, flow, runs, pricer)
+    sending = _sending(base, flow, runs, uses, pricer)
+    return replace(cost, step_time_s=cost.compute_time_s + cost.bubble_time_s + sending.exposed_s + cost.optimizer_time_s + cost.tables_time_s,
+                   communication_time_s=sending.exposed_s + sending.hidden_s, exposed_communication_time_s=sending.exposed_s, exposed_by_axes=sending.by_axes,
+                   launch_time_s=sending.launching_s)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """Seconds of communication in a step, with the host too: what shows (of collectives also by kind and axes), what hides, and launches of what may go together."""
+
+    exposed_s: float
+    hidden_s: float
+    by_axes: Mapping[tuple[str, str], float]
+    launching_s: float
+
+
+def _sending(base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Use, ...], pricer: Pricer) -> _Sending:
+    overlapped = exposed = 0.0
+    by_axes: dict[tuple[str, str], float] = {}
+    sent = sent_s(base, flow, runs, uses, pricer)
+    for use, each, hidden in sent:
+        exposed += each - hidden
+        overlapped += hidden
+        label = (use.kind, "+".join(use.axes))
+        by_axes[label] = by_axes.get(label, 0.0) + each - hidden
+    micro = flow.plan.microbatches
+    if "activations" in flow.plan.offload:  # out and in again in every microbatch
+        exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
+    if parked(flow, runs):
+        exposed += micro * pricer.host_s(parked_ways(flow, runs, pricer).each)
+    return _Sending(exposed, overlapped, by_axes, launching_s(sent, pricer))
 
 
 def sent_s(base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Use, ...], pricer: Pricer) -> list[tuple[account.Use, float, float]]:

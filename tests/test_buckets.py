@@ -20,7 +20,7 @@ from costmodels.runtime import RUNTIMES
 from planner import account
 from planner.api import make_request
 from planner.assemble import PICO, Techniques, assemble, splits_of
-from planner.buckets import NOTABLE, SIZES, bounding, searched, spared_s
+from planner.buckets import AUTO, NOTABLE, SIZES, bounding, searched, spared_s
 from planner.buckets import priced as sized
 from planner.emit.program import emit
 from planner.errors import PlanError
@@ -162,6 +162,8 @@ def test_no_size_spares_more_than_is_bounded(source: str, axes: dict[str, int]) 
         plan = Plan(mesh.shape, splits_of(space, choice), zero, tuple(axes), runs=base.runs)
         plain = price_plan(base, plan, exact)[0]
         least = min(price_plan(base, replace(plan, bucket_bytes=size), exact)[0].step_time_s for size in SIZES)
+        chosen, cost = sized(base, plan, exact, AUTO)
+        assert chosen.bucket_bytes in SIZES and cost == price_plan(base, chosen, exact)[0]
         spared = plain.step_time_s - least
         assert spared <= min(plain.launch_time_s, spared_s(base, exact)) + 1e-12
         assert evaluate(problem, choice).cost - evaluate(lower, choice).cost >= max(0.0, spared) * PICO - len(space.variables)

@@ -221,7 +221,8 @@ def test_help_of_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(f"plan {verb}" in out for verb in VERBS)
-    assert main(["--version"]) == 0 and main([]) == 2
+    assert main(["--version"]) == 0 and capsys.readouterr().out.startswith("plan ")
+    assert main([]) == 2
 
 
 def test_examples_in_help_parse() -> None:

@@ -24,7 +24,7 @@ def asked(args: argparse.Namespace) -> bool:
     """Whether the options ask for a serving plan. Raises PlanError P222 for a part of them, and for what does not go with them."""
     given = [n for n in OPTIONS if getattr(args, n) is not None]
     if not given:
-        from planner.serving.joint import OBJECTIVES
+        from planner.serving.result import OBJECTIVES
 
         alone = f"--objective {args.objective}" if args.objective in OBJECTIVES else f"--quantize {args.quantize}" if args.quantize != "none" else ""
         alone = alone or ("--prefill-tokens" if args.prefill_tokens is not None else "")

@@ -32,10 +32,9 @@ from planner.price import Pricer
 from planner.request import Candidate, Found, Request
 from planner.search import Search
 from planner.serving.phases import PhaseModel
-from planner.serving.result import FIGURES
+from planner.serving.result import FIGURES, OBJECTIVES
 from planner.space import Base
 
-OBJECTIVES = ("throughput", "ttft", "tpot")
 PREFILL_TOKENS = 8192
 GUESSES, MOST_SEQUENCES = 8, 1 << 20
 ENDLESS_BYTES = 1 << 60

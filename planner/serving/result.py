@@ -14,6 +14,8 @@ from planner.strategy import FORMAT_VERSION, Strategy, _plain, write_atomically
 MARK = '{\n  "kind": "serving",'
 """How the file of a serving plan begins: so it is told from others without reading it all."""
 FIGURES = ("replicas", "split", "wave", "ttft_s", "tpot_s", "tokens_per_s_per_device", "memory_bytes", "cache_bytes", "weights_bytes", "fits")
+OBJECTIVES = ("throughput", "ttft", "tpot")
+"""What may be sought: tokens a second, seconds to the first tokens, seconds a token after them."""
 
 
 @dataclass(frozen=True)

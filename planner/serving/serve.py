@@ -11,7 +11,7 @@ from typing import Any
 
 from planner.cache import Cache
 from planner.errors import PlanError
-from planner.serving.result import Service, Serving
+from planner.serving.result import OBJECTIVES, Service, Serving
 from planner.strategy import Strategy
 
 QUANTIZE = ("none", "int8")
@@ -31,7 +31,7 @@ def serve(source: Any, *, prompt: int, generate: int, concurrency: int, objectiv
     """
     from planner.api import DEFAULT_PRECISION, DEFAULT_RUNTIME, assumptions, choose, make_request, open_model
     from planner.compose import COST_MODEL_VERSION, TOOL_VERSION, compose
-    from planner.serving.joint import OBJECTIVES, PREFILL_TOKENS, Joint
+    from planner.serving.joint import PREFILL_TOKENS, Joint
     from planner.serving.phases import PhaseModel
 
     started = time.monotonic()
