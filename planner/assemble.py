@@ -23,7 +23,7 @@ from planner.emit.replay import reads
 from planner.flow import Plan
 from planner.moments import Operators, Readers, gradient_room, readers, walk
 from planner.moments import least_working as least_working_above
-from planner.pipeline import Pipeline
+from planner.pipeline import Passing, Pipeline
 from planner.problem import FORBIDDEN, Problem
 from planner.rule import Split
 from planner.space import Space, Variable
@@ -191,7 +191,7 @@ def slowdown(space: Space, techniques: Techniques) -> float:
     """How often a stage runs each of its blocks per microbatch, no more often than anything but what follows them; 1 without a pipeline."""
     pipeline, micro = pipeline_in(space, techniques), techniques.microbatches
     if unequal(space) and micro:
-        return (micro + space.pricer.mesh.stages - 1) / micro
+        return Passing(space.pricer.mesh.stages, micro, techniques.schedule, techniques.virtual).ticks / (micro * techniques.virtual)
     return float(pipeline.turns(pipeline.first) / micro) if pipeline is not None and micro else 1.0
 
 

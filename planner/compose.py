@@ -72,12 +72,12 @@ def tables(graph: Graph) -> dict[str, list[str]]:
 
 
 def chunks(plan: Plan) -> dict[str, int]:
-    """The entry of files for the chunks of blocks that a pipeline stage holds, where they are several."""
+    """The entry of files for the chunks that a pipeline stage holds, where they are several."""
     return {"virtual": plan.virtual} if plan.virtual > 1 else {}
 
 
 def places(plan: Plan, graph: Graph) -> dict[str, list[str]]:
-    """The entry of files for unequal pipeline stages: the node that each begins with after the first."""
+    """The entry of files for unequal pipeline stages: the node that each of their chunks begins with after the first."""
     return {"cuts": [graph.nodes[i].id for i in plan.cuts]} if plan.cuts else {}
 
 
@@ -191,7 +191,7 @@ def runner_ups(space: Space, problem: Problem, choice: tuple[int, ...]) -> dict[
 def tensor_table(graph: Graph, flow: Flow, base: Base) -> dict[str, dict[str, Any]]:
     """Producer's layout per tensor; of repeated blocks only the first repeat's, except parameters, which are all listed."""
     rows, pipeline, unequal = {}, pipeline_of(graph, flow.plan), stages_of(flow)
-    holder = {n: k for k in range(unequal.count) for n in unequal.weights(k)} if unequal is not None else {}
+    holder = {n: unequal.stage(k) for k in range(unequal.count) for n in unequal.weights(k)} if unequal is not None else {}
     for name, layout in flow.source.items():
         made = graph.producer.get(name)
         if name in graph.constants or (made is not None and base.shared[made] != made):

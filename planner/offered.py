@@ -18,14 +18,14 @@ from planner.rule import Limits, Split, candidates
 from planner.space import Base
 from planner.spread import by_hand, propagated
 from planner.topology import Mesh
-from planner.unequal import MOST_STAGES
+from planner.unequal import MOST_CHUNKS
 
 FINER = 2
 """Three-axis meshes tried around the best plan: most of what more axes gain is in the most even ones."""
 MOST_MICROBATCHES = 1024
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (2, 4)
-"""Chunks of blocks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
+"""Chunks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
 MORE_OFFLOAD = (("optimizer",), ("optimizer", "activations"), ("optimizer", "activations", "parameters"), ("optimizer", "activations", "parameters", "embeddings"))
 """What waits in the host's memory where nothing fits without: state first, which is read once a step; weights last, which every pass over a block reads, and tables."""
 Family = Callable[[Base, Mesh], Allowed]
@@ -111,7 +111,7 @@ class Offered:
         if base.dealt:
             return base.dealt[0][2]
         whole = self.request.runtime.kernels is None and not self.request.offload
-        return min(MOST_STAGES, len(base.places) + 1) if base.places and whole else 0
+        return min(MOST_CHUNKS, len(base.places) + 1) if base.places and whole else 0
 
     def allowed(self) -> Family | None:
         """What the mode leaves; None leaves everything the pins do."""
@@ -161,13 +161,17 @@ class Offered:
         return RECOMPUTE if pinned is None else (str(pinned),)
 
     def schedules(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
-        """(how microbatches pass through the stages of a mesh, chunks of blocks a stage) to consider: 1F1B, which takes GPipe's time and less memory, and in chunks."""
+        """(how microbatches pass through the stages of a mesh, chunks a stage) to consider: 1F1B, which takes GPipe's time and less memory, and in chunks."""
         pins, base = self.request.pins.techniques, self.base(1)
         pinned, chunks = pins.get("schedule"), pins.get("virtual")
-        repeats = base.dealt[0][2] if base is not None and base.dealt else 0
+
+        def enough(n: int) -> bool:
+            """Whether there are so many chunks, of equally many blocks each, or where none is dealt out of the graph."""
+            return base is not None and n <= self.most_stages(base) and (not base.dealt or base.dealt[0][2] % n == 0)
+
         if self.request.runtime.kernels is not None and chunks is None and pinned is None:
             chunks = 1  # how many a framework has is the runtime's
-        finer = tuple((INTERLEAVED, v) for v in ((int(chunks),) if chunks else CHUNKS) if v > 1 and mesh.stages > 1 and repeats and repeats % (mesh.stages * v) == 0)
+        finer = tuple((INTERLEAVED, v) for v in ((int(chunks),) if chunks else CHUNKS) if v > 1 and mesh.stages > 1 and enough(mesh.stages * v))
         if pinned == INTERLEAVED or int(chunks or 1) > 1:
             return finer
         return ((str(pinned), 1),) if pinned else ((SCHEDULES[0], 1), *(finer if chunks is None else ()))
@@ -200,8 +204,8 @@ class Offered:
         what, instead = "", list[str]()
         if self.most_stages(base) < mesh.stages:
             what = self._too_few(base)
-        elif run is None and (schedule == INTERLEAVED or chunks > 1):
-            what = "the model has no repeated blocks to make chunks of"
+        elif run is None and not self.schedules(mesh):
+            what = f"the model is cut into {self.most_stages(base)} chunks at most, {mesh.stages} stages of {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} have more"
         elif run is None and techniques.get("recompute", "block") != "block":
             what = f"stages without a block in common run their forward pass again (recompute=block), pinned is {techniques['recompute']}"
         elif level > most:

@@ -18,10 +18,10 @@ from planner.unequal import Stages
 
 @dataclass(frozen=True)
 class Piece:
-    """A weight in a buffer: its tensor, stage, place (in elements), and the shape of a device's piece (padded where its dims are)."""
+    """A weight in a buffer: its tensor, the number of the chunk that reads it, place (in elements), and the shape of a device's piece (padded where its dims are)."""
 
     name: str
-    stage: int
+    chunk: int
     first: int
     shape: tuple[int, ...]
     layout: Layout
@@ -66,15 +66,15 @@ def buffers(flow: Flow, stages: Stages) -> tuple[Buffer, ...]:
     """The buffers of all weights of a plan, in the order in which the stages read the first of each."""
     graph, mesh, order = flow.graph, dict(flow.plan.mesh), flow.plan.order
     kinds: dict[tuple[bool, str, Axes, Axes], list[Piece]] = {}
+    ends: dict[tuple[int, tuple[bool, str, Axes, Axes]], int] = {}
     for k in range(stages.count):
-        ends: dict[tuple[bool, str, Axes, Axes], int] = {}
         for name in stages.weights(k):
             w, trained = flow.weights[name], name in flow.grad
             cut = {a for dim in w.layout.dims for a in dim}
             kind = trained, "float" if graph.tensors[name].dtype in FLOATS else graph.tensors[name].dtype, tuple(a for a in order if a in cut), w.fan
-            piece = Piece(name, k, ends.get(kind, 0), local_shape(graph.tensors[name].shape, w.layout, mesh), w.layout)
+            piece = Piece(name, k, ends.get((stages.stage(k), kind), 0), local_shape(graph.tensors[name].shape, w.layout, mesh), w.layout)
             kinds.setdefault(kind, []).append(piece)
-            ends[kind] = piece.end
+            ends[stages.stage(k), kind] = piece.end
     return tuple(_buffer(flow, kind, tuple(pieces), key) for (kind, pieces), key in zip(kinds.items(), _keys(list(kinds)), strict=True))
 
 

@@ -42,6 +42,51 @@ BESIDE = {"1f1b": 1.5, "gpipe": 0.0, "interleaved": 1.5}
 """Ticks' residuals beside those that wait, measured with the GPU compiler on GPT-2 medium, 2 and 4 stages: 1.3 to 1.5."""
 
 
+BUBBLE = -1
+"""The microbatch of passes that are for none."""
+
+
+@dataclass(frozen=True)
+class Passing:
+    """How microbatches pass through stages (module docstring): what each stage runs in every tick. virtual: chunks that a stage holds."""
+
+    stages: int
+    microbatches: int
+    schedule: str
+    virtual: int = 1
+
+    @property
+    def ticks(self) -> int:
+        """Lock-step ticks in which stages run forward, and as many in which they run backward."""
+        return self.microbatches * self.virtual + self.stages - 1
+
+    @property
+    def first_backward(self) -> int:
+        """The first tick with a backward pass."""
+        return self.ticks if self.schedule == "gpipe" else self.stages * self.virtual - 1
+
+    @property
+    def waiting(self) -> int:
+        """Ticks for whose residuals a stage has room."""
+        return self.ticks if self.schedule == "gpipe" else min(self.stages * (self.virtual + 1) - 1, self.microbatches * self.virtual + 1)
+
+    def piece(self, n: int) -> tuple[int, int]:
+        """(microbatch, turn) of the n-th piece of a stage's work: groups of microbatches, each through one chunk after the other. Beyond the first and the last piece
+        BUBBLE in the turn of these."""
+        at = min(max(n, 0), self.microbatches * self.virtual - 1)
+        group, rest = divmod(at, self.stages * self.virtual)
+        return group * self.stages + rest % self.stages if at == n else BUBBLE, rest // self.stages
+
+    def forward(self, stage: int, tick: int) -> tuple[int, int]:
+        """(microbatch, chunk) of a stage's forward pass."""
+        return self.piece(tick - stage)
+
+    def backward(self, stage: int, tick: int) -> tuple[int, int]:
+        """(microbatch, chunk) of a stage's backward pass; of gpipe that of unequal stages, which takes microbatches in their order."""
+        m, turn = self.piece(tick - self.first_backward - (self.stages - 1) + stage)
+        return m, self.virtual - 1 - turn
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A run of blocks (first node, nodes per block, repeats) on stages under a schedule, with this many microbatches a step."""
@@ -74,15 +119,20 @@ class Pipeline:
         """Blocks a stage runs in a tick: all of its own, or a chunk of them."""
         return self.per_stage // self.virtual
 
+    @cached_property
+    def passing(self) -> Passing:
+        """How microbatches pass through it."""
+        return Passing(self.stages, self.microbatches, self.schedule, self.virtual)
+
     @property
     def ticks(self) -> int:
         """Lock-step ticks in which stages run forward, and as many in which they run backward."""
-        return self.microbatches * self.virtual + self.stages - 1
+        return self.passing.ticks
 
     @property
     def waiting(self) -> int:
         """Ticks for whose residuals a stage has room."""
-        return self.ticks if self.schedule == "gpipe" else min(self.stages * (self.virtual + 1) - 1, self.microbatches * self.virtual + 1)
+        return self.passing.waiting
 
     @property
     def kept_passes(self) -> float:

@@ -181,7 +181,7 @@ class DetailTable(TypedDict):
 
 
 class TechniqueTable(TypedDict):
-    """What was chosen beside the splits; `virtual`: chunks of blocks that a pipeline stage holds, where several. cuts: of stages without a block in common the node
+    """What was chosen beside the splits; `virtual`: chunks that a pipeline stage holds, where several. cuts: of stages without a block in common the node
     that each begins with after the first.
 
     offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks;

@@ -1,18 +1,18 @@
 """Pipeline stages that have no block in common: a graph cut at places in its order of nodes (ResNet, UNet), and where to cut it.
 
-Stage k runs the nodes from its first to that of the next stage. What those read that was made before is handed over, by the stages in between where the
-maker is further away (a UNet's long skips): `entering[k]` is all that stage k is given, whoever reads it. Values without a gradient are not handed over but
-made again, so a cut is only possible where such values depend on nothing but the batch and constants; and no cut lies between two readers of one
-weight, so that every weight has one stage.
+The graph is cut into chunks, one a stage, or under the interleaved schedule V a stage: chunk number c is on stage c mod S. Chunk c runs the nodes from its first
+to that of the next chunk. What those read that was made before is handed over, by the chunks in between where the maker is further away (a UNet's long
+skips): `entering[c]` is all that chunk c is given, whoever reads it. Values without a gradient are not handed over but made again, so a cut is only
+possible where such values depend on nothing but the batch and constants; and no cut lies between two readers of one weight, so that every weight has one chunk.
 
-A stage keeps what it is given, and runs its forward pass again in its backward pass; the last runs both at once. With f, b the seconds of a microbatch's
-passes and m microbatches on S stages a step takes
+A stage keeps what its chunks are given, and runs a chunk's forward pass again in its backward pass; the last chunk runs both at once. With f, b the seconds of a
+microbatch's passes through a chunk and m microbatches on S stages a step takes
 
-    (m + S - 1) * (max f + max (f + b))        over stages; the last has its f in its backward pass alone
+    (m V + S - 1) * (max f + max (f + b))        over chunks; the last has its f in its backward pass alone
 
-at most (under 1f1b the last stage waits in the last S - 1 ticks), so cuts are sought that make the largest 2 f + b (of the last stage f + b) small
-without handing much over: for some limits of what may be handed over the best cuts (dynamic programming over the possible places), and of those the
-cheapest with the messages counted.
+at most (but under gpipe the last chunk waits in the last S V - 1 ticks, and of several a stage not all run in every tick), so cuts are sought that make the largest
+2 f + b (of the last chunk f + b) small without handing much over: for some limits of what may be handed over the best cuts (dynamic programming over the
+possible places), and of those the cheapest with the messages counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.layout import STAGE, Axes, Layout, Tree, distribute, local_shape
-from planner.pipeline import needed
+from planner.pipeline import Passing, needed
 from planner.rule import Split
 
 if TYPE_CHECKING:
@@ -37,29 +37,35 @@ if TYPE_CHECKING:
     from planner.graph import Graph
     from planner.price import Pricer
 
-MOST_STAGES = 16
-"""Stages of this kind that are searched: every device's program holds the code of all of them."""
+MOST_CHUNKS = 16
+"""Chunks, of all stages together, that a graph is cut into: every device's program holds the code of all of them."""
 LIMITS = 8
 """Limits of what may be handed over that are tried."""
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A graph cut into stages. starts: the first node of every stage, 0 first. results: what the last one has to make; grad: tensors with a gradient."""
+    """A graph cut into chunks for pipeline stages. starts: the first node of every chunk, 0 first. results: what the last one has to make; grad: tensors with a
+    gradient; virtual: chunks that a stage holds."""
 
     graph: Graph
     grad: frozenset[str]
     starts: tuple[int, ...]
     results: tuple[str, ...]
+    virtual: int = 1
 
     @property
     def count(self) -> int:
-        """How many stages there are."""
+        """How many chunks there are."""
         return len(self.starts)
+
+    def stage(self, k: int) -> int:
+        """The stage that holds chunk k."""
+        return k % (self.count // self.virtual)
 
     @cached_property
     def _parts(self) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
-        """Per stage its nodes and what it is given, found from the last one on."""
+        """Per chunk its nodes and what it is given, found from the last one on."""
         graph, again, found = self.graph, batch_only(self.graph), []
         wanted: tuple[str, ...] = self.results
         for start, end in reversed([*zip(self.starts, (*self.starts[1:], len(graph.nodes)), strict=True)]):
@@ -72,26 +78,26 @@ class Stages:
 
     @property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """Per stage the nodes it runs, those it makes again included."""
+        """Per chunk the nodes it runs, those it makes again included."""
         return tuple(nodes for nodes, _ in self._parts)
 
     @property
     def entering(self) -> tuple[tuple[str, ...], ...]:
-        """Per stage the tensors that it is given, in the order they are made in."""
+        """Per chunk the tensors that it is given, in the order they are made in."""
         return tuple(given for _, given in self._parts)
 
     def leaving(self, k: int) -> tuple[str, ...]:
-        """What stage k hands on, of the last one the results."""
+        """What chunk k hands on, of the last one the results."""
         return self.entering[k + 1] if k + 1 < self.count else self.results
 
     def weights(self, k: int) -> tuple[str, ...]:
-        """Weights that stage k reads."""
+        """Weights that chunk k reads."""
         read = {n for i in self.nodes[k] for n in self.graph.nodes[i].inputs}
         return tuple(n for n in self.graph.weights if n in read)
 
     def holder(self, i: int) -> int:
         """The stage of node i."""
-        return bisect_right(self.starts, i) - 1
+        return self.stage(bisect_right(self.starts, i) - 1)
 
 
 def stages_of(flow: Flow) -> Stages | None:
@@ -101,7 +107,7 @@ def stages_of(flow: Flow) -> Stages | None:
     if not flow.plan.cuts:
         return None
     counted = counted_rows(flow.graph)
-    return Stages(flow.graph, flow.grad, (0, *flow.plan.cuts), (flow.graph.outputs[0], *([counted] if counted else [])))
+    return Stages(flow.graph, flow.grad, (0, *flow.plan.cuts), (flow.graph.outputs[0], *([counted] if counted else [])), flow.plan.virtual)
 
 
 def batch_only(graph: Graph) -> frozenset[int]:
@@ -116,7 +122,7 @@ def batch_only(graph: Graph) -> frozenset[int]:
 
 
 def stage_flow(flow: Flow, stages: Stages, k: int) -> Flow:
-    """The flow inside stage k: what it is given arrives in the layout that it travels in, and is brought from there to the stage's readers alone."""
+    """The flow inside chunk k: what it is given arrives in the layout that it travels in, and is brought from there to the chunk's readers alone."""
     own, entering, leaving = frozenset(stages.nodes[k]), stages.entering[k], stages.leaving(k)
     source, trees = dict(flow.source), dict(flow.trees)
     given = frozenset(entering)
@@ -140,7 +146,7 @@ def travels(flow: Flow, name: str) -> Layout:
 
 
 def _result(flow: Flow, name: str) -> Layout:
-    """The layout of what the last stage makes: the loss as it is made, the rows that count equal everywhere."""
+    """The layout of what the last chunk makes: the loss as it is made, the rows that count equal everywhere."""
     source = flow.source[name]
     return source.stored if source.partial else source if name == flow.graph.outputs[0] else Layout(())
 
@@ -154,7 +160,7 @@ def _tree(flow: Flow, name: str, source: Layout, targets: Sequence[Layout]) -> T
 
 @dataclass(frozen=True)
 class Handed:
-    """A tensor in the buffers between two stages. room: mesh axes over which its buffer differs; first: its place there, in elements; shape: a device's piece."""
+    """A tensor in the buffers between two chunks. room: mesh axes over which its buffer differs; first: its place there, in elements; shape: a device's piece."""
 
     name: str
     layout: Layout
@@ -164,7 +170,7 @@ class Handed:
 
 
 def handed(flow: Flow, stages: Stages) -> tuple[tuple[Handed, ...], ...]:
-    """Per stage what it is given, laid out one behind the other in a flat buffer for every set of axes that tensors differ over."""
+    """Per chunk what it is given, laid out one behind the other in a flat buffer for every set of axes that tensors differ over."""
     mesh, rows = dict(flow.plan.mesh), []
     for names in stages.entering:
         ends: dict[Axes, int] = {}
@@ -215,14 +221,16 @@ def places(base: Base) -> dict[int, float]:
 def with_cuts(base: Base, plan: Plan, pricer: Pricer) -> Plan:
     """The plan, where it has stages and no repeated block is dealt out over them with its graph cut. Raises PlanError P068 where it cannot be."""
     unequal = plan.stages > 1 and base.dealt is None
-    return replace(plan, cuts=cuts(base, plan.stages, plan.microbatches, pricer)) if unequal else plan
+    passing = Passing(plan.stages, plan.microbatches, plan.schedule, plan.virtual)
+    return replace(plan, cuts=cuts(base, passing, pricer)) if unequal else plan
 
 
-def cuts(base: Base, stages: int, microbatches: int, pricer: Pricer) -> tuple[int, ...]:
-    """First nodes of the stages after the first (module docstring). base: of one microbatch. Raises PlanError P068 where there are too few places."""
+def cuts(base: Base, passing: Passing, pricer: Pricer) -> tuple[int, ...]:
+    """First nodes of the chunks after the first (module docstring). base: of one microbatch. Raises PlanError P068 where there are too few places."""
     from planner.kernels import kernel_times
 
-    key = ("cuts", id(base), stages, microbatches)
+    chunks = passing.stages * passing.virtual
+    key = ("cuts", id(base), chunks, passing.ticks)
     if key not in pricer.memo:
         over = base.places
         both, twice, known = [0.0], [0.0], dict[int, tuple[float, float]]()
@@ -234,35 +242,35 @@ def cuts(base: Base, stages: int, microbatches: int, pricer: Pricer) -> tuple[in
             f, b = (x / devices for x in known[c])
             both.append(both[-1] + f + b)
             twice.append(twice[-1] + 2 * f + b)
-        ticks, best = microbatches + stages - 1, None
-        for limit in _limits(over, stages):
-            found = _balanced([i for i in over if over[i] <= limit], np.array(both), np.array(twice), stages)
+        best = None
+        for limit in _limits(over, chunks):
+            found = _balanced([i for i in over if over[i] <= limit], np.array(both), np.array(twice), chunks)
             if found is not None:
                 sent = max(over[i] for i in found[1]) * pricer.itemsize("float32") / devices
-                price = ticks * (found[0] + 2 * pricer.collective_s("collective-permute", (STAGE,), sent))
+                price = passing.ticks * (found[0] + 2 * pricer.collective_s("collective-permute", (STAGE,), sent))
                 best = min(best, (price, found[1])) if best else (price, found[1])
         if best is None:
-            raise PlanError("P068", f"{stages} pipeline stages are not possible: the graph can be cut at {len(over)} places", help=["fewer stages"])
+            raise PlanError("P068", f"{chunks} chunks of the model for pipeline stages are not possible: it can be cut at {len(over)} places", help=["fewer stages"])
         pricer.memo[key] = base, best[1]  # the base is kept, so that its id stays unique
     kept: tuple[int, ...] = pricer.memo[key][1]
     return kept
 
 
-def _limits(over: Mapping[int, float], stages: int) -> Iterator[float]:
+def _limits(over: Mapping[int, float], chunks: int) -> Iterator[float]:
     """Some sizes of what is handed over, the least first."""
     sizes = sorted(over.values())
-    if len(sizes) >= stages - 1:
-        yield from sorted({sizes[round(q)] for q in np.linspace(stages - 2, len(sizes) - 1, LIMITS)})
+    if len(sizes) >= chunks - 1:
+        yield from sorted({sizes[round(q)] for q in np.linspace(chunks - 2, len(sizes) - 1, LIMITS)})
 
 
-def _balanced(where: list[int], both: np.ndarray, twice: np.ndarray, stages: int) -> tuple[float, tuple[int, ...]] | None:
-    """(seconds of the longest stage, first nodes of all but the first) such that it is the shortest; both, twice: seconds of all nodes before each."""
-    if len(where) < stages - 1:
+def _balanced(where: list[int], both: np.ndarray, twice: np.ndarray, chunks: int) -> tuple[float, tuple[int, ...]] | None:
+    """(seconds of the longest chunk, first nodes of all but the first) such that it is the shortest; both, twice: seconds of all nodes before each."""
+    if len(where) < chunks - 1:
         return None
     at = np.array(where)
     begin = [np.zeros(len(at), np.int64)]
-    longest = twice[at]  # of the stages before a cut, at their best
-    for _ in range(stages - 2):
+    longest = twice[at]  # of the chunks before a cut, at their best
+    for _ in range(chunks - 2):
         table = np.maximum(longest[:, None], twice[at][None, :] - twice[at][:, None])
         table[np.tril_indices(len(at))] = np.inf
         begin.append(np.argmin(table, 0))

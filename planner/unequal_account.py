@@ -1,15 +1,17 @@
 """The exact communication, arithmetic and bytes of a program with unequal pipeline stages (planner.unequal), as planner.account has them of other programs.
 
-In a tick every device runs the forward pass of its stage, and the backward pass of its stage, or one of both. What is counted is the heaviest stage's of
-either: the others wait for it. A stage but the last runs what its backward pass reads a second time there; the last has its forward pass there alone, and under
+In a tick every device runs the forward pass of one of its stage's chunks, and the backward pass of one, or one of both. What is counted is the heaviest chunk's of
+either: the others wait for it. A chunk but the last runs what its backward pass reads a second time there; the last has its forward pass there alone, and but under
 1f1b nothing to do once its microbatches are through, S - 1 ticks before the others'.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from math import prod
 
 from planner import account
@@ -19,12 +21,13 @@ from planner.emit.replay import Replay, products, replay
 from planner.flow import Flow
 from planner.layout import STAGE, local_shape
 from planner.packing import buffers
+from planner.pipeline import Passing
 from planner.unequal import Stages, handed, rooms, stage_flow, stages_of
 
 
 @dataclass(frozen=True)
 class Tick:
-    """What a stage does in a tick. forward, backward: collectives, each once; again: what the backward pass runs a second time, None of the last stage."""
+    """What a chunk does in a tick. forward, backward: collectives, each once; again: what the backward pass runs a second time, None of the last chunk."""
 
     flow: Flow
     forward: tuple[Use, ...]
@@ -32,18 +35,46 @@ class Tick:
     again: Replay | None
 
 
-def ticks(flow: Flow) -> int:
-    """Ticks with forward passes, and as many with backward passes."""
-    return flow.plan.microbatches + flow.plan.stages - 1
+def passing(flow: Flow) -> Passing:
+    """How microbatches pass through the stages of a plan."""
+    return Passing(flow.plan.stages, flow.plan.microbatches, flow.plan.schedule, flow.plan.virtual)
 
 
-def last_waits(flow: Flow) -> int:
-    """Ticks with backward passes in which the last stage runs none."""
-    return flow.plan.stages - 1 if flow.plan.schedule == "1f1b" else 0
+def last_waits(p: Passing) -> int:
+    """Ticks with backward passes in which the last chunk runs none."""
+    return 0 if p.schedule == "gpipe" else p.first_backward
 
 
-def of_stages(flow: Flow, size: ItemSize) -> tuple[Tick, ...]:
-    """The work of every stage."""
+@dataclass(frozen=True)
+class Together:
+    """Ticks in which the same chunks run at the same time, one a stage: the way they run, whether it is the bubble that these ticks make, how many ticks."""
+
+    forward: bool
+    bubble: bool
+    chunks: tuple[int, ...]
+    ticks: int
+
+
+def chunks_at(p: Passing, tick: int, *, forward: bool) -> tuple[int, ...]:
+    """The chunks that run a pass of a tick, by stage. The last one runs no backward pass of microbatches that do not exist."""
+    turns = p.forward if forward else p.backward
+    numbers = (turns(stage, tick)[1] * p.stages + stage for stage in range(p.stages))
+    left_out = p.stages * p.virtual - 1 if not forward and p.schedule != "gpipe" and tick >= p.ticks else -1
+    return tuple(k for k in numbers if k != left_out)
+
+
+@cache
+def together(p: Passing) -> tuple[Together, ...]:
+    """All ticks, forward and backward passes apart. The bubble is the first forward passes, and the last backward ones."""
+    found: Counter[tuple[bool, bool, tuple[int, ...]]] = Counter()
+    for n in range(p.ticks):
+        found[True, n < p.stages - 1, chunks_at(p, n, forward=True)] += 1
+        found[False, n >= p.ticks - (p.stages - 1), chunks_at(p, p.first_backward + n, forward=False)] += 1
+    return tuple(Together(*key, count) for key, count in found.items())
+
+
+def of_chunks(flow: Flow, size: ItemSize) -> tuple[Tick, ...]:
+    """The work of every chunk."""
     stages = found(flow)
     return tuple(_tick(flow, stages, k, size) for k in range(stages.count))
 
@@ -78,8 +109,8 @@ def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
 
 
 def collectives(flow: Flow, size: ItemSize) -> Iterator[Use]:
-    """Every collective of one optimizer step, of each pass that of the stage that sends the most."""
-    work, n, fewer = of_stages(flow, size), ticks(flow), last_waits(flow)
+    """Every collective of one optimizer step, of each pass that of the chunk that sends the most."""
+    work, n, fewer = of_chunks(flow, size), passing(flow).ticks, last_waits(passing(flow))
     ahead, back = [t.forward for t in work], [t.backward for t in work]
     for of_each, times in ((ahead, n), (back, n - fewer), (back[:-1], fewer)):
         yield from (replace(u, count=u.count * times) for u in max(of_each, key=lambda u: _wire(flow, u)) if times)
@@ -87,9 +118,9 @@ def collectives(flow: Flow, size: ItemSize) -> Iterator[Use]:
 
 
 def outside(flow: Flow, size: ItemSize) -> Iterator[Use]:
-    """What stages hand to each other and back, the loss, and gradients of packed weights. Between two stages the last way back is a loop of one tick, which
-    compilers unroll: nobody reads what it sends."""
-    n = ticks(flow)
+    """What stages hand to each other and back, the loss, and gradients of packed weights. Between two stages of one chunk the last way back is a loop of one tick,
+    which compilers unroll: nobody reads what it sends."""
+    n = passing(flow).ticks
     for axes, elements in rooms(handed(flow, found(flow))).items():
         what = "what stages hand on" + (f" ({'+'.join(axes)})" if axes else "")
         payload = int(elements * size("float32"))
@@ -113,10 +144,11 @@ def _wire(flow: Flow, uses: tuple[Use, ...]) -> Fraction:
 
 
 def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
-    """2MNK per node, device and step, of the heaviest stage forward and the heaviest backward; without what is computed again of the heaviest in both."""
-    stages, n, fewer = found(flow), ticks(flow), last_waits(flow)
+    """2MNK per node, device and step, of the heaviest chunk forward and the heaviest backward; without what is computed again of the stage that has the most."""
+    stages, p = found(flow), passing(flow)
+    n, fewer = p.ticks, last_waits(p)
     ahead, back = list[dict[int, Fraction]](), list[dict[int, Fraction]]()
-    for k, tick in enumerate(of_stages(flow, account.float32_sizes)):
+    for k, tick in enumerate(of_chunks(flow, account.float32_sizes)):
         forward, backward = dict[int, Fraction](), dict[int, Fraction]()
         for i in stages.nodes[k]:
             dots = products(tick.flow, i)
@@ -134,8 +166,11 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
     if again:
         passes = [(_heaviest(ahead), n), (_heaviest(back), n - fewer), (_heaviest(back[:-1]), fewer)]
     else:
-        turns = [(n, n)] * (stages.count - 1) + [(n, n - fewer)]
-        passes = max(([(f, times[0]), (b, times[1])] for f, b, times in zip(ahead, back, turns, strict=True)), key=lambda rows: sum(sum(p.values()) * times for p, times in rows))
+        each: list[list[tuple[dict[int, Fraction], int]]] = [[] for _ in range(p.stages)]
+        for row in together(p):
+            for k in row.chunks:
+                each[stages.stage(k)].append(((ahead if row.forward else back)[k], row.ticks))
+        passes = max(each, key=lambda rows: sum(sum(work.values()) * times for work, times in rows))
     total: dict[int, Fraction] = {}
     for i, f in ((i, f * times) for found, times in passes for i, f in found.items()):
         total[i] = total.get(i, Fraction(0)) + f
@@ -157,6 +192,6 @@ def state_elements(flow: Flow) -> int:
 
 
 def opened_bytes(flow: Flow, stages: Stages, k: int, size: ItemSize) -> float:
-    """Bytes of stage k's weights as its nodes read them, beside the buffers: XLA cuts each out of them."""
+    """Bytes of chunk k's weights as its nodes read them, beside the buffers: XLA cuts each out of them."""
     mesh = dict(flow.plan.mesh)
     return sum(prod(local_shape(flow.graph.tensors[n].shape, flow.weights[n].layout, mesh)) * size(flow.graph.tensors[n].dtype) for n in stages.weights(k))

@@ -1,12 +1,13 @@
 """The price of a plan with unequal pipeline stages (planner.unequal): time and memory of a device, as planner.evaluate has them of other plans.
 
-    step = (m + S - 1) * (longest forward pass + handing on and back) + m * longest backward pass + (S - 1) * longest of all stages but the last
-           + reductions + optimizer
-    peak = parameters + gradients (of a microbatch, and their sums) + optimizer state + what waits in the ring + the stage that needs most
+    step = sum over the m V + S - 1 ticks with forward passes, and over as many with backward passes, of the longest pass of the chunks that run in it
+           + handing on and back in each + reductions + optimizer
+    peak = parameters + gradients (of a microbatch, and their sums) + optimizer state + what waits in the ring + the chunk that needs most
 
-Of the ticks S - 1 are the bubble; under gpipe the last stage's backward pass counts in them, too. A stage's forward pass cuts its weights out of the buffers they
-lie in, its backward pass does so again and puts their gradients together: copies of the stage's weights, in time and in memory. While the backward pass of a stage
-runs it keeps what a microbatch's passes need of it.
+The first S - 1 forward passes and the last S - 1 backward ones are the bubble. The last chunk has no forward pass of its own, and but under gpipe none backward once forward
+passes are through. A chunk's forward pass cuts its weights out of the buffers they lie in, its backward pass does so again and puts their gradients together: copies of the
+chunk's weights, in time and in memory. The sums of gradients are those of all of a stage's chunks in every tick. While the backward pass of a chunk runs it keeps what a
+microbatch's passes need of it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SLOTS = 4
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of one stage in a tick: seconds of kernels, those of them made again, its collectives, and all of it together."""
+    """One pass of one chunk in a tick: seconds of kernels, those of them made again, its collectives, and all of it together."""
 
     kernels_s: float
     again_s: float
@@ -38,15 +39,15 @@ class Pass:
     seconds: float
 
 
-def passes_of_stages(base: Base, flow: Flow, pricer: Pricer) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
-    """Forward passes of all stages but the last, which has none, and backward passes of all."""
+def passes_of_chunks(base: Base, flow: Flow, pricer: Pricer) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+    """Forward passes of all chunks but the last, which has none, and backward passes of all."""
     stages, known = unequal_account.found(flow), dict[tuple[int, object], tuple[float, float]]()
     ahead, back = list[Pass](), list[Pass]()
 
     def one(kernels_s: float, again_s: float, uses: tuple[account.Use, ...]) -> Pass:
         return Pass(kernels_s, again_s, uses, kernels_s + sum(shown_s(u, flow, pricer) for u in uses))
 
-    for k, tick in enumerate(unequal_account.of_stages(flow, pricer.itemsize)):
+    for k, tick in enumerate(unequal_account.of_chunks(flow, pricer.itemsize)):
         forward = backward = again = 0.0
         for i in stages.nodes[k]:
             key = base.shared[i], flow.split(i)
@@ -69,28 +70,27 @@ def shown_s(use: account.Use, flow: Flow, pricer: Pricer) -> float:
     return pricer.use_s(use, flow.plan.bucket_bytes) * (1 - (pricer.runtime.overlap if use.phase == "gradient" else 0.0))
 
 
-def longest(passes: Sequence[Pass]) -> Pass:
-    """The pass that the others of a tick wait for."""
-    return max(passes, key=lambda p: p.seconds)
+def longest(passes: Sequence[Pass], chunks: Sequence[int]) -> Pass:
+    """Of the passes of these chunks the one that the others of a tick wait for."""
+    return max((passes[k] for k in chunks if k < len(passes)), key=lambda p: p.seconds)
 
 
 def price(base: Base, flow: Flow, pricer: Pricer) -> Cost:
     """Price of a derived flow."""
-    plan, n = flow.plan, unequal_account.ticks(flow)
-    ahead, back = passes_of_stages(base, flow, pricer)
-    fewer = unequal_account.last_waits(flow)
-    slowest = [(longest(ahead), n), (longest(back), n - fewer), (longest(back[:-1]), fewer)]
-    in_all, replayed = sum(p.kernels_s * times for p, times in slowest), plan.microbatches * slowest[1][0].again_s
+    plan = flow.plan
+    ahead, back = passes_of_chunks(base, flow, pricer)
+    slowest = [(longest(ahead if row.forward else back, row.chunks), row) for row in unequal_account.together(unequal_account.passing(flow))]
+    compute, bubble = (sum(p.kernels_s * row.ticks for p, row in slowest if row.bubble is idle) for idle in (False, True))
+    replayed = sum(p.again_s * row.ticks for p, row in slowest if not row.bubble)
     by_axes: dict[tuple[str, str], float] = {}
     exposed = hidden = 0.0
     outside = [*unequal_account.outside(flow, pricer.itemsize)]
-    for times, use in (*((times, u) for p, times in slowest for u in p.uses), *((1, u) for u in outside)):
+    for times, use in (*((row.ticks, u) for p, row in slowest for u in p.uses), *((1, u) for u in outside)):
         shown = times * shown_s(use, flow, pricer)
         exposed, hidden = exposed + shown, hidden + times * pricer.use_s(use, plan.bucket_bytes) - shown
         label = use.kind, "+".join(use.axes)
         by_axes[label] = by_axes.get(label, 0.0) + shown
-    compute, optimizer = plan.microbatches * (slowest[0][0].kernels_s + slowest[1][0].kernels_s), _optimizer_s(flow, pricer)
-    bubble = in_all - compute
+    optimizer = _optimizer_s(flow, pricer)
     flops = account.dot_flops(flow, again=False)
     distinct = float(base.model_flops * plan.microbatches / (flops * plan.devices)) if flops else 1.0
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
@@ -103,13 +103,13 @@ def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
     """Seconds of the update, and of adding each microbatch's gradients to their sums."""
     mesh = dict(flow.plan.mesh)
     added = sum(b.state_length(mesh) if b.level == 2 else b.length for b in buffers(flow, unequal_account.found(flow)) if b.trained)
-    sums = pricer.sum_s(unequal_account.ticks(flow) * added * pricer.recipe.gradient_bytes)
+    sums = pricer.sum_s(unequal_account.passing(flow).ticks * added * pricer.recipe.gradient_bytes)
     return pricer.optimizer_s(unequal_account.state_elements(flow), ()) + sums
 
 
 def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
-    plan, recipe, mesh, stages = flow.plan, pricer.recipe, dict(flow.plan.mesh), unequal_account.found(flow)
+    recipe, mesh, stages = pricer.recipe, dict(flow.plan.mesh), unequal_account.found(flow)
     parameters = gradients = state = 0.0
     for b in buffers(flow, stages):
         parameters += b.length * (recipe.parameter_bytes if b.dtype.startswith(("float", "bfloat")) else pricer.itemsize(b.dtype))
@@ -118,7 +118,7 @@ def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
             gradients += (b.length + (piece if b.level == 2 else b.length)) * recipe.gradient_bytes
             state += piece * recipe.state_bytes
     boundary = sum(rooms(handed(flow, stages)).values()) * pricer.itemsize("float32")
-    waiting = unequal_account.ticks(flow) if plan.schedule == "gpipe" else min(2 * plan.stages - 1, plan.microbatches + 1)
+    waiting = unequal_account.passing(flow).waiting
     slack, own = 1 + pricer.runtime.memory_slack, dict[int, list[float]]()
     kept, working = dict[int, float](), {p.i: p.work for p in passes(base, flow, pricer, {})}
     for i, _, size in kept_tensors(base, flow, pricer):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import planner
 from planner.api import make_request
 from planner.assemble import Techniques, assemble, least_usage, usage_of
-from planner.emit.parts import checkpoint, pipeline_interleaved
+from planner.emit.parts import checkpoint
+from planner.emit.parts import chunks as program
 from planner.errors import PlanError
 from planner.evaluate import price_plan
 from planner.flow import Plan
@@ -56,13 +57,17 @@ def test_every_microbatch_meets_every_stage_once_each_way(stages: int, microbatc
 
 @given(st.integers(2, 8), st.integers(1, 6), st.integers(2, 5))
 def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(stages: int, groups: int, chunks: int) -> None:
-    """The places that the program gives to pieces of work: as many as the pipeline says, none taken before its piece's backward pass on any stage."""
-    with pytest.MonkeyPatch.context() as m:
-        for name, value in (("MESH", {"stage": stages}), ("MICROBATCHES", stages * groups), ("CHUNKS", chunks)):
-            m.setattr(pipeline_interleaved, name, value)
-        places = pipeline_interleaved.waiting_places()
+    """The places that the program gives to pieces of work: as many as the pipeline says, none taken before its piece's backward pass on any stage. What the
+    program runs as a piece is what the planner counts, beyond the first and the last as well."""
     p = Pipeline(0, 1, stages * chunks, stages, stages * groups, "interleaved", virtual=chunks)
     pieces = p.microbatches * chunks
+    with pytest.MonkeyPatch.context() as m:
+        for name, value in (("MESH", {"stage": stages}), ("MICROBATCHES", stages * groups), ("CHUNKS", chunks), ("jnp", np)):
+            m.setattr(program, name, value)
+        places = program.waiting_places(p.passing.first_backward)
+        microbatch, turn = program.piece(np.arange(-2, pieces + 2))
+    assert [p.passing.piece(n)[1] for n in range(-2, pieces + 2)] == [*turn]
+    assert [p.passing.piece(n)[0] for n in range(-2, pieces + 2)] == [BUBBLE] * 2 + [*microbatch][2:-2] + [BUBBLE] * 2
     assert len(places) == pieces + 1 and max(places) + 1 == p.waiting and p.ticks == pieces + stages - 1
     assert {p.holder(i) for i in p.nodes} == {*range(stages)} and [p.holder(i) for i in range(stages)] == [*range(stages)]
     for stage in range(stages):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import planner
 from planner.api import reopen
@@ -17,11 +20,14 @@ from planner.evaluate import derived
 from planner.flow import Plan
 from planner.model import Model, Workload
 from planner.pins import parse_pins
+from planner.pipeline import Passing
 from planner.report.explain import explain, explain_node
+from planner.report.stages import stages_words
 from planner.report.trace import trace
 from planner.reprice import reprice
 from planner.topology import from_json
 from planner.unequal import Stages, _balanced, handed, places, rooms, stages_of
+from planner.unequal_account import chunks_at, together
 from planner.verify import worker
 
 RESNET, UNET = "zoo:resnet-tiny", "zoo:unet-tiny"
@@ -107,7 +113,7 @@ def test_a_stage_holds_its_own_weights_alone() -> None:
 
 def test_a_boundary_is_as_wide_as_its_widest() -> None:
     """What is sent in every tick is what the widest boundary needs."""
-    s = plan(UNET, "pp=4,micro=4,recompute=block", solver="recursive")
+    s = plan(UNET, "pp=4,micro=4,recompute=block,schedule=1f1b", solver="recursive")
     graph = reopen(s, UNET).graph(4)
     flow, _ = derived(Base.of(graph, training=True), s.plan_for(graph))
     stages = stages_of(flow)
@@ -122,7 +128,8 @@ def test_a_boundary_is_as_wide_as_its_widest() -> None:
 @pytest.mark.parametrize(
     ("source", "pins", "said"),
     [
-        (RESNET, "pp=2,dp=2,micro=4,virtual=2", "no repeated blocks to make chunks of"),
+        (RESNET, "pp=4,micro=2,virtual=2", "groups of 4 microbatches, and 2 do not divide"),
+        (RESNET, "pp=4,micro=4,virtual=5", "cut into 16 chunks at most, 4 stages of 5 have more"),
         (RESNET, "pp=2,dp=2,micro=4,recompute=none", "run their forward pass again"),
         (RESNET, "pp=2,dp=2,micro=4,zero=3", "optimizer level is at most 2"),
         ("zoo:resnet-tiny,blocks=1", "pp=32,micro=16", "is cut into 16 stages at most"),
@@ -135,24 +142,33 @@ def test_what_is_not_built_is_refused(source: str, pins: str, said: str) -> None
 
 
 def test_a_program_equals_the_unsharded_one_and_sends_what_was_counted() -> None:
-    """Weights packed, stages by lax.switch, optimizer state cut: loss, gradients, bytes, FLOPs and arguments."""
-    s = plan(RESNET, "pp=2,dp=2,micro=4,zero=2")
+    """Weights packed, two chunks of the model a stage by lax.switch, optimizer state cut: loss, gradients, bytes, FLOPs and arguments."""
+    s = plan(RESNET, "pp=2,dp=2,micro=4,zero=2,virtual=2")
+    assert len(s.techniques["cuts"]) == 3 and {row["stage"] for row in s.tensors.values() if "label" in row} == {0, 1}
     report = worker.verify(s, RESNET)
     assert report.ok, str(report)
     assert report.numbers is not None and report.numbers.gradients is not None and report.numbers.gradients < 1e-5
 
 
-@pytest.mark.parametrize(("stages", "schedule", "products"), [(2, "1f1b", 5 * 1 + 4 * 12 + 1 * 2), (2, "gpipe", 5 * 1 + 5 * 12), (4, "1f1b", 7 * 1 + 4 * 6 + 3 * 3)])
-def test_a_last_stage_without_microbatches_waits(stages: int, schedule: str, products: int) -> None:
-    """Five equal products, one on every stage but the last: forward ticks have one, backward ones those of the last stage as long as it has microbatches.
+@pytest.mark.parametrize(
+    ("stages", "schedule", "virtual", "products"),
+    [
+        (2, "1f1b", 1, 5 * 1 + 4 * 12 + 1 * 2),
+        (2, "gpipe", 1, 5 * 1 + 5 * 12),
+        (4, "1f1b", 1, 7 * 1 + 4 * 6 + 3 * 3),
+        (2, "interleaved", 2, 9 * 1 + 6 * 6 + 3 * 3),
+    ],
+)
+def test_a_last_stage_without_microbatches_waits(stages: int, schedule: str, virtual: int, products: int) -> None:
+    """Five equal products, one in every chunk but the last: forward ticks have one, backward ones those of the last chunk as long as it has microbatches.
 
     Stages begin with a product: the gradient that the last would hand back for no microbatch was in the prediction and not in the program.
     """
     from planner.verify.compiled import truth
 
     graph = Model.open("zoo:mlp,layers=5,hidden=32,in=32,out=32", Workload(kind="train", batch=8), 8).graph(4)
-    cuts = tuple(i for i, n in enumerate(graph.nodes) if n.op == "MatMul")[1:stages]
-    plan = Plan((("stage", stages), ("alike", 8 // stages)), {}, microbatches=4, schedule=schedule, cuts=cuts)
+    cuts = tuple(i for i, n in enumerate(graph.nodes) if n.op == "MatMul")[1 : stages * virtual]
+    plan = Plan((("stage", stages), ("alike", 8 // stages)), {}, microbatches=4, schedule=schedule, virtual=virtual, cuts=cuts)
     found = truth(graph, plan)
     assert found.differences() == () and found.compiled_flops == products * 2 * 2 * 32 * 32
 
@@ -161,11 +177,14 @@ def test_a_last_stage_without_microbatches_waits(stages: int, schedule: str, pro
 @pytest.mark.parametrize(
     ("source", "pins"),
     [
+        (RESNET, "pp=2,dp=2,micro=4,zero=2"),
         (RESNET, "pp=4,micro=8,schedule=gpipe"),
+        (RESNET, "pp=2,tp=2,micro=4,virtual=4,zero=1"),
         (RESNET, "pp=2,tp=2,micro=4,schedule=gpipe"),
         (RESNET, "pp=2,dp=2,tp=2,micro=4,zero=1"),
         (UNET, "pp=2,dp=2,micro=4"),
         (UNET, "pp=4,micro=4"),
+        (UNET, "pp=2,dp=2,micro=2,virtual=2"),
     ],
 )
 def test_more_programs_equal_the_unsharded_ones(source: str, pins: str) -> None:
@@ -201,10 +220,37 @@ def test_a_file_keeps_its_cuts_and_is_priced_again_the_same(tmp_path: Path) -> N
     assert s.nodes[first]["stage"] == 1 and f"cut before {first}" in explain(s, 400) and "stage 1 of 2 runs it" in explain_node(s, first, 200)
 
 
-@pytest.mark.parametrize(("stages", "schedule"), [(2, "1f1b"), (4, "1f1b"), (4, "gpipe")])
-def test_every_stage_of_a_trace_takes_the_step(stages: int, schedule: str) -> None:
+def test_chunks_make_the_bubble_small_and_the_search_takes_them_for_it() -> None:
+    """Stages of one chunk and of several: less bubble, more messages, the whole faster; unpinned the search finds the faster itself."""
+    pins = "pp=4,dp=2,micro=8"
+    one, two, free = (planner.plan("zoo:resnet50", devices=8, batch=64, pins=parse_pins(pins + more), baselines=False) for more in (",schedule=1f1b", ",virtual=2", ""))
+    assert two.techniques["schedule"] == "interleaved" and len(two.techniques["cuts"]) == 7
+    assert two.costs["bubble_time_s"] < 0.7 * one.costs["bubble_time_s"] and two.costs["step_time_s"] < one.costs["step_time_s"]
+    once, often = (s.costs["communication_bytes_per_device"]["collective-permute"]["stage"]["payload"] for s in (one, two))
+    assert once % (2 * (8 + 3)) == 0 == often % (2 * (2 * 8 + 3)) and once < often
+    assert free.techniques["schedule"] == "interleaved" and free.costs["step_time_s"] <= two.costs["step_time_s"]
+    assert "4 pipeline stages (interleaved 1F1B, 2 chunks each, cut where they balance)" in stages_words(two)
+
+
+@given(st.integers(2, 6), st.integers(1, 4), st.integers(1, 3), st.booleans())
+def test_together_all_chunks_run_every_microbatch_once_each_way(stages: int, groups: int, virtual: int, gpipe: bool) -> None:
+    """Of the ticks in which the same chunks run: every stage runs one, every chunk is run for each microbatch, and the rest of the passes fill the bubble."""
+    gpipe = gpipe and virtual == 1
+    p = Passing(stages, stages * groups, "gpipe" if gpipe else "interleaved" if virtual > 1 else "1f1b", virtual)
+    for forward in (True, False):
+        rows = [r for r in together(p) if r.forward is forward]
+        assert sum(r.ticks for r in rows) == p.ticks and sum(r.ticks for r in rows if r.bubble) == stages - 1
+        runs = Counter(k for r in rows for k in r.chunks for _ in range(r.ticks))
+        assert set(runs) == {*range(stages * virtual)} and min(runs.values()) >= p.microbatches
+        assert sum(runs.values()) == p.ticks * stages - (0 if forward or gpipe or virtual > 1 else stages - 1)
+        assert all(len({k % stages for k in r.chunks}) == len(r.chunks) for r in rows)
+    assert not any(stages * virtual - 1 in chunks_at(p, t, forward=False) for t in range(p.ticks, p.first_backward + p.ticks)) or gpipe
+
+
+@pytest.mark.parametrize(("stages", "schedule", "virtual"), [(2, "1f1b", 1), (4, "1f1b", 1), (4, "gpipe", 1), (2, "interleaved", 2)])
+def test_every_stage_of_a_trace_takes_the_step(stages: int, schedule: str, virtual: int) -> None:
     """Each stage's track ends with the step, runs every microbatch once each way (the last both at once), forward before backward, and nothing at the same time."""
-    s = plan(RESNET, f"pp={stages},dp={4 // stages},micro=8,zero=1,schedule={schedule}")
+    s = plan(RESNET, f"pp={stages},dp={4 // stages},micro=8,zero=1,schedule={schedule},virtual={virtual}")
     events = json.loads(trace(reprice(s, reopen(s, RESNET), from_json(s.topology))))["traceEvents"]
     for stage in range(stages):
         own = [e for e in events if e["pid"] == stage and e["ph"] == "X"]
@@ -212,10 +258,17 @@ def test_every_stage_of_a_trace_takes_the_step(stages: int, schedule: str) -> No
         assert all(a["ts"] + a["dur"] <= b["ts"] + 0.002 for a, b in zip(own, own[1:], strict=False))
         at = {e["name"]: e["ts"] for e in own}
         passes = [e["name"] for e in own if e["name"].split(" ")[0] in ("forward", "backward")]
-        assert sorted(passes) == sorted(f"{way} {m}" for way in (("backward",) if stage + 1 == stages else ("forward", "backward")) for m in range(8))
-        assert stage + 1 == stages or all(at[f"forward {m}"] < at[f"backward {m}"] for m in range(8))
+        last = stage + 1 == stages  # it has no forward pass of its last chunk, which is every other of its passes where there are two
+        for k, chunk in enumerate([f" chunk {v}" for v in range(virtual)] if virtual > 1 else [""]):
+            once = last and k + 1 == virtual
+            mine = [p for p in passes if p.endswith(chunk)]
+            assert sorted(mine) == sorted(f"{way} {m}{chunk}" for way in (("backward",) if once else ("forward", "backward")) for m in range(8))
+            assert once or all(at[f"forward {m}{chunk}"] < at[f"backward {m}{chunk}"] for m in range(8))
         bubbles = sum(e["name"] == "bubble" for e in own)
-        assert bubbles == (2 if stage + 1 < stages else schedule == "gpipe") * (stages - 1), "a stage waits for its first microbatch, and after its last"
+        if virtual == 1:
+            assert bubbles == (2 if not last else schedule == "gpipe") * (stages - 1), "a stage waits for its first microbatch, and after its last"
+        else:
+            assert bubbles == 2 * (stages - 1), "of several chunks the last stage begins with another"
 
 
 @pytest.mark.parametrize("cuts", [["/no/such/node"], ["/fc/MatMul", "/stem/Relu"], []])

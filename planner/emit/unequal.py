@@ -1,6 +1,7 @@
 """The functions and tables of a program whose pipeline stages have no block in common (planner.unequal).
 
-    stage0, stage1, ...   (weights, frozen, batch, x) -> what is handed to the next stage; of the last [loss of one microbatch times its weight, the weight]
+    stage0, stage1, ...   (weights, frozen, batch, x) -> what is handed to the next stage; of the last [loss of one microbatch times its weight, the weight].
+                          Where stages hold several chunks of the model it is chunk0, chunk1, ...
     each_stage            () -> all of them
 
 Weights lie in flat buffers (planner.packing), and so does what is handed over; the tables say where.
@@ -17,6 +18,7 @@ from planner.errors import PlanError
 from planner.layout import STAGE, Layout
 from planner.ops.base import tuple_text
 from planner.packing import Buffer, Piece, buffers
+from planner.pipeline import Passing
 from planner.unequal import Stages, handed, rooms, stage_flow
 
 FIRST = ("w", "c", "batch", "x")
@@ -24,7 +26,7 @@ FIRST = ("w", "c", "batch", "x")
 
 def write_unequal(w: Writer) -> None:
     """Adds the stages to the writer, and says what buffers the parameters are packed in."""
-    stages = w.stages
+    stages, plan = w.stages, w.flow.plan
     assert stages is not None
     if w.backend != "shard_map":
         raise PlanError("P068", "pipeline stages are written for shard_map only", help=["--backend shard_map"])
@@ -32,18 +34,23 @@ def write_unequal(w: Writer) -> None:
     rows = handed(w.flow, stages)
     for k in range(stages.count):
         _stage(w, stages, k)
-    every = Body(w.flow, w.backend, results=[f"stage{k}" for k in range(stages.count)])
-    w.functions.append(Function("each_stage", "The stages, in order.", every))
-    first = w.flow.plan.stages - 1 + (w.flow.plan.microbatches if w.flow.plan.schedule == "gpipe" else 0)
+    every = Body(w.flow, w.backend, results=[_name(stages, k) for k in range(stages.count)])
+    w.functions.append(Function("each_stage", "What the stages run, in the order of the model.", every))
+    first = Passing(plan.stages, plan.microbatches, plan.schedule, plan.virtual).first_backward
     cells = ["(" + "".join(f"({tuple_text(h.room)}, {h.first}, {h.shape}), " for h in row).rstrip() + ")" for row in rows]
     room = ", ".join(f"{tuple_text(axes)}: {size}" for axes, size in rooms(rows).items())
+    w.tables.append(f"CHUNKS = {plan.virtual}  # of the model that a stage holds\n")
     w.tables.append(f"FIRST_BACKWARD = {first}  # tick of the first backward pass\n")
     w.tables.append(f"ROOM = {{{room}}}  # axes over which devices hand on different values -> elements of the buffer that is handed on\n")
-    w.tables.append("\n".join(["# per stage what it is given: (axes of the buffer, first element, shape)", "HANDED = (", *(f"    {c}," for c in cells), ")", ""]))
+    w.tables.append("\n".join(["# per chunk what it is given: (axes of the buffer, first element, shape)", "HANDED = (", *(f"    {c}," for c in cells), ")", ""]))
+
+
+def _name(stages: Stages, k: int) -> str:
+    return f"{'chunk' if stages.virtual > 1 else 'stage'}{k}"
 
 
 def _stage(w: Writer, stages: Stages, k: int) -> None:
-    """One stage."""
+    """One stage, or a chunk of one."""
     graph, flow = w.flow.graph, stage_flow(w.flow, stages, k)
     body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, counter=w.counter, float_dtype="COMPUTE", precise=precise(graph))
     body.weights = {t: f"{'w' if t in w.flow.grad else 'c'}[{literal(w.parameters[t].key)}]" for t in stages.weights(k)}
@@ -62,7 +69,7 @@ def _stage(w: Writer, stages: Stages, k: int) -> None:
         handed_on = stages.leaving(k)
         body.results = [body.value(name, stage_flow(w.flow, stages, k + 1).source[name]) for name in handed_on]
         doc = f"{first} to {last}, on one microbatch: hands on {comment(', '.join(handed_on), 60)}."
-        w.functions.append(Function(f"stage{k}", doc, body, FIRST, as_tuple=True))
+        w.functions.append(Function(_name(stages, k), doc, body, FIRST, as_tuple=True))
         return
     source = flow.source[graph.outputs[0]]
     loss = body.value(graph.outputs[0], source.stored if source.partial else source)
@@ -71,7 +78,7 @@ def _stage(w: Writer, stages: Stages, k: int) -> None:
         body.results = [f"jnp.stack([({loss} * {rows}).astype(jnp.float32), {rows}.astype(jnp.float32)])"]
     else:
         body.results = [f"jnp.stack([{loss}.astype(jnp.float32), 1.0])"]
-    w.functions.append(Function(f"stage{k}", f"{first} to {last}, on one microbatch: its loss times its weight, and the weight.", body, FIRST))
+    w.functions.append(Function(_name(stages, k), f"{first} to {last}, on one microbatch: its loss times its weight, and the weight.", body, FIRST))
 
 
 def packed_tables(w: Writer) -> list[str]:
@@ -80,7 +87,7 @@ def packed_tables(w: Writer) -> list[str]:
     parts.append(_table(w, "FROZEN", "buffer of weights that do not change", [b for b in w.packed if not b.trained]))
     rows = [f"    {literal(b.key)}: ({', '.join(literal(_label(w, p)) for p in b.pieces)},)," for b in w.packed]
     parts.append("\n".join(["# buffer -> names in the weights file of what it holds", "LABELS = {", *rows, "}", ""]))
-    rows = ["# buffer -> its weights, in the order of LABELS: (stage, first element, a device's piece, whole shape, mean of a fresh start, how it is cut)", "PACKED = {"]
+    rows = ["# buffer -> its weights, in the order of LABELS: (its chunk, first element, a device's piece, whole shape, mean of a fresh start, how it is cut)", "PACKED = {"]
     for b in w.packed:
         rows += [f"    {literal(b.key)}: (", *(f"        {_row(w, p)}," for p in b.pieces), "    ),"]
     parts.append("\n".join([*rows, "}", ""]))
@@ -101,7 +108,7 @@ def _shape(w: Writer, b: Buffer) -> tuple[int, ...]:
 
 def _row(w: Writer, p: Piece) -> str:
     graph = w.flow.graph
-    return f"({p.stage}, {p.first}, {p.shape}, {graph.tensors[p.name].shape}, {initial_mean(graph, p.name)}, {spec_text(p.layout)})"
+    return f"({p.chunk}, {p.first}, {p.shape}, {graph.tensors[p.name].shape}, {initial_mean(graph, p.name)}, {spec_text(p.layout)})"
 
 
 def _label(w: Writer, p: Piece) -> str:

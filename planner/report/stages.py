@@ -42,5 +42,7 @@ def stages_words(strategy: Strategy) -> str:
         return ""
     chunks = virtual_of(strategy.techniques)
     many = f"{chunks} chunks of {each // chunks} block{'s' if each > chunks else ''}" if chunks > 1 else f"{each} block{'s' if each > 1 else ''}"
-    held = ", cut where they balance" if strategy.techniques.get("cuts") else f", {'' if each * n == whole else 'up to '}{many} each" if each else ""
+    held = f", {'' if each * n == whole else 'up to '}{many} each" if each else ""
+    if strategy.techniques.get("cuts"):
+        held = (f", {chunks} chunks each" if chunks > 1 else "") + ", cut where they balance"
     return f"{n} pipeline stages ({SCHEDULES[schedule_of(strategy.techniques)]}{held})"

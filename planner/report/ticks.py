@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from planner.pipeline import Pipeline
+from planner.pipeline import BUBBLE, Pipeline
 
-BUBBLE = -1
 PASSES = ("forward", "late", "late_back", "backward")
 """Of blocks and what comes before them: forward, backward; late: of what follows the blocks. In the order of a tick."""
 
@@ -49,17 +48,12 @@ def ticks(p: Pipeline, stage: int) -> Iterator[Tick]:
     def real(m: int) -> int:
         return m if 0 <= m < p.microbatches else BUBBLE
 
-    def piece(n: int) -> tuple[int, int]:
-        """(microbatch, turn) of the n-th piece of work: groups of microbatches, each through one chunk after the other."""
-        group, rest = divmod(n, depth)
-        return (group * p.stages + rest % p.stages, rest // p.stages) if 0 <= n < p.microbatches * p.virtual else (BUBBLE, 0)
-
-    behind, depth = p.stages - 1, p.stages * p.virtual
+    behind, first = p.stages - 1, p.passing.first_backward
     if p.schedule != "gpipe":
-        for t in range(p.ticks + depth - 1):
-            ahead, back, leaving = piece(t - stage), piece(t - (depth - 1) - behind + stage), piece(t - behind)
+        for t in range(first + p.ticks):
+            ahead, back, leaving = p.passing.forward(stage, t), p.passing.backward(stage, t), p.passing.forward(behind, t)
             m = leaving[0] if t < p.ticks and leaving[0] != BUBBLE and leaving[1] == p.virtual - 1 else None
-            yield Tick(ahead[0] if t < p.ticks else None, m, m, back[0] if t >= depth - 1 else None, (ahead[1], p.virtual - 1 - back[1]))
+            yield Tick(ahead[0] if t < p.ticks else None, m, m, back[0] if t >= first else None, (ahead[1], back[1]))
     else:
         yield from (Tick(real(t - stage), real(t - behind), None, None) for t in range(p.ticks))
         yield from (Tick(None, None, real(t - behind), real(t - stage)) for t in reversed(range(p.ticks)))

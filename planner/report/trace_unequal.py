@@ -1,17 +1,18 @@
 """The trace of unequal pipeline stages (planner.unequal): a process per stage, in every tick its passes, what it hands on, and what it waits for.
 
-A tick is as long as the longest stage's pass, so a stage whose own is shorter has a gap; the last stage has no forward pass of its own, and under 1f1b waits at the
-end. Passes of no microbatch are drawn as bubbles. Of what is inside a pass its kernels and its collectives are told apart, not its operators.
+A tick is as long as the longest pass of the chunks that run in it, so a stage whose own is shorter has a gap; the last chunk has no forward pass of its own, and but
+under gpipe waits at the end. Passes of no microbatch are drawn as bubbles. Of what is inside a pass its kernels and its collectives are told apart, not its operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from planner import unequal_account
+from planner.pipeline import BUBBLE
 from planner.report.trace import KERNELS, LINKS, Track
-from planner.unequal_cost import Pass, longest, passes_of_stages, shown_s
+from planner.unequal_cost import Pass, longest, passes_of_chunks, shown_s
 
 if TYPE_CHECKING:
     from planner.reprice import Priced
@@ -19,22 +20,25 @@ if TYPE_CHECKING:
 
 def unequal_tracks(p: Priced) -> Iterator[Track]:
     """Every stage's track; each is as long as the step."""
-    flow, pricer, micro, stages = p.flow, p.pricer, p.plan.microbatches, p.plan.stages
-    ahead, back = passes_of_stages(p.base, flow, pricer)
-    n, waits = unequal_account.ticks(flow), unequal_account.last_waits(flow)
-    first = stages - 1 if waits else n  # tick of the first backward pass: under gpipe after all forward ones
+    flow, pricer, stages, passing = p.flow, p.pricer, p.plan.stages, unequal_account.passing(p.flow)
+    ahead, back = passes_of_chunks(p.base, flow, pricer)
     outside = [*unequal_account.outside(flow, pricer.itemsize)]
     handing = {way: [u for u in outside if u.kind == "collective-permute" and u.phase == way] for way in ("forward", "backward")}
     ending = [u for u in outside if u.kind != "collective-permute"]
     for stage in range(stages):
         line = Track(stage, f"stage {stage}", stage)
 
-        def run(name: str, own: Pass | None, whole_s: float, microbatch: int, line: Track = line) -> None:
+        def run(name: str, passes: Sequence[Pass], tick: int, line: Track = line, stage: int = stage) -> None:
             """A pass, and the wait for the longest one."""
+            forward = name == "forward"
+            chunks = unequal_account.chunks_at(passing, tick, forward=forward)
+            microbatch, turn = (passing.forward if forward else passing.backward)(stage, tick)
+            k, whole_s = turn * stages + stage, longest(passes, chunks).seconds
+            own = passes[k] if k in chunks and k < len(passes) else None
             if own is not None:
-                real = 0 <= microbatch < micro
-                which = {"pass": name, "microbatch": str(microbatch) if real else "none"}
-                line.add(KERNELS, f"{name} {microbatch}" if real else "bubble", own.kernels_s, which)
+                chunk = f" chunk {turn}" if p.plan.virtual > 1 else ""
+                which = {"pass": name, "microbatch": "none" if microbatch == BUBBLE else str(microbatch)}
+                line.add(KERNELS, "bubble" if microbatch == BUBBLE else f"{name} {microbatch}{chunk}", own.kernels_s, which)
                 line.add(LINKS, f"collectives of {name}", own.seconds - own.kernels_s, which)
             line.now += whole_s - (own.seconds if own is not None else 0.0)
 
@@ -43,15 +47,13 @@ def unequal_tracks(p: Priced) -> Iterator[Track]:
                 if tick < use.count:
                     line.add(LINKS, f"what stages hand on {way}", shown_s(use, flow, pricer) / use.count, {"bytes": use.payload_bytes})
 
-        last = stage + 1 == stages
-        for tick in range(first + n):
-            if tick < n:
-                run("forward", None if last else ahead[stage], longest(ahead).seconds, tick - stage)
+        for tick in range(passing.first_backward + passing.ticks):
+            if tick < passing.ticks:
+                run("forward", ahead, tick)
                 hand("forward", tick)
-            if tick >= first:
-                ends = tick - first >= n - waits
-                run("backward", None if last and ends else back[stage], longest(back[:-1] if ends else back).seconds, tick - first - (stages - 1) + stage)
-                hand("backward", tick - first)
+            if tick >= passing.first_backward:
+                run("backward", back, tick)
+                hand("backward", tick - passing.first_backward)
         for use in ending:
             line.add(LINKS, f"{use.kind} {'+'.join(use.axes)}", shown_s(use, flow, pricer), {"tensor": use.what, "bytes": use.payload_bytes, "phase": use.phase})
         line.add(KERNELS, "optimizer", p.cost.optimizer_time_s, {"phase": "optimizer"})

@@ -14,7 +14,7 @@ from planner.emit.parts.tables import MESH, PACKED, PARAMS
 def places_of(key, row):
     """(label, place in the buffer, shape of a device's piece, place in the weight) of every device's piece of every weight in a buffer, padding of the weight left out."""
     axes = tuple(row[-1])[1 : len(row[0]) - 1]
-    for label, (stage, first, piece, whole, _, spec) in zip(labels_of(key, row), PACKED[key], strict=True):
+    for label, (chunk, first, piece, whole, _, spec) in zip(labels_of(key, row), PACKED[key], strict=True):
         cells = [c if isinstance(c, tuple) else (c,) if c else () for c in (*spec, *[None] * (len(whole) - len(spec)))]
         for index in np.ndindex(*(MESH[a] for a in axes)):
             at, starts = dict(zip(axes, index, strict=True)), []
@@ -24,7 +24,7 @@ def places_of(key, row):
                     place = place * MESH[a] + at[a]
                 starts.append(place * size)
             inside = tuple(slice(s, max(s, min(s + n, end))) for s, n, end in zip(starts, piece, whole, strict=True))
-            yield label, (stage, *index, slice(first, first + int(np.prod(piece, dtype=int)))), piece, inside
+            yield label, (chunk % MESH["stage"], *index, slice(first, first + int(np.prod(piece, dtype=int)))), piece, inside
 
 
 def packed(key, row, values):

@@ -6,27 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from planner.emit.parts.chunks import piece, waiting_places
 from planner.emit.parts.exchange import pass_on, pend, reduce_gradient, zeros_like_piece
 from planner.emit.parts.stages import microbatch_of, pick, zeros_of
 from planner.emit.parts.tables import CARRIED, CHUNKS, DEALT, GRADIENTS, IN_FINISH, IN_TRUNK, MESH, MICROBATCHES, SCATTER_EACH_MICROBATCH, enter, finish, trunk
-
-
-def piece(n):
-    """(microbatch, turn) of the n-th piece of a stage's work: groups of as many microbatches as stages, each through one chunk after the other.
-    Forward the turn is the chunk, backward the chunks come in reverse. Pieces before the first and after the last repeat these."""
-    stages, n = MESH["stage"], jnp.clip(n, 0, MICROBATCHES * CHUNKS - 1)
-    return n // (stages * CHUNKS) * stages + n % stages, n // stages % CHUNKS
-
-
-def waiting_places():
-    """Where the residuals of each piece wait, of pieces that do not exist last. A place is taken again once its piece's backward pass is done: after
-    2 * (CHUNKS - chunk) * stages - 2 ticks on the first stage, where it takes longest."""
-    stages, busy, places = MESH["stage"], list[int](), list[int]()
-    for n in range(MICROBATCHES * CHUNKS + 1):
-        place = next((k for k, until in enumerate(busy) if until < n), len(busy))
-        busy[place : place + 1] = [n + 2 * (CHUNKS - n // stages % CHUNKS) * stages - 2]
-        places.append(place)
-    return places
 
 
 def chunk_of(params, chunk):
@@ -52,7 +35,7 @@ def gradients(params, frozen, batch):
     the last `stages` of every stages * CHUNKS ticks. Pieces that do not exist fill the bubble, and what they give is dropped.
     """
     stages, stage = MESH["stage"], lax.axis_index("stage")
-    last, depth, places = stage == stages - 1, stages * CHUNKS, waiting_places()
+    last, depth, places = stage == stages - 1, stages * CHUNKS, waiting_places(stages * CHUNKS - 1)
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
     scatter = {key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0) for key, (_, _, axes, dim, _) in GRADIENTS.items()}
     within = {key: (axes, dim - (key in DEALT)) for key, (axes, dim) in scatter.items()}

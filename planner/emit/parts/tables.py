@@ -19,11 +19,11 @@
     GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
     SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
     CARRIED           tensors handed from one pipeline stage to the next
-    CHUNKS, DEALT     chunks of blocks that a stage holds, where it holds several, and the parameters whose first dim they are
+    CHUNKS, DEALT     chunks of blocks (of unequal stages: of the model) that a stage holds, and the parameters whose first dim they are
     IN_TRUNK, IN_FINISH   trained parameters that only `trunk`, or only `finish`, reads
-    PACKED            buffer of weights of unequal stages -> of each weight in it (stage, first element, shape of a device's piece, whole shape, mean of
+    PACKED            buffer of weights of unequal stages -> of each weight in it (number of its chunk, first element, shape of a device's piece, whole shape, mean of
                       a fresh start, PartitionSpec), in the order of LABELS
-    HANDED, ROOM      per stage what it is given: (axes, first element, shape) of each; axes -> elements of the buffer that is handed on
+    HANDED, ROOM      per chunk what it is given: (axes, first element, shape) of each; axes -> elements of the buffer that is handed on
     FIRST_BACKWARD    tick of the first backward pass of unequal stages
     OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
 
@@ -104,7 +104,7 @@ def finish(params: Any, frozen: Any, batch: Any, x: Any) -> Any:
 
 
 def each_stage() -> Any:
-    """The program's own, with unequal pipeline stages: the functions of the stages."""
+    """The program's own, with unequal pipeline stages: the functions of their chunks, in the order of the model."""
     raise NotImplementedError
 
 
