@@ -96,7 +96,9 @@ SPECIAL = (
     Row("pipeline, encoder and decoder, interleaved", "zoo:t5-tiny,layers=4", "pp=2,tp=2,dp=2,micro=4,virtual=2"),
     Row("pipeline, unequal stages, GPipe", RESNET, "pp=4,dp=2,micro=16,zero=0,schedule=gpipe", batch=64),
     Row("pipeline, unequal stages, 1F1B", RESNET, "pp=4,dp=2,micro=16,zero=0,schedule=1f1b", less="pipeline, unequal stages, GPipe", batch=64),
-    Row("pipeline, unequal stages, tensor, data and levels in one", RESNET, "pp=2,dp=2,tp=2,micro=4,zero=2"),
+    Row("pipeline, unequal stages, tensor, data and levels in one", RESNET, "pp=2,dp=2,tp=2,micro=4,zero=2,schedule=1f1b"),
+    Row("pipeline, unequal stages, interleaved", RESNET, "pp=4,dp=2,micro=8,zero=0,virtual=2"),
+    Row("pipeline, unequal stages, interleaved, four chunks", RESNET, "pp=2,dp=2,tp=2,micro=4,zero=2,virtual=4"),
     *(Row("optimizer state in the host's memory", source, "dp=8,zero=1,micro=1,offload=optimizer") for source in (GPT, MIXTRAL, T5, RESNET)),
     Row("optimizer state in the host's memory, with all else", LLAMA, "pp=2,dp=2,tp=2,micro=4,zero=2,recompute=block,offload=optimizer"),
     Row("multi-copy, two turns, recompute, level 3", GPT, "dp=4,tp=2,zero=3,micro=4,recompute=block-keep,copies=2", batch=32),
@@ -126,7 +128,8 @@ SPECIAL = (
 )  # fmt: skip
 _EACH = [Row(what, source, pins, less, batch) for what, pins, less, sources, batch in EVERYWHERE for source in sources]
 ALONE = (*(r for r in _EACH if r.source != UNET), *SPECIAL, *(r for r in _EACH if r.source == UNET),
-         Row("pipeline, unequal stages, 1F1B", UNET, "pp=4,dp=2,micro=2,zero=1"))  # fmt: skip
+         Row("pipeline, unequal stages, 1F1B", UNET, "pp=4,dp=2,micro=2,zero=1"),
+         Row("pipeline, unequal stages, interleaved", UNET, "pp=2,dp=4,micro=2,zero=1,virtual=2"))  # fmt: skip
 """Every technique on every model it is for; the UNet's, which compile for minutes, last."""
 
 

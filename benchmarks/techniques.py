@@ -142,7 +142,7 @@ What has no row here, and where it is shown:
 | recompute of repeated blocks, on ResNet and UNet | they repeat no block | |
 | recompute of single operators | no choice: norms, activations, attention and the loss always compute their insides again ([memory](memory.md)) | these rows |
 | attention on a ring or by all-to-all, experts, on ResNet | it has neither | |
-| pipeline schedules on a UNet beside 1F1B, interleaved stages without repeated blocks | GPipe of unequal stages is shown on ResNet; chunks are of repeated blocks | |
+| GPipe on a UNet | GPipe of unequal stages is shown on ResNet | |
 | communication fusion up to a chosen size | the CPU compiler joins everything whatever is asked | `tests/test_buckets.py`, by the GPU compiler ([fusion](fusion.md)) |
 | dataset sharding, start-up by every launcher, Kubernetes | about processes, not one step | `benchmarks.launching`, `benchmarks.manifests` ([launch](launch.md)) |
 | parameter server | tables live in processes beside the program | `tests/test_hosted.py` |
