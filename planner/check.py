@@ -2,13 +2,13 @@
 
     recorded   what the baseline file says
     re-priced  the baseline's decisions on the model as it is now, with today's figures
-    best now   the best plan for the model now, under the baseline's workload, machine and memory limit
+    best now   the best plan for the model now, as the baseline was asked for: workload, machine, memory limit, pins, mode and objective
 
     recorded -> re-priced    the model changed (its hash differs), or else the cost model did: nothing else is left
     re-priced -> best now    a better plan exists
 
 Step or memory past tolerance in `best now` is a regression that planning again does not cure; past tolerance in `re-priced` alone is one
-that it does. Both fail. The baseline is never rewritten.
+that it does. Both fail. The baseline is never rewritten. What its pins cost is said beside, and judged by nobody: they are the user's.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ KEYS = {"step": "step_time_s", "memory": "memory_per_device_bytes"}
 SHOWN = {"step": "s", "memory": "B", "compute": "s", "exposed communication": "s", "bubble": "s", "payload": "B", "FLOPs per device": "FLOP"}
 NOISE = 1e-5
 """Strategies keep six significant digits: smaller differences are rounding."""
+TIE = 1e-3
+"""Share of a step below which plans are equal to a search (planner.request.TIE)."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,23 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What a plan was held to by its user, and the best plan now without: its step (seconds), and its bytes a device."""
+
+    pins: tuple[str, ...]
+    step_s: float
+    free_step_s: float
+    free_memory_bytes: int
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that a step of the best plan is longer by under the pins; below 0 for what they are there for, a smaller plan."""
+        return 0.0 if abs(self.step_s - self.free_step_s) < TIE * self.step_s else self.step_s - self.free_step_s
+
+
+@dataclass(frozen=True)
 class Report:
-    """The outcome. reasons: why the baseline could not be re-priced or planned anew, by column."""
+    """The outcome. reasons: why the baseline could not be re-priced or planned anew, by column; held: None where nothing was pinned, or nothing fits."""
 
     model: str
     baseline: str
@@ -88,6 +105,7 @@ class Report:
     causes: tuple[str, ...]
     limits: tuple[Limit, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
+    held: Held | None = None
 
     @property
     def regressions(self) -> tuple[Row, ...]:
@@ -164,7 +182,7 @@ def check(strategy: Strategy, source: str, *, tolerance: Mapping[str, float] | N
 
         causes.append(f"the recorded plan fits no more: {show_bytes(needed)} of {show_bytes(limit)}")
     limits = _limits(limits_wanted, strategy, best) if best is not None else ()
-    return Report(model.name, baseline, tuple(rows), tuple(causes), limits, reasons)
+    return Report(model.name, baseline, tuple(rows), tuple(causes), limits, reasons, _held(strategy, model, topology, best))
 
 
 def _figure(table: Mapping[str, Any], what: str) -> float:
@@ -197,6 +215,19 @@ def _best(strategy: Strategy, model: Model, topology: Topology, reasons: dict[st
             raise
         reasons["best"] = e.what
         return None
+
+
+def _held(strategy: Strategy, model: Model, topology: Topology, best: Mapping[str, Any] | None) -> Held | None:
+    """What pins and mode cost now."""
+    from planner.pins import pins_of
+    from planner.reprice import unpinned
+
+    mode = str(strategy.provenance.get("mode", "auto"))
+    words = [*([f"mode {mode}"] if mode not in ("auto", "semi-auto") else []), *(text for text, _ in pins_of(strategy).each())]
+    if best is None or not words:
+        return None
+    free = unpinned(strategy, model, topology).costs
+    return Held(tuple(words), float(best["step_time_s"]), float(free["step_time_s"]), int(free["memory_per_device_bytes"]))
 
 
 def _causes(strategy: Strategy, model: Model, same: bool, moved: str, rows: list[Row], reasons: Mapping[str, str]) -> list[str]:

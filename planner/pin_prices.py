@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from planner.api import pinned_bucket, pinned_offload
-from planner.buckets import searched
 from planner.errors import PlanError
 from planner.pins import Pins, pins_of
-from planner.reprice import answered, open_recorded, request_of
+from planner.reprice import answered, asked_again, open_recorded
 from planner.spread import MODES
 from planner.topology import from_json
 
@@ -72,9 +70,4 @@ def price_pins(strategy: Strategy, source: str | Path) -> Iterator[PinPrice]:
 
 def _best(strategy: Strategy, model: Model, pins: Pins) -> Strategy:
     """The best plan under some pins, without baselines. Raises PlanError where there is none."""
-    topology, workload, runtime = from_json(strategy.topology), str(strategy.workload["kind"]), str(strategy.workload["runtime"])
-    request = request_of(strategy, topology)
-    bucket = pinned_bucket(pins, topology.device, workload, runtime)
-    request = replace(request, pins=pins, baselines=False, objective=str(strategy.provenance.get("objective", "step")),
-                      offload=pinned_offload(pins, workload, runtime), runtime=searched(request.runtime, bucket))  # fmt: skip
-    return answered(model, request)
+    return answered(model, replace(asked_again(strategy, from_json(strategy.topology), pins), baselines=False))

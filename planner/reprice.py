@@ -1,7 +1,7 @@
 """A saved strategy priced again: on a model as it is now, with today's figures, and the best plan beside it.
 
     reprice   the recorded decisions on a graph, carried over by node id; nodes of further repeats of a block follow their block
-    replan    the search under the strategy's own workload, machine and memory limit
+    replan    the search that the strategy answers, once more: its workload, machine, memory limit, pins, mode and objective
     manual    a strategy edited by hand: every decision checked, then priced and written as any other
 """
 
@@ -14,11 +14,13 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from planner.buckets import searched
 from planner.errors import NO_PLAN, PlanError, did_you_mean
 from planner.evaluate import Cost, price_plan
 from planner.flow import Flow, Plan
 from planner.meshes import pinned_mesh
 from planner.model import Model
+from planner.pins import Pins, pins_of
 from planner.possible import check_mesh, check_splits
 from planner.price import Pricer
 from planner.request import Candidate, Found, Request
@@ -125,9 +127,28 @@ def reprice(strategy: Strategy, model: Model, topology: Topology) -> Priced:
     return Priced(strategy, model, request, base, plan, mesh, flow, runs, cost, pricer)
 
 
+def asked_again(strategy: Strategy, topology: Topology, pins: Pins | None = None) -> Request:
+    """The request of the search that a strategy answers, with its mode and objective. pins: instead of those that it was searched under.
+
+    Raises PlanError P020 for pins that cannot be read, P024 for some that no program follows.
+    """
+    from planner.api import pinned_bucket, pinned_offload
+
+    pins = pins_of(strategy) if pins is None else pins
+    workload, runtime, said = str(strategy.workload["kind"]), str(strategy.workload["runtime"]), strategy.provenance
+    request = request_of(strategy, topology)
+    return replace(request, pins=pins, mode=str(said.get("mode", "auto")), objective=str(said.get("objective", "step")), offload=pinned_offload(pins, workload, runtime),
+                   runtime=searched(request.runtime, pinned_bucket(pins, topology.device, workload, runtime)))  # fmt: skip
+
+
 def replan(strategy: Strategy, model: Model, topology: Topology) -> Strategy:
-    """The best plan for the model now, under the strategy's workload and limits. Raises PlanError (exit 3) when nothing fits."""
-    return answered(model, request_of(strategy, topology))
+    """The best plan for the model now, as the strategy was asked for. Raises PlanError: exit 3 when nothing fits, P023 or P025 for pins that it has no place for."""
+    return answered(model, asked_again(strategy, topology))
+
+
+def unpinned(strategy: Strategy, model: Model, topology: Topology) -> Strategy:
+    """The best plan were the user to decide nothing: no pins, mode "auto". Raises PlanError (exit 3) when nothing fits."""
+    return answered(model, replace(asked_again(strategy, topology, Pins()), mode="auto", baselines=False))
 
 
 def answered(model: Model, request: Request) -> Strategy:

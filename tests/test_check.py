@@ -83,6 +83,29 @@ def test_a_stale_plan_is_cured_by_planning_again(strategy: Strategy) -> None:
     assert any(c.startswith("a better plan exists: -") for c in report.causes)
 
 
+def test_the_best_plan_now_keeps_the_pins_and_says_what_they_cost() -> None:
+    """A pinned plan is no stale one; without its pins, and under another objective, other plans would be best."""
+    pinned = Strategy.load(saved(planner.plan(SPEC, devices=8, batch=16, pins="tp=4,zero=1,micro=2", baselines=False)))
+    report = check(pinned, SPEC)
+    assert report.ok and report.verdict == "nothing changed" and report.held is not None
+    free = planner.plan(SPEC, devices=8, batch=16, baselines=False).costs
+    assert report.held.pins == ("model = 4", "microbatches = 2", "zero_stage = 1") and report.held.free_step_s == pytest.approx(free["step_time_s"], rel=1e-5)
+    assert report.held.cost_s == pytest.approx(pinned.costs["step_time_s"] - free["step_time_s"], rel=1e-4) and report.held.cost_s > 0
+    for name, render in FORMATS.items():
+        assert name == "junit" or "model = 4" in render(report)
+    assert json.loads(FORMATS["json"](report))["pins"]["cost_s"] == pytest.approx(report.held.cost_s, rel=1e-5)
+    lost = replace(pinned, provenance={**pinned.provenance, "pins": {"*.no_such_layer": {"split": {"n": ["model"]}}}})
+    with pytest.raises(PlanError, match="P023"):
+        check(lost, SPEC)
+
+
+@pytest.mark.parametrize("asked", [{"objective": "memory"}, {"mode": "data-parallel"}])
+def test_the_best_plan_now_is_searched_for_as_the_baseline_was(asked: dict[str, str]) -> None:
+    made = Strategy.load(saved(planner.plan(SPEC, devices=8, batch=16, baselines=False, **asked)))  # type: ignore[arg-type]
+    report = check(made, SPEC)
+    assert report.verdict == "nothing changed" and (report.held is not None) == ("mode" in asked)
+
+
 def test_decisions_that_do_not_carry_over_are_a_reason_not_an_error(strategy: Strategy) -> None:
     report = check(strategy, "zoo:mlp-tiny")
     assert "repriced" in report.reasons and all(r.repriced is None for r in report.rows)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
 from planner.report.diff import quantity
-from planner.report.words import Style, flops, hang, table, visible
+from planner.report.words import Style, flops, hang, show_bytes, show_time, table, visible
 from planner.strategy import round_figures
 
 if TYPE_CHECKING:
-    from planner.check import Limit, Report, Row
+    from planner.check import Held, Limit, Report, Row
 
 WIDE = 100
 """Columns from which counts of FLOPs are written out, and names stay on one line."""
@@ -53,9 +53,20 @@ def _why(report: Report) -> str:
     return f" ({'; '.join(report.causes)})" if report.causes else ""
 
 
+def _held(report: Report) -> str:
+    """What the pins cost, a sentence; "" where there are none."""
+    held = report.held
+    if held is None:
+        return ""
+    free = f"{show_time(held.free_step_s)} a step and {show_bytes(held.free_memory_bytes)} without"
+    price = f"cost {show_time(held.cost_s)} a step ({100 * held.cost_s / held.free_step_s:+.1f} %)" if held.cost_s > 0 else "cost no time"
+    return f"best now keeps the pins ({'; '.join(held.pins)}), which {price}: {free}; plan explain {report.baseline or 'FILE'} --pins prices each"
+
+
 def _notes(report: Report) -> list[str]:
     """Causes, reasons and the next step, a sentence each."""
-    out = [f"re-priced: not possible: {report.reasons['repriced']}"] if "repriced" in report.reasons else []
+    out = [said] if (said := _held(report)) else []
+    out += [f"re-priced: not possible: {report.reasons['repriced']}"] if "repriced" in report.reasons else []
     if report.cured:
         out.append("the baseline is stale: plan again and commit the new one")
     elif "best" in report.reasons:
@@ -119,7 +130,8 @@ def github(report: Report) -> str:
     lines += [command("error", f"plan check: budget {x.name}", f"{report.model}: {_limit(x)}") for x in report.limits if not x.ok]
     if "best" in report.reasons:
         lines.append(command("error", "plan check: no plan", f"{report.model}: {report.verdict}"))
-    return "\n".join(lines or [command("notice", "plan check", f"{report.model}: {report.verdict}")])
+    said = [command("notice", "plan check: pins", f"{report.model}: {_held(report)}")] if report.held is not None else []
+    return "\n".join([*(lines or [command("notice", "plan check", f"{report.model}: {report.verdict}")]), *said])
 
 
 def _escape(message: str) -> str:
@@ -139,8 +151,13 @@ def as_json(report: Report) -> str:
                      "repriced_change": figure(r.change(r.repriced)), "best_change": figure(r.change(r.best))} for r in report.rows}  # fmt: skip
     budget = {x.what: {"value": figure(x.value), "most": x.most, "unit": x.unit, "ok": x.ok} for x in report.limits}
     data = {"ok": report.ok, "verdict": report.verdict, "model": report.model, "baseline": report.baseline, "causes": list(report.causes), "figures": rows,
-            "budget": budget, "reasons": dict(report.reasons)}  # fmt: skip
+            "budget": budget, "reasons": dict(report.reasons), "pins": _held_figures(report.held)}  # fmt: skip
     return json.dumps(data, indent=2, sort_keys=True)
+
+
+def _held_figures(held: Held | None) -> dict[str, Any] | None:
+    return None if held is None else {"held": list(held.pins), "cost_s": round_figures(held.cost_s), "free_step_time_s": round_figures(held.free_step_s),
+                                      "free_memory_per_device_bytes": held.free_memory_bytes}  # fmt: skip
 
 
 def junit(report: Report) -> str:
