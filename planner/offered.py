@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from planner.errors import PlanError
 from planner.families import Allowed, as_named, batch_only
@@ -68,13 +68,25 @@ class Offered:
         topology, pins = self.request.topology, self.request.pins
         choices = pins.mesh_choices(topology.devices)
         if not pins.levels:
-            return tuple(pinned_mesh(topology, sizes) for sizes in choices)
+            return self._aligned(choices)
         found = tuple(m for sizes in choices if (m := mesh_on_levels(topology, sizes, pins.levels, tuple(pins.mesh))) is not None)
         if not found:
             wanted = ", ".join(f"{a} over {' + '.join(names)}" for a, names in pins.levels.items())
             raise PlanError("P022", f"the pinned mesh does not lie so on the links: {wanted}",
                             help=[f"levels here, innermost first: {', '.join(f'{x.name} of {x.size}' for x in topology.levels)}"])  # fmt: skip
         return found
+
+    def _aligned(self, choices: Sequence[dict[str, int]]) -> tuple[Mesh, ...]:
+        """Those of several meshes that lie on the links. Raises PlanError P015 where none does."""
+        found, refused = list[Mesh](), None
+        for sizes in choices:
+            try:
+                found.append(pinned_mesh(self.request.topology, sizes))
+            except PlanError as e:
+                refused = refused or e
+        if refused is not None and not found:
+            raise refused
+        return tuple(found)
 
     def finer(self, *best: Candidate | None) -> tuple[Mesh, ...]:
         """The meshes of good plans with the model axis split in two, the most even ways first: heads over one part and rows over the other, say."""
@@ -126,6 +138,26 @@ class Offered:
         names = pins.axes | ({a for a, _ in mesh.shape if role_named(a) in (pins.axes or ("data",))} if "zero_group" in pins.techniques else frozenset())
         named = as_named(base, mesh, names, held, limits, pins.tensor) if names else held
         return by_hand(base, mesh, held, named) if self.request.mode == "hybrid" else named
+
+    def keeps(self, c: Candidate) -> bool:
+        """Whether a plan from elsewhere, a baseline, is one of those that pins and mode leave."""
+        plan, mesh, base, request = c.plan, c.mesh, self.base(c.plan.microbatches), self.request
+        if self.free:
+            return True
+        if base is None or mesh not in self.meshes() or plan.zero not in self.levels() or plan.copies != max(1, request.copies):
+            return False
+        if plan.recompute not in self.recomputes(base, mesh) or plan.microbatches not in self.microbatches(mesh):
+            return False
+        if mesh.stages > 1 and (plan.schedule, plan.virtual) not in self.schedules(mesh):
+            return False
+        inner, forbidden = Mesh(mesh.inner), request.pins.forbidden_factors
+        try:
+            held, family = self.held(base, inner, Limits(forbidden=forbidden)), self.allowed()
+        except PlanError:  # a pin that this mesh cannot follow
+            return False
+        left = (held, family(base, inner)) if family is not None else (held,)
+        each = ((i, plan.splits[base.graph.nodes[i].id]) for i in base.times)
+        return all(all(split in table.get(i, (split,)) for table in left) and not any(f in forbidden and axes for f, axes in split.pairs) for i, split in each)
 
     def offload(self) -> tuple[str, ...] | None:
         """What is sent to the host's memory where nothing fits with what was; None where that is all, or for the user to say."""

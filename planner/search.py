@@ -234,8 +234,8 @@ class Search:
         return c.cost.memory.total if self.request.objective == "memory" else c.cost.step_time_s
 
     def _eligible(self, baselines: Mapping[str, Candidate]) -> list[Candidate]:
-        """Baselines that may be the answer."""
-        return [c for c in baselines.values() if self.offered.free and c.cost.memory.total <= self.request.limit_bytes]
+        """Baselines that may be the answer: they fit, and keep pins and mode."""
+        return [c for c in baselines.values() if c.cost.memory.total <= self.request.limit_bytes and self.offered.keeps(c)]
 
     def report(self, candidate: Candidate, pinned: bool) -> None:
         """Tell the caller about a better plan that may be the answer. pinned: it respects the user's pins and mode."""

@@ -168,3 +168,27 @@ def test_chunks_that_are_not_tried_are_named_where_they_divide() -> None:
     with pytest.raises(PlanError, match="do not divide into 2 stages of 2 or 4 chunks") as e:
         planner.plan("zoo:gpt-tiny,layers=6", devices=2, batch=8, pins="pp=2,schedule=interleaved", baselines=False)
     assert e.value.code == "P068" and e.value.help[0] == "virtual=3"
+
+
+def test_a_baseline_that_keeps_the_pins_may_be_the_plan() -> None:
+    """Stages, columns and replicas of Megatron's kind keep these pins, and the search, content after so many tries, does not come to them by itself."""
+    made = planner.plan("zoo:ssm-tiny", devices=8, hardware="cpu", batch=8, pins="micro=4,recompute=block")
+    kept = {k: row for k, row in made.baselines.items() if row["microbatches"] == 4 and row["recompute"] == "block"}
+    assert "megatron" in kept
+    assert all(made.costs["step_time_s"] <= row["step_time_s"] * (1 + 1e-3) for row in kept.values())
+    assert "do not keep the pins" not in str(made)
+
+
+def test_a_summary_says_that_faster_baselines_do_not_keep_the_pins() -> None:
+    made = planner.plan("zoo:gpt-tiny", devices=2, batch=64, pins="sequence=2")
+    assert made.baselines["data_parallel"]["step_time_s"] < made.costs["step_time_s"] and "do not keep the pins" in " ".join(str(made).split())
+
+
+def test_of_a_list_of_sizes_those_that_lie_on_the_links_are_left(tmp_path: Path) -> None:
+    """Two nodes of six: an axis of 4 would lie across them, one of 6 does not."""
+    path = tmp_path / "p.toml"
+    path.write_text("[mesh]\nmodel = [4, 6]\n")
+    assert dict(planner.plan("zoo:gpt-tiny", devices=12, batch=24, pins=path, baselines=False).mesh_shape) == {"data": 2, "model": 6}
+    path.write_text("[mesh]\nmodel = 4\n")
+    with pytest.raises(PlanError, match="P015"):
+        planner.plan("zoo:gpt-tiny", devices=12, batch=24, pins=path)

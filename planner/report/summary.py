@@ -24,6 +24,8 @@ SHOWN_WEIGHTS = 6
 LONGEST = 30
 """Columns of a parameter's name."""
 DISTINCT = 0.995
+TIE = 1e-3
+"""Share of a step below which plans are equal to a search (planner.request.TIE)."""
 TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"}
 BAR = 40
 STAGES_AGAIN = "each stage's forward pass runs again in its backward pass"
@@ -322,5 +324,10 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
         cells[5] = ", ".join(words)
     lines = table(rows, right=(1, 2, 3))
     none = "; those that do not fit at their smallest" if any(row["fit"] == "no" for row in strategy.baselines.values()) else ""
-    note = f"each tuned over microbatches, recompute and optimizer level{none}; tie: each within the other's range"
+    said = strategy.provenance
+    # A faster one that keeps the pins would be the plan.
+    left = ("pins" in said or said.get("mode", "auto") != "auto") and said.get("objective", "step") == "step" and any(
+        row["fit"] != "no" and row["step_time_s"] < own["step_time_s"] * (1 - TIE) for key, row in strategy.baselines.items() if key not in TABLES)  # fmt: skip
+    held = f"; faster ones do not keep the {'pins' if 'pins' in said else 'mode'}" if left else ""
+    note = f"each tuned over microbatches, recompute and optimizer level{none}{held}; tie: each within the other's range"
     return [*lines, *(style.dim(line) for line in hang("", note, width))]
