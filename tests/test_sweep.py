@@ -129,7 +129,8 @@ def test_deadlines_and_budgets_in_words(some: Strategy) -> None:
 
     assert said(deadline_s=30 * 86400).startswith("cheapest within 30 days: 64 x h100-sxm in 22.1 days, 33,908 device-hours, 233,290 USD")
     assert said(deadline_s=20 * 86400).startswith("cheapest within 20 days: 128 x h100-sxm in 12.1 days")
-    assert said(deadline_s=86400) == "within 1 days: none of these; nearest is 128 x h100-sxm in 12.1 days, 37,299 device-hours, 256,619 USD"
+    assert said(deadline_s=86400) == "within 1 day: none of these; nearest is 128 x h100-sxm in 12.1 days, 37,299 device-hours, 256,619 USD"
+    assert said(deadline_s=7200).startswith("within 2 hours: none of these;")
     assert said(budget_usd=240e3).startswith("fastest within 240,000 USD: 64 x h100-sxm in 22.1 days")
     assert "; cheapest of all: 64 x tpu-v5p in 33.1 days" in said(budget_usd=240e3)
     assert said(budget_usd=1e3).startswith("within 1,000 USD: none of these; nearest is 64 x tpu-v5p")

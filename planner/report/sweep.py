@@ -97,7 +97,7 @@ def _hoisted(cells: Sequence[Mapping[str, str]], rows: Sequence[Row]) -> tuple[l
     names = _names(rows)
     known = {k: {v for v in column if v} for k, column in names.items()}
     same = [k for k, values in known.items() if len(values) <= 1]
-    words = {"hardware": "{}", "devices": "{} devices", "batch": "batch {}"}
+    words = {"hardware": "{}", "devices": "{} device" if known["devices"] == {"1"} else "{} devices", "batch": "batch {}"}
     said = [words.get(k, k + " {}").format(*known[k]) for k in same if known[k]]
     kept = [k for k in names if k not in same]
     head = [*kept, *cells[0]]
@@ -124,14 +124,26 @@ def _run_table(rows: Sequence[Row], runs: Sequence[Run | None], shown: Sequence[
     out = [[*names, "days", "device-hours", "USD/h", "USD", "MWh"]]
     for i, run in enumerate(runs):
         if run is not None:
-            cost = ["-", "-"] if run.usd is None else [f"{run.usd_per_h:.2f}", count(run.usd)]
-            out.append([*(column[i] for column in names.values()), days(run.days), count(run.device_hours), *cost, "-" if run.kwh is None else f"{run.kwh / 1000:,.3g}"])
+            cost = ["-", "-"] if run.usd is None else [f"{run.usd_per_h:.2f}", amount(run.usd)]
+            out.append([*(column[i] for column in names.values()), days(run.days), amount(run.device_hours), *cost, "-" if run.kwh is None else f"{run.kwh / 1000:,.3g}"])
     return out
 
 
 def days(n: float) -> str:
     """Days for people: "0.14", "12.5", "1,400"."""
     return f"{n:,.0f}" if n >= 100 or n == int(n) else f"{n:.1f}" if n >= 1 else f"{n:.2g}"
+
+
+def span(n: float) -> str:
+    """A time span of so many days, for people: "12.5 days", "2 hours", "8.9 minutes"."""
+    value, unit = (n, "day") if n >= 1 else (24 * n, "hour") if n >= 1 / 24 else (1440 * n, "minute")
+    said = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{said} {unit}{'' if said == '1' else 's'}"
+
+
+def amount(n: float) -> str:
+    """Device-hours or USD for people: "1.19", "8,202", "4.2 M"."""
+    return f"{n:.3g}" if n < 99.5 else count(n)
 
 
 def _priced(rows: Sequence[Row], runs: Sequence[Run | None]) -> str:
@@ -174,8 +186,8 @@ def _where(hardware: str, dims: Sequence[tuple[str, int]]) -> str:
 
 
 def _answer(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> str:
-    limits = [f"{days(asked.deadline_s / DAY_S)} days"] if asked.deadline_s is not None else []
-    limits += [f"{count(asked.budget_usd)} USD"] if asked.budget_usd is not None else []
+    limits = [span(asked.deadline_s / DAY_S)] if asked.deadline_s is not None else []
+    limits += [f"{amount(asked.budget_usd)} USD"] if asked.budget_usd is not None else []
     i, within = asked.best(rows, runs), " and ".join(limits)
     fastest, cheapest = best_run(runs, None, None), best_run(runs, float("inf"), None)
     if i is None:
@@ -188,8 +200,8 @@ def _answer(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> st
 
 def _told(row: Row, run: Run | None) -> str:
     assert run is not None
-    cost = "" if run.usd is None else f", {count(run.usd)} USD"
-    return f"{row.devices} x {_where(row.point.hardware, row.point.dims)} in {days(run.days)} days, {count(run.device_hours)} device-hours{cost}"
+    cost = "" if run.usd is None else f", {amount(run.usd)} USD"
+    return f"{row.devices} x {_where(row.point.hardware, row.point.dims)} in {span(run.days)}, {amount(run.device_hours)} device-hours{cost}"
 
 
 def as_json(model: str, rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> dict[str, Any]:
