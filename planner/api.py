@@ -49,7 +49,7 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
     if annotated:
         request = replace(request, pins=annotated_pins(model))
     read = time.monotonic()
-    search = Search(model, request, progress)
+    search, before = Search(model, request, progress), request.cache.priced if request.cache is not None else (0, 0)
     if strict:
         refuse_unsupported(search.base(1))
     found = search.run()
@@ -64,6 +64,8 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
         found.baselines.update(elsewhere(request, model))
     provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"),
                   "source": str(source if isinstance(source, str | Path) else model.name), "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
+    if request.cache is not None and request.cache.priced != before:
+        provenance["tables"] = {what: n - m for what, n, m in zip(("asked", "recalled"), request.cache.priced, before, strict=True)}
     return compose(model, request, found, provenance | asked(request, objective, mode), assumptions(model, request, hardware, topology))
 
 

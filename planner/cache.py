@@ -16,17 +16,22 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.atomic import replacing
 from planner.errors import PlanError
 
+if TYPE_CHECKING:
+    from planner.store import Tables
+
 VARIABLE, OFF, NAME = "MESHWRIGHT_CACHE", "off", "meshwright"
 MOST_BYTES, MOST_ENTRY_BYTES = 256 * 2**20, 16 * 2**20
-OURS = re.compile(r"\.?[0-9a-f]{32}\.json(\..+)?")
-"""Names of entries, and of those that a process did not finish."""
+MOST_TABLES_BYTES, TABLES = 128 * 2**20, ".tables"
+"""Files of tables, by the end of their names, take no more than a part: what spares a whole search stays longer."""
+OURS = re.compile(r"\.?[0-9a-f]{32}(\.json|-[0-9a-f]{16}\.tables)(\..+)?")
+"""Names of entries and of files of tables (planner.store), and of those that a process did not finish."""
 
 
 @dataclass
@@ -36,6 +41,7 @@ class Cache:
     folder: Path
     asked: int = 0
     found: int = 0
+    _tables: dict[str, Tables] = field(default_factory=dict)
 
     @classmethod
     def chosen(cls, given: str | Path | None = None) -> Cache | None:
@@ -61,7 +67,7 @@ class Cache:
         try:
             with path.open("rb") as file:
                 at = os.fstat(file.fileno())
-                if not stat.S_ISREG(at.st_mode) or at.st_size > MOST_ENTRY_BYTES or (os.name == "posix" and (at.st_uid != os.geteuid() or at.st_mode & 0o022)):
+                if not trusted(at) or at.st_size > MOST_ENTRY_BYTES:
                     return None
                 digest, _, body = file.read(MOST_ENTRY_BYTES).partition(b"\n")
             if digest.decode() != _digest(body):
@@ -84,29 +90,74 @@ class Cache:
                 out.write(line + body)
             self._trim()
 
+    def tables(self, machine: str) -> Tables:
+        """The tables of a machine (planner.store.machine_key)."""
+        from planner.store import Tables
+
+        return self._tables.setdefault(machine, Tables(self.folder, machine))
+
+    def keep_tables(self) -> None:
+        """Write the tables that were made, and make room."""
+        kept = [t.keep() for t in self._tables.values()]
+        if any(kept):
+            with contextlib.suppress(OSError):
+                self._trim()
+
+    @property
+    def priced(self) -> tuple[int, int]:
+        """How many different tables the searches of this process asked for, and how many of these were there."""
+        return sum(t.asked for t in self._tables.values()), sum(t.found for t in self._tables.values())
+
     def said(self) -> str:
-        """For people: what was not searched for again; "" where everything was."""
-        return f"{self.found} of {self.asked} search{'es' if self.asked > 1 else ''} from the cache {self.folder} (--no-cache searches anew)" if self.found else ""
+        """For people: what was not searched for, or priced, again; "" where everything was."""
+        tables, there = self.priced
+        parts = [f"{self.found} of {self.asked} search{'es' if self.asked > 1 else ''}"] * bool(self.found) + [f"{there:,} of {tables:,} tables of moves"] * bool(there)
+        return f"{' and '.join(parts)} from the cache {self.folder} (--no-cache {'searches' if self.found else 'makes all'} anew)" if parts else ""
+
+    def held(self) -> dict[str, list[int]]:
+        """Bytes of each file in the folder: of searches, and of tables."""
+        rows = self._rows()
+        return {"searches": [size for _, size, path in rows if path.suffix != TABLES], "tables of moves": [size for _, size, path in rows if path.suffix == TABLES]}
+
+    def clear(self) -> tuple[int, int]:
+        """Remove what is the cache's in the folder: how many files, and their bytes. Raises OSError."""
+        rows = self._rows()
+        for _, _, path in rows:
+            path.unlink(missing_ok=True)
+        return len(rows), sum(size for _, size, _ in rows)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
 
-    def _trim(self) -> None:
-        """Remove what was used least recently, down to the bound."""
-        rows = []
+    def _rows(self) -> list[tuple[int, int, Path]]:
+        """When each file of the cache was used last, its size and place, in that order; none where there is no folder. Raises OSError."""
+        rows: list[tuple[int, int, Path]] = []
+        if not self.folder.is_dir():
+            return rows
         with os.scandir(self.folder) as entries:
             for e in entries:
                 with contextlib.suppress(FileNotFoundError):  # another process was faster
                     if OURS.fullmatch(e.name) and e.is_file(follow_symlinks=False):
                         at = e.stat(follow_symlinks=False)
-                        rows.append((at.st_mtime_ns, at.st_size, e.path))
-        over = sum(size for _, size, _ in rows) - MOST_BYTES
-        for _, size, path in sorted(rows):
-            if over <= 0:
-                break
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            over -= size
+                        rows.append((at.st_mtime_ns, at.st_size, Path(e.path)))
+        return sorted(rows)
+
+    def _trim(self) -> None:
+        """Remove what was used least recently: of tables down to their part, then of everything down to the bound."""
+        rows = self._rows()
+        for most, those in ((MOST_TABLES_BYTES, [r for r in rows if r[2].suffix == TABLES]), (MOST_BYTES, rows)):
+            over = sum(size for _, size, _ in those) - most
+            for row in those:
+                if over <= 0:
+                    break
+                row[2].unlink(missing_ok=True)
+                rows.remove(row)
+                over -= row[1]
+
+
+def trusted(at: os.stat_result) -> bool:
+    """Whether a file is one of the user's own that no other may write."""
+    return stat.S_ISREG(at.st_mode) and (os.name != "posix" or (at.st_uid == os.geteuid() and not at.st_mode & 0o022))
 
 
 def _digest(body: bytes) -> str:

@@ -115,6 +115,7 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
     "ops": ("survey:ops", options.ops, "operator coverage before planning; --parameters: what trains", "plan ops model.onnx"),
     "hardware": ("survey:hardware", options.hardware, "the devices and machines that ship, with their figures and sources", "plan hardware h100-sxm"),
     "calibrate": ("calibrate:run", options.calibrate, "measure the devices here, or learn from measured runs: a file for --hardware", "plan calibrate -o mine.toml"),
+    "cache": ("kept:run", options.cache, "what earlier runs left in the cache of searches, and its size; --clear removes it", "plan cache"),
     "solve": ("survey:solve", options.solve, "solve a bare strategy-selection problem", "plan solve problem.json --time-limit 60 -o choice.json"),
 }
 

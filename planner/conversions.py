@@ -26,6 +26,7 @@ import numpy as np
 
 from planner.differences import Differences
 from planner.layout import Axes, Layout, Step, convert, group, padded
+from planner.store import key_of
 
 if TYPE_CHECKING:
     from planner.price import Pricer
@@ -44,6 +45,7 @@ class Atlas:
         """Readings of rules, kept by planner.space: what is read -> split -> layout number."""
         self._number: dict[Layout, int] = {}
         self._plain: dict[int, int] = {}
+        self._written: dict[tuple[int, ...], bytes] = {}
         self._derived: dict[tuple, list[tuple] | None] = {}
         """Moves of pairs that are alike: kind, numbers of axes and of cutting axes, and the rest."""
         self._pairs: dict[Axes, Pairs] = {}
@@ -68,6 +70,13 @@ class Atlas:
             layout = self.layouts[number]
             self._plain[number] = self.number(Layout(layout.dims, layout.partial))
         return self._plain[number]
+
+    def written(self, numbers: Sequence[int]) -> bytes:
+        """Layouts, written out: the same in any atlas."""
+        key = tuple(numbers)
+        if key not in self._written:
+            self._written[key] = repr([(x.dims, x.partial, x.fan) for x in map(self.layouts.__getitem__, key)]).encode()
+        return self._written[key]
 
     def derived(self, key: tuple, axes: Axes, derive: Callable[[], list[tuple] | None]) -> list[Any] | None:
         """What `derive` finds, in the names of `axes`; it is asked once for all pairs of a form (the key)."""
@@ -251,6 +260,15 @@ class Conversions:
 
         The backward part is 0 where the tensor carries no gradient.
         """
+        kept = self.pricer.kept
+        if kept is None:
+            return self._made(shape, itemsize, rows, columns, grad)
+        key = key_of(self.pricer.place, repr((shape, itemsize, grad)).encode(), self.atlas.written(rows), self.atlas.written(columns))
+        found = kept.array(key, 2 * len(rows), len(columns), lambda: np.concatenate(self._made(shape, itemsize, rows, columns, grad)))
+        return found[: len(rows)], found[len(rows) :]
+
+    def _made(self, shape: tuple[int, ...], itemsize: float, rows: Sequence[int], columns: Sequence[int], grad: bool) -> tuple[np.ndarray, np.ndarray]:
+        """`table`, worked out."""
         grid = self.pairs.grid(tuple(rows), tuple(columns))
         forward, backward = self._prices(prod(shape) * itemsize)
         found = forward[grid], backward[grid] if grad else np.zeros(grid.shape)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from costmodels import collectives, compute
 from costmodels.memory import tiled_image
@@ -20,6 +20,9 @@ from planner.conversions import Atlas, Conversions
 from planner.graph import DTYPE_BYTES
 from planner.layout import Axes
 from planner.topology import Mesh, Topology
+
+if TYPE_CHECKING:
+    from planner.store import Tables
 
 
 @dataclass
@@ -36,6 +39,8 @@ class Pricer:
     """What the plans of a space keep in the host's memory (planner.flow.Plan.offload)."""
     memo: dict[tuple, Any] = field(default_factory=dict)
     """Prices of weights and local sizes on this mesh, kept by planner.space."""
+    kept: Tables | None = field(default=None, compare=False, repr=False)
+    """Where tables of conversions of this machine are looked for and kept (planner.store); it changes none."""
     _affine: dict[tuple[str, Axes, bool], tuple[tuple[float, float], ...]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
 
@@ -73,6 +78,11 @@ class Pricer:
                 lines = tuple((latency, slope + compute.order_s_per_byte(self.topology.device)) for latency, slope in lines)
             self._affine[key] = lines
         return lines
+
+    @cached_property
+    def place(self) -> bytes:
+        """The axes of the mesh, written out: all that prices of moves follow from beside the machine (planner.store.machine_key), the tensor and its layouts."""
+        return repr(self.mesh.axes).encode()
 
     @property
     def copies_hidden(self) -> float:

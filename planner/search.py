@@ -39,6 +39,7 @@ from planner.request import Candidate, Found, Progress, Request
 from planner.rule import Limits, legal
 from planner.solvers.elimination import Scratch
 from planner.space import Base, Space, build_space
+from planner.store import Tables, machine_key
 from planner.topology import Mesh
 from planner.unequal import with_cuts
 from planner.user_loss import is_user_loss
@@ -65,6 +66,7 @@ class Search:
         self._pricers: dict[Mesh, Pricer] = {}
         self._bounding: dict[Mesh, Pricer] = {}
         self._atlas = Atlas()
+        self._tables: Tables | None = None
         self.scratch = Scratch()
         self._arithmetic: Arithmetic | None = None
         self._details: dict[int, tuple[Candidate, Space, tuple[int, ...], Problem]] = {}  # by id; the candidate is kept, so that ids stay unique
@@ -84,7 +86,9 @@ class Search:
         if found is not None:
             cache.found += 1
             return found
+        self._tables = cache.tables(machine_key(self.request))
         found = self._searched(how_close)
+        cache.keep_tables()
         if (entry := kept(found)) is not None:
             cache.put(key, entry)
         return found
@@ -269,7 +273,7 @@ class Search:
     def pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""
         if mesh not in self._pricers:
-            self._pricers[mesh] = Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe, self._atlas, offload=self.request.offload)
+            self._pricers[mesh] = Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe, self._atlas, offload=self.request.offload, kept=self._tables)
         return self._pricers[mesh]
 
     def space_pricer(self, mesh: Mesh) -> Pricer:

@@ -134,7 +134,7 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> None:
     g.add_argument("--seed", type=int, default=0, metavar="N")
     g.add_argument("--strict", action="store_true", help="fail on an operator without a rule")
     g.add_argument("--cache", metavar="DIR", help="where searches are kept and recalled from (default: MESHWRIGHT_CACHE, or ~/.cache/meshwright): --cache build/plans")
-    g.add_argument("--no-cache", action="store_true", help="search anew, and keep nothing")
+    g.add_argument("--no-cache", action="store_true", help="search and price anew, and keep nothing")
 
 
 def add_serving(p: argparse.ArgumentParser) -> None:
@@ -324,6 +324,12 @@ def solve(p: argparse.ArgumentParser) -> None:
     p.add_argument("--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp")
     p.add_argument("--seed", type=int, default=0, metavar="N")
     p.add_argument("-o", dest="output", metavar="FILE", help="write the choice: one JSON array")
+
+
+def cache(p: argparse.ArgumentParser) -> None:
+    """Options of `plan cache`."""
+    p.add_argument("--cache", metavar="DIR", help="the folder (default: MESHWRIGHT_CACHE, or ~/.cache/meshwright): --cache build/plans")
+    p.add_argument("--clear", action="store_true", help="remove what is kept there, and nothing else")
 
 
 def calibrate(p: argparse.ArgumentParser) -> None:
