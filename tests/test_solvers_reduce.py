@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from planner.problem import FORBIDDEN, Problem, evaluate
+from planner.solvers import pool
 from planner.solvers.reduce import reduce
 
 from .problems import brute_force, random_problem
@@ -57,6 +58,25 @@ def test_the_optimum_survives(make, dominance: bool) -> None:  # type: ignore[no
             if ours.feasible:
                 assert ours.cost == judged.cost, seed
     assert smaller > 75
+
+
+def test_large_tables_are_answered_for_as_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(seed: int) -> tuple[bytes, ...] | None:
+        left = reduce(random_problem(seed, nodes=9)).problem
+        return None if left is None else tuple(a.tobytes() for a in (*left.cost, left.edges, *left.tables, *left.live_usage))
+
+    small = [found(seed) for seed in range(150)]
+    asked: list[int] = []
+    lead = pool.Pool.lead
+
+    def watched(self: pool.Pool, t: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        asked.append(t)
+        return lead(self, t, a, b)
+
+    monkeypatch.setattr(pool.Pool, "lead", watched)
+    monkeypatch.setattr(pool, "SMALL", 0)
+    assert [found(seed) for seed in range(150)] == small
+    assert len(asked) > 100  # pairs that the bound alone did not decide
 
 
 def test_a_chain_of_functions_becomes_one_node() -> None:

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+SMALL = 1 << 13
+"""Steps between rows of a table (rows x rows x columns) up to which they are all answered at once: tens of microseconds."""
+
 
 @dataclass
 class Pool:
@@ -17,6 +20,7 @@ class Pool:
 
     tables: list[np.ndarray] = field(default_factory=list)
     maps: list[np.ndarray] = field(default_factory=list)
+    functions: dict[int, np.ndarray | None] = field(default_factory=dict)  # what `function` has answered
     _table_of: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
     _map_of: dict[bytes, int] = field(default_factory=dict)
     _taken: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -24,7 +28,7 @@ class Pool:
     _sums: dict[tuple[int, int], int] = field(default_factory=dict)
     _alive: dict[int, np.ndarray | None] = field(default_factory=dict)
     _parts: dict[int, tuple[np.ndarray, np.ndarray, int] | None] = field(default_factory=dict)
-    _function: dict[int, np.ndarray | None] = field(default_factory=dict)
+    _leads: dict[int, np.ndarray | None] = field(default_factory=dict)
     _finite: dict[int, bool] = field(default_factory=dict)
 
     def table(self, array: np.ndarray) -> int:
@@ -79,10 +83,10 @@ class Pool:
 
     def function(self, t: int) -> np.ndarray | None:
         """The column of each row's one finite entry, or None when some row has another number of them."""
-        if t not in self._function:
+        if t not in self.functions:
             finite = np.isfinite(self.tables[t])
-            self._function[t] = finite.argmax(axis=1) if (finite.sum(axis=1) == 1).all() else None
-        return self._function[t]
+            self.functions[t] = finite.argmax(axis=1) if (finite.sum(axis=1) == 1).all() else None
+        return self.functions[t]
 
     def parts(self, t: int) -> tuple[np.ndarray, np.ndarray, int] | None:
         """(row part, column part, rest's number or -1 when nothing is left); None when the table is its own rest.
@@ -92,18 +96,33 @@ class Pool:
         if t not in self._parts:
             table = self.tables[t]
             row = _finite_min(table, 1)
-            column = _finite_min(table - row[:, None], 0)
-            if not row.any() and not column.any() and table.any():
+            rest = table - row[:, None]
+            column = _finite_min(rest, 0)
+            if not np.count_nonzero(row) and not np.count_nonzero(column) and np.count_nonzero(table):
                 self._parts[t] = None
             else:
-                rest = table - row[:, None] - column[None]
-                if len(rest) and rest.any() and np.isfinite(rest).all():
+                rest = rest - column
+                if np.count_nonzero(rest) and np.isfinite(rest).all():
                     # a base row other than the cheapest may show that the table separates after all
                     flat = rest - rest[:1]
                     if (flat == flat[:, :1]).all():
                         row, column, rest = row + flat[:, 0], column + rest[0], np.zeros(rest.shape)
-                self._parts[t] = (row, column, self.table(rest) if rest.any() else -1)
+                self._parts[t] = (row, column, self.table(rest) if np.count_nonzero(rest) else -1)
         return self._parts[t]
+
+    def leads(self, t: int) -> np.ndarray | None:
+        """`lead` of all pairs of rows, or None for a table too large to answer for pairs that nobody asks for. [rows, rows]"""
+        if t not in self._leads:
+            table = self.tables[t]
+            small = len(table) * table.size <= SMALL
+            self._leads[t] = self._steps(t, table[:, None], table).min(axis=2) if small else None
+        return self._leads[t]
+
+    def most_leads(self, t: int) -> np.ndarray:
+        """An upper bound on `lead` of all pairs of rows: the step at the column where the first row is least. [rows, rows]"""
+        table = self.tables[t]
+        at = table.argmin(axis=1)
+        return self._steps(t, table[np.arange(len(at)), at][:, None], table[:, at].T)
 
     def lead(self, t: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Least of table[a, y] - table[b, y] over y for each pair of rows; y forbidden to a counts for nothing. [pairs]"""
@@ -111,17 +130,19 @@ class Pool:
         found = np.empty(len(a))
         chunk = max(1, 4_000_000 // table.shape[1])
         for p in range(0, len(a), chunk):
-            high = table[a[p : p + chunk]]
-            with np.errstate(invalid="ignore"):
-                steps = high - table[b[p : p + chunk]]
-            if t not in self._finite:
-                self._finite[t] = bool(np.isfinite(table).all())
-            if not self._finite[t]:
-                steps[np.isinf(high)] = np.inf
-            found[p : p + chunk] = steps.min(axis=1)
+            found[p : p + chunk] = self._steps(t, table[a[p : p + chunk]], table[b[p : p + chunk]]).min(axis=1)
         return found
+
+    def _steps(self, t: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
+        """high - low of two selections of table t's entries; +inf where high is forbidden."""
+        if t not in self._finite:
+            self._finite[t] = bool(np.isfinite(self.tables[t]).all())
+        if self._finite[t]:
+            return high - low
+        with np.errstate(invalid="ignore"):
+            return np.where(np.isinf(high), np.inf, high - low)
 
 
 def _finite_min(table: np.ndarray, axis: int) -> np.ndarray:
-    least = table.min(axis=axis)
-    return np.where(np.isfinite(least), least, 0.0)
+    least = np.minimum.reduce(table, axis=axis)
+    return least if np.maximum.reduce(least) < np.inf else np.where(np.isfinite(least), least, 0.0)

@@ -25,8 +25,11 @@ from itertools import pairwise
 import numpy as np
 
 from planner.problem import FORBIDDEN, Problem
-from planner.solvers.partial import Infeasible, State, add_rise, drop_rows, level, start
-from planner.solvers.steps import dominate, eliminate, fold, single
+from planner.solvers.dominance import dominate
+from planner.solvers.partial import Infeasible, State
+from planner.solvers.pool import Pool
+from planner.solvers.rows import add_rise, drop_rows, level, set_rows
+from planner.solvers.steps import eliminate, fold, single
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,35 @@ def reduce(problem: Problem, rounds: int = 12, dominance: bool = True, only: Seq
 
 def _magnitude(problem: Problem) -> float:
     """An upper bound on the absolute value of any finite cost."""
+    if not problem.cost:
+        return 0.0
+    flat = np.concatenate(problem.cost)
+    flat = np.abs(np.where(flat >= FORBIDDEN, 0, flat)).astype(np.float64)
+    size = np.fromiter((len(c) for c in problem.cost), np.int64, len(problem.cost))
     high = [float(np.abs(np.where(t >= FORBIDDEN, 0, t)).max(initial=0)) for t in problem.tables]
-    total = sum(float(np.abs(np.where(c >= FORBIDDEN, 0, c)).max(initial=0)) for c in problem.cost)
-    return total + sum(high[t] for t in problem.edge_table.tolist())
+    return float(np.maximum.reduceat(flat, np.cumsum(size) - size).sum()) + sum(high[t] for t in problem.edge_table.tolist())
+
+
+def start(problem: Problem) -> State:
+    """The state of a problem nothing has been done to."""
+    pool = Pool()
+    flat = np.concatenate([np.zeros(0, np.int64), *problem.cost])
+    flat = np.where(flat >= FORBIDDEN, np.inf, flat)
+    ends = np.cumsum([0] + [len(c) for c in problem.cost]).tolist()
+    cost: list[np.ndarray | None] = [flat[p:q] for p, q in pairwise(ends)]
+    count = len(cost)
+    state = State(pool, cost, [{} for _ in cost], [None] * count, problem.usage_limit, unread=[[] for _ in cost])
+    number = [pool.table(np.where(t >= FORBIDDEN, np.inf, t)) for t in problem.tables]
+    pairs: dict[tuple[int, int], int] = {}
+    for (u, v), raw in zip(problem.edges.tolist(), problem.edge_table.tolist(), strict=True):
+        key, t = ((u, v), number[raw]) if u < v else ((v, u), pool.turn(number[raw]))
+        pairs[key] = pool.add(pairs[key], t) if key in pairs else t
+    for (u, v), t in pairs.items():
+        state.set_edge(u, v, t)
+    if problem.usage_limit is not None and len(problem.live_node):
+        set_rows(state, problem)
+    state.queue, state.queued, state.unpruned = list(range(count)), set(range(count)), set(range(count))
+    return state
 
 
 def _settle(state: State, pairs: bool = True) -> None:
@@ -107,10 +136,10 @@ def _settle(state: State, pairs: bool = True) -> None:
         if state.cost[i] is None:
             continue
         keep = state.alive(i)
-        if not keep.all():
-            state.shrink(i, np.flatnonzero(keep))
+        if keep is not None:
+            state.shrink(i, keep)
             continue
-        if len(keep) == 1:
+        if len(state.own(i)) == 1:
             level(state, i)
             single(state, i)
         elif not fold(state, i):

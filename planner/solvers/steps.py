@@ -19,8 +19,9 @@ def single(state: State, i: int) -> None:
 def fold(state: State, u: int) -> bool:
     """Fold one neighbour that is a function of u into u (of a bijection, the one with fewer edges). True when something changed."""
     pool = state.pool
+    answered = pool.functions  # hubs ask of each of their edges again and again
     for v, t in state.near[u].items():
-        f = pool.function(t)
+        f = answered[t] if t in answered else pool.function(t)
         if f is None:
             continue
         back = pool.function(pool.turn(t))
@@ -81,45 +82,3 @@ def eliminate(state: State, i: int) -> None:
         state.touch(u)
         state.touch(w)
     state.drop(i)
-
-
-def dominate(state: State) -> bool:
-    """One pass of dominance over the nodes that changed since the last. True when a strategy went."""
-    changed = False
-    listed = sorted(state.unpruned)
-    state.unpruned = set()
-    for i in listed:
-        if state.cost[i] is None:
-            continue
-        own = state.own(i)
-        k = len(own)
-        if k < 2:
-            continue
-        # the tables have a zero in every row, so each edge can only lower the lead of one strategy over another
-        fine = own[:, None] >= own
-        fine[np.arange(k), np.arange(k)] = False
-        usage = state.usage[i]
-        if usage is not None:
-            total = usage.use.sum(axis=0)
-            fine &= total[:, None] >= total  # necessary, and cheaper than every interval
-        a, b = np.nonzero(fine)
-        lead = own[a] - own[b]
-        for t in state.near[i].values():
-            if not len(a):
-                break
-            lead = lead + state.pool.lead(t, a, b)
-            ahead = lead >= 0
-            a, b, lead = a[ahead], b[ahead], lead[ahead]
-        if usage is not None and len(a):
-            no_more = (usage.use[:, a] >= usage.use[:, b]).all(axis=0)
-            a, b = a[no_more], b[no_more]
-        if not len(a):
-            continue
-        beats = np.zeros((k, k), bool)
-        beats[a, b] = True
-        # of two that beat each other the first stays
-        gone = (beats & ~(beats.T & np.tri(k, k, -1, dtype=bool).T)).any(axis=1)
-        if gone.any():
-            state.shrink(i, np.flatnonzero(~gone))
-            changed = True
-    return changed
