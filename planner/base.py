@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -29,12 +30,12 @@ CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 class Wire:
     """Tensors that link the same classes of nodes in the same way.
 
-    name: the first of them. uses: (class of the reading node, operand slot). made: class of the producer and which of its results, None for
-    inputs and weights. count: how many there are.
+    name: the first of them. uses: (class of the reading node, operand slot, how many of its nodes read it there). made: class of the producer and which of its
+    results, None for inputs and weights. count: how many there are.
     """
 
     name: str
-    uses: tuple[tuple[int, int], ...]
+    uses: tuple[tuple[int, int, int], ...]
     made: tuple[int, int] | None
     count: int
 
@@ -279,7 +280,7 @@ class Base:
                 count[key] += 1
             else:
                 count[key], first[key] = 1, name
-        return tuple(Wire(first[key], key[1], key[0] if isinstance(key[0], tuple) else None, n) for key, n in count.items())
+        return tuple(Wire(first[key], tuple((*use, times) for use, times in Counter(key[1]).items()), key[0] if isinstance(key[0], tuple) else None, n) for key, n in count.items())
 
 
 def _rules(graph: Graph, shared: Sequence[int]) -> tuple[tuple[Rule, ...], tuple[str, ...]]:

@@ -295,11 +295,12 @@ class _Builder:
 
     def _connect(self, wire: Wire) -> None:
         """Link the producer of a tensor (or its storage) with its readers; the tables serve all tensors of the wire."""
-        if len(wire.uses) == 1:
-            (reader, slot), made = wire.uses[0], wire.made
+        (reader, slot, times), *others = wire.uses
+        if times == 1 and not others:
+            made = wire.made
             assert made is not None
             sources, targets = self._kind_of[made[0]].results[made[1]], self._kind_of[reader].needs[slot]
-            self._link(wire, self.op_of[made[0]], [(s, -1) for s in sources], self.op_of[reader], targets)
+            self._link(wire, self.op_of[made[0]], [(s, -1) for s in sources], self.op_of[reader], targets, 1)
         else:
             self._hub(wire)
 
@@ -307,8 +308,8 @@ class _Builder:
         """A variable for the layout a shared tensor is brought to; options may hold a second layout made from the first."""
         name, graph, atlas = wire.name, self.graph, self.atlas
         weight, t = name in graph.weights, graph.tensors[name]
-        per_use = [(self.op_of[i], self._kind_of[i].needs[slot]) for i, slot in wire.uses]
-        wanted = dict.fromkeys(n for _, targets in per_use for n in targets)
+        per_use = [(self.op_of[i], self._kind_of[i].needs[slot], times) for i, slot, times in wire.uses]
+        wanted = dict.fromkeys(n for _, targets, _ in per_use for n in targets)
         plain = dict.fromkeys(atlas.plain(n) for n in wanted)
         options = dict.fromkeys((n, -1) for n in (*plain, *wanted))
         if not weight:
@@ -323,7 +324,7 @@ class _Builder:
         v.spared_s = v.forward_s
         v.kept_bytes, v.again_bytes, v.collected_bytes, v.inner_bytes, v.work_bytes, v.tail_bytes, v.late_bytes = np.zeros((7, len(pairs)))
         v.pieces = np.full(len(pairs), np.inf)
-        twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot in wire.uses)
+        twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot, _ in wire.uses)
         cells = np.array([self.weight_costs(name, h, twice) for h, _ in pairs]) if weight else np.zeros((len(pairs), *NO_WEIGHT.shape))
         v.reduce_s, v.each_s, v.sum_s, v.state_bytes, v.held_bytes = _by_level(cells)
         v.moment_bytes, v.room_bytes = np.zeros((len(pairs), 4)), _room(cells)
@@ -331,12 +332,12 @@ class _Builder:
         self.variables.append(v)
         if wire.made is not None:
             sources = self._kind_of[wire.made[0]].results[wire.made[1]]
-            self._link(wire, self.op_of[wire.made[0]], [(s, -1) for s in sources], index, [h for h, _ in pairs])
-        for b, targets in per_use:
-            self._link(wire, index, pairs, b, targets)
+            self._link(wire, self.op_of[wire.made[0]], [(s, -1) for s in sources], index, [h for h, _ in pairs], 1)
+        for b, targets, times in per_use:
+            self._link(wire, index, pairs, b, targets, times)
 
-    def _link(self, wire: Wire, a: int, sources: Sequence[tuple[int, int]], b: int, targets: Sequence[int]) -> None:
-        """Add the table of conversions from each option of a (a layout, and a branch already made from it) to each option of b."""
+    def _link(self, wire: Wire, a: int, sources: Sequence[tuple[int, int]], b: int, targets: Sequence[int], times: int) -> None:
+        """Add the table of conversions from each option of a (a layout, and a branch already made from it) to each option of b, so many of which read each tensor."""
         t, grad = self.graph.tensors[wire.name], wire.name in self.base.grad
         each = self._each(wire.name)
         key = (t.shape, t.dtype, grad, each, tuple(sources), tuple(targets))
@@ -352,11 +353,11 @@ class _Builder:
             self._linked[key] = forward, backward
         forward, backward = self._linked[key]
         if a == b:
-            times = wire.count / self.variables[a].count  # one fewer than there are repeats
-            self.variables[a].forward_s = self.variables[a].forward_s + times * np.diag(forward)
-            self.variables[a].backward_s = self.variables[a].backward_s + times * np.diag(backward)
+            share = wire.count / self.variables[a].count  # one fewer than there are repeats
+            self.variables[a].forward_s = self.variables[a].forward_s + share * np.diag(forward)
+            self.variables[a].backward_s = self.variables[a].backward_s + share * np.diag(backward)
         else:
-            self.links.append(Link(a, b, forward, backward, wire.count))
+            self.links.append(Link(a, b, forward, backward, wire.count * times))
 
     def _each(self, name: str) -> float:
         """What part of its forward conversions a tensor needs in every microbatch: all, or its share of one where microbatches do not differ in it."""
