@@ -1,8 +1,8 @@
 """Prices of conversions between layouts, derived once per pair of layouts and evaluated for many at a time.
 
 On a tensor that both layouts cut evenly the collectives between them depend on neither its shape nor the sizes of the axes, and the payload of each is the
-whole tensor divided by the sizes of some axes. So `Atlas` numbers layouts and derives a pair once, on a tensor whose dims and axes are products of distinct
-primes: which axes divide a payload is read off its prime factors. `Conversions` holds for one mesh all pairs met so far as flat arrays,
+whole tensor divided by the sizes of some axes. So `Atlas` numbers layouts and derives a pair once: its collectives, and which axes cut what each moves.
+`Conversions` holds for one mesh all pairs met so far as flat arrays,
 
     seconds of a move = min over lines of  latency + size * (slope / product of the cutting axes)
 
@@ -31,9 +31,10 @@ from planner.store import key_of
 if TYPE_CHECKING:
     from planner.price import Pricer
 
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
-Collective = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""Its kind, its axes and those whose sizes divide its payload, by number."""
+NAMES = tuple("abcdefghijklmnopqrstuvwxyz")
+"""What axes are called where only how many there are makes a difference."""
+Collective = tuple[str, Axes, Axes]
+"""Its kind, its axes and those whose sizes divide its payload."""
 
 
 class Atlas:
@@ -88,20 +89,15 @@ class Atlas:
 
 
 @cache
-def _evenly(form: tuple[tuple[int, ...], ...]) -> list[tuple[Collective, bool]] | None:
+def _evenly(form: tuple[Axes, ...]) -> list[tuple[Collective, bool]] | None:
     """Collectives of a pair of layouts of evenly cut tensors, and whether each is of the backward pass; None where there is no way. form: what they differ in
-    (`planner.differences.Rows`), axes by number in order of appearance."""
-    mesh = tuple([(str(k), PRIMES[k]) for k in range(len({k for row in form for k in row}))])
-    extent = prod(n for _, n in mesh)
-    *dims, partial, fan, to_partial, to_fan = (tuple([mesh[k][0] for k in row]) for row in form)
-    shape = (extent,) * (len(dims) // 2)
-    steps, whole = convert(shape, Layout(tuple(dims[::2]), partial, fan), Layout(tuple(dims[1::2]), to_partial, to_fan), mesh), prod(shape)
-    return None if steps is None else [
-        ((kind, tuple([int(a) for a in s.axes]), tuple([k for k, (_, n) in enumerate(mesh) if (whole // elements) % n == 0])), back)
-        for s in steps
-        for kind, elements, back in ((s.forward, s.forward_elements, False), (s.backward, s.backward_elements, True))
-        if kind
-    ]  # fmt: skip
+    (`planner.differences.Rows`), axes by number (of NAMES) in order of appearance."""
+    *dims, partial, fan, to_partial, to_fan = form
+    mesh = tuple([(name, 2) for name in NAMES[: len({name for row in form for name in row})]])
+    shape = (2 ** len(mesh),) * (len(dims) // 2)
+    source = Layout(tuple(dims[::2]), partial, fan)
+    steps = convert(shape, source, Layout(tuple(dims[1::2]), to_partial, to_fan), mesh)
+    return None if steps is None else [((kind, over, cut), back) for kind, over, cut, back, _ in _moves(steps, source, range(len(shape)))]
 
 
 def _form(source: Layout, target: Layout, order: Axes) -> tuple[tuple, Axes]:
@@ -160,15 +156,17 @@ class Pairs:
         """Add the moves of pairs, one of each of these differences. None of them is known."""
         for key, (rows, stay) in zip(differences, self.differences.read(differences), strict=True):
             k = self._number[key] = len(self.impossible)
-            number: dict[str, int] = {}
-            moves = _evenly(tuple([tuple([number.setdefault(a, len(number)) for a in row]) for row in rows]))
+            name: dict[str, str] = {}
+            moves = _evenly(tuple([tuple([name.get(a) or name.setdefault(a, NAMES[len(name)]) for a in row]) for row in rows]))
             self.impossible.append(moves is None)
-            axes = tuple(number)
-            for move, backward in moves or ():
+            if not moves:
+                continue
+            axes = tuple(name)
+            for move, backward in moves:
                 term = self._term_of.get((move, axes, stay))
                 if term is None:
-                    kind, over, cut = move
-                    each = tuple([axes[n] for n in over]), (*[axes[n] for n in cut], *self.differences.staying(stay))
+                    of, (kind, over, cut) = dict(zip(NAMES, axes, strict=False)), move
+                    each = tuple([of[x] for x in over]), (*[of[x] for x in cut], *self.differences.staying(stay))
                     term = self._term_of[move, axes, stay] = self.number(kind, *each)
                 self.pair.append(k)
                 self.back.append(backward)

@@ -29,6 +29,9 @@ Axes = tuple[str, ...]
 STAGE = "stage"
 """The mesh axis of pipeline stages: blocks are dealt out along it, no operator is cut over it (planner.pipeline)."""
 StepKind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-gather-invariant", "slice", "all-to-all", "fan", "pad", "unpad"]
+_FORWARD = {"all-gather-invariant": "all-gather", "slice": "", "fan": "", "pad": "", "unpad": ""}
+"""Collective of a step's forward pass where it is not called as the step is."""
+_BACKWARD = {"reduce-scatter": "all-gather", "all-gather": "reduce-scatter", "slice": "all-gather", "all-to-all": "all-to-all", "fan": "all-reduce"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +116,12 @@ class Step:
     @property
     def forward(self) -> str:
         """Collective of the forward pass, "" when local."""
-        return {"all-gather-invariant": "all-gather", "slice": "", "fan": "", "pad": "", "unpad": ""}.get(self.kind, self.kind)
+        return _FORWARD.get(self.kind, self.kind)
 
     @property
     def backward(self) -> str:
         """Collective of the backward pass, "" when local."""
-        return {"reduce-scatter": "all-gather", "all-gather": "reduce-scatter", "slice": "all-gather", "all-to-all": "all-to-all",
-                "fan": "all-reduce"}.get(self.kind, "")  # fmt: skip
+        return _BACKWARD.get(self.kind, "")
 
 
 class _Walk:
@@ -149,9 +151,9 @@ class _Walk:
             self.dims[to_dim] += axes
             self.local[dim] *= n
             self.local[to_dim] //= n
-        after = self.elements
-        forward = {"all-gather": after, "all-gather-invariant": after, "slice": 0, "fan": 0}.get(kind, before)
-        backward = {"reduce-scatter": before, "all-gather": after, "slice": before, "all-to-all": before, "fan": before}.get(kind, 0)
+        gathered = kind in ("all-gather", "all-gather-invariant")
+        payload = self.elements if gathered else before
+        forward, backward = payload if _FORWARD.get(kind, kind) else 0, payload if kind in _BACKWARD else 0
         self.steps.append(Step(kind, axes, dim, to_dim, 0, forward, backward))
 
     def resize(self, dim: int, size: int) -> None:
@@ -182,11 +184,12 @@ def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple
     keep: list[int] = []  # per dim: how many leading axes are where they belong
     for d, (old, new) in enumerate(zip(source.dims, target.dims, strict=True)):
         same = 0
-        while same < min(len(old), len(new)) and old[same] == new[same]:
-            same += 1
-        # A prefix of a padded dim stays in place only if the padded size does.
-        if same and padded(shape[d], old, sizes) != padded(shape[d], new, sizes):
-            same = 0
+        if old and new:
+            while same < min(len(old), len(new)) and old[same] == new[same]:
+                same += 1
+            # A prefix of a padded dim stays in place only if the padded size does.
+            if same and padded(shape[d], old, sizes) != padded(shape[d], new, sizes):
+                same = 0
         keep.append(same)
     pending = [a for a in source.partial if a not in target.partial]
 
@@ -201,7 +204,8 @@ def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple
         walk.add(kind, run, d)
         keep[d] += len(run)
 
-    for d in range(len(shape)):  # 1. scatter what is pending
+    wanting = [d for d, axes in enumerate(target.dims) if len(axes) > keep[d]]
+    for d in wanting if pending else ():  # 1. scatter what is pending
         run = tuple(_leading(ready(d), pending))
         if run:
             cut("reduce-scatter", run, d)
@@ -209,14 +213,13 @@ def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple
     if pending:  # 2. all-reduce the rest
         walk.add("all-reduce", pending)
     held = {a for axes in source.dims for a in axes} | set(target.partial)
-    for d in range(len(shape)):  # 3. free cuts that make what follows smaller
-        run = tuple(_leading(ready(d), [a for a in ready(d) if a not in held]))
+    for d in wanting:  # 3. free cuts that make what follows smaller
+        run = tuple(_leading(ready(d), [a for a in target.dims[d] if a not in held]))
         if run:
             cut("slice", run, d)
-    for d in range(len(shape)):  # 4. moves of one axis group from a dim to another
-        for t in range(len(shape)):
-            leaving = walk.dims[d][keep[d] :]
-            arriving = ready(t)
+    for d, axes in enumerate(walk.dims):  # 4. moves of one axis group from a dim to another
+        for t in wanting if len(axes) > keep[d] else ():
+            leaving, arriving = axes[keep[d] :], ready(t)
             if t != d and leaving and arriving and tuple(leaving) == arriving[: len(leaving)] and _even(walk, d, t, leaving, shape, target, sizes):
                 walk.add("all-to-all", leaving, d, t)
                 keep[t] += len(leaving)
@@ -228,7 +231,7 @@ def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple
             walk.add("all-gather" if fan else "all-gather-invariant", run_back, d)
         if not walk.dims[d]:
             walk.resize(d, padded(shape[d], target.dims[d], sizes))
-    for d in range(len(shape)):  # 6. cuts that had to wait
+    for d in wanting:  # 6. cuts that had to wait
         run = ready(d)
         if run:
             cut("slice", run, d)
