@@ -18,6 +18,7 @@ moves is then a product over dims of the extent padded for one or the other layo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.differences import Differences
-from planner.layout import Axes, Layout, Step, convert, group, padded
+from planner.layout import Axes, Layout, Step, convert, group
 from planner.store import key_of
 
 if TYPE_CHECKING:
@@ -37,11 +38,23 @@ Collective = tuple[str, Axes, Axes]
 """Its kind, its axes and those whose sizes divide its payload."""
 
 
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Layouts in a row, one per option: the distinct ones, by number, and which of those each option has."""
+
+    layouts: tuple[int, ...]
+    of: np.ndarray
+
+
 class Atlas:
     """Layouts by number, and what does not depend on the sizes of axes: readings of rules and moves between layouts."""
 
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
+        self.axes: dict[str, int] = {}
+        """Bit of each axis in `cuts`."""
+        self._cuts = np.zeros((64, 4), np.int64)
+        self._rows: dict[tuple[int, ...], Row] = {}
         self.memo: dict[tuple, dict] = {}
         """Readings of rules, kept by planner.space: what is read -> split -> layout number."""
         self._number: dict[Layout, int] = {}
@@ -63,7 +76,28 @@ class Atlas:
         if n is None:
             n = self._number[layout] = len(self.layouts)
             self.layouts.append(layout)
+            room, rank = self._cuts.shape
+            if n == room or len(layout.dims) > rank:
+                self._cuts = np.pad(self._cuts, ((0, room), (0, max(0, len(layout.dims) - rank))))
+            self._cuts[n, : len(layout.dims)] = [sum([self.axes.setdefault(a, 1 << len(self.axes)) for a in axes]) for axes in layout.dims]
         return n
+
+    def row(self, numbers: tuple[int, ...]) -> Row:
+        """The same object for the same numbers."""
+        row = self._rows.get(numbers)
+        if row is None:
+            index: dict[int, int] = {}
+            of = np.array([index.setdefault(n, len(index)) for n in numbers], np.intp)
+            row = self._rows[numbers] = Row(tuple(index), of)
+        return row
+
+    def partial(self, row: Row) -> np.ndarray:
+        """Whether each option's layout is partial. [options]"""
+        return np.array([bool(self.layouts[n].partial) for n in row.layouts])[row.of]
+
+    def cuts(self, layouts: Sequence[int], rank: int) -> np.ndarray:
+        """Bits of the axes that cut each dim of layouts of one rank. [layouts, rank]"""
+        return self._cuts[list(layouts), :rank]
 
     def plain(self, number: int) -> int:
         """The same layout without its fans."""
@@ -251,7 +285,9 @@ class Conversions:
         self.pairs = atlas.pairs(self.order)
         self._priced: dict[float, tuple[int, np.ndarray, np.ndarray]] = {}
         self._lines: tuple[int, np.ndarray, np.ndarray] = 0, np.zeros((0, 1)), np.zeros((0, 1))
-        self._extents: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
+        self._devices = np.ones(1, np.int64)  # bits of axes -> devices along them
+        self._local: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
+        self._extents: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[np.ndarray, np.ndarray]] = {}
 
     def table(self, shape: tuple[int, ...], itemsize: float, rows: Sequence[int], columns: Sequence[int], grad: bool) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds [rows, columns] of converting a tensor from each row's layout to each column's; infinite where there is no way.
@@ -270,28 +306,45 @@ class Conversions:
         grid = self.pairs.grid(tuple(rows), tuple(columns))
         forward, backward = self._prices(prod(shape) * itemsize)
         found = forward[grid], backward[grid] if grad else np.zeros(grid.shape)
-        extents = [[self._extent(shape, n) for n in numbers] for numbers in (rows, columns)]
-        pads = [np.array([e != shape for e in each]) for each in extents]
-        if pads[0].any() or pads[1].any():
-            at = np.nonzero(pads[0][:, None] | pads[1][None, :])
-            self._pad(found, at, grid[at], shape, itemsize, rows, columns, extents)
+        (source, over), (target, beyond) = self._padded(shape, tuple(rows)), self._padded(shape, tuple(columns))
+        if over.any() or beyond.any():
+            at = np.nonzero(over[:, None] | beyond[None, :])
+            self._pad(found, at, grid[at], shape, itemsize, rows, columns, source[at[0]], target[at[1]])
             if not grad:
                 found[1][at] = 0.0
         return found
 
-    def _extent(self, shape: tuple[int, ...], a: int) -> tuple[int, ...]:
-        """The tensor's extents as a layout pads them."""
-        key = shape, a
+    def local(self, shape: tuple[int, ...], row: Row) -> np.ndarray:
+        """Elements of one device's piece, padding included, in each distinct layout of a row."""
+        key = shape, row.layouts
+        found = self._local.get(key)
+        if found is None:
+            found = self._local[key] = (-(-np.array(shape, np.int64) // self._pieces(row.layouts, len(shape)))).prod(axis=1)
+        return found
+
+    def _pieces(self, layouts: Sequence[int], rank: int) -> np.ndarray:
+        """Into how many pieces each dim is cut. [layouts, rank]"""
+        cuts = self.atlas.cuts(layouts, rank)
+        if len(self._devices) != 1 << len(self.atlas.axes):
+            self._devices = np.ones(1, np.int64)
+            for axis in self.atlas.axes:
+                self._devices = np.concatenate([self._devices, self._devices * self.sizes.get(axis, 1)])
+        return self._devices[cuts]
+
+    def _padded(self, shape: tuple[int, ...], layouts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """The tensor's extents as each layout pads them, and whether it pads any. [layouts, dims], [layouts]"""
+        key = shape, layouts
         found = self._extents.get(key)
         if found is None:
-            found = self._extents[key] = tuple(padded(n, axes, self.sizes) for n, axes in zip(shape, self.atlas.layouts[a].dims, strict=True))
+            pieces, whole = self._pieces(layouts, len(shape)), np.array(shape, np.int64)
+            extents = -(-whole // pieces) * pieces
+            found = self._extents[key] = extents, (extents != whole).any(axis=1)
         return found
 
     def _pad(self, found: tuple[np.ndarray, np.ndarray], at: tuple[np.ndarray, ...], pairs: np.ndarray, shape: tuple[int, ...], itemsize: float,
-             rows: Sequence[int], columns: Sequence[int], extents: list[list[tuple[int, ...]]]) -> None:  # fmt: skip
-        """Fill in the cells `at` of a table, pairs of which a layout pads."""
+             rows: Sequence[int], columns: Sequence[int], source: np.ndarray, target: np.ndarray) -> None:  # fmt: skip
+        """Fill in the cells `at` of a table, pairs of which a layout pads. source, target: extents as padded for each cell. [cells, dims]"""
         ways = self.pairs.ways
-        source, target = (np.array(each, np.float64)[k] for each, k in zip(extents, at, strict=True))  # [cells, dims]
         facts = ((source == target) + 2 * (source == shape) + 4 * (target == shape)) @ 8 ** np.arange(len(shape))
         way = np.array([ways.find(rows[r], columns[c], code, shape, self.mesh) for code, r, c in zip(facts.tolist(), at[0].tolist(), at[1].tolist(), strict=True)])
         first, terms, backs, targets = ways.arrays

@@ -126,11 +126,11 @@ def role(graph: Graph, i: int) -> str:
 
 def need_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pricer) -> Need:
     """What node i needs under a split. ins, outs: bytes of its local operands and results."""
-    from planner.kernels import _share, compute_type
+    from planner.kernels import Cuts, compute_type
 
     graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
     dtype = compute_type(graph, i, pricer.recipe)
-    share, trained = _share(rule, split, pricer.sizes), base.training and any(o in base.grad for o in node.outputs)
+    share, trained = float(Cuts.of((split,), pricer.sizes).share(rule)[0]), base.training and any(o in base.grad for o in node.outputs)
     flops, kind, elements, alike = rule.flops * share, role(graph, i), 0.0, 1
     if kind == "attention":
         elements = flops / (2 * (graph.tensors[node.inputs[0]].shape[3] + graph.tensors[node.inputs[2]].shape[3]))

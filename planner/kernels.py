@@ -1,11 +1,14 @@
-"""Time of one node's kernels under a split, what its backward pass keeps and what it needs while it runs: shared by the space and by the price of
-whole plans."""
+"""Time of one node's kernels under a split, what its backward pass keeps and what it needs while it runs: shared by the space, which asks for all splits of a
+node at once (`Cuts`), and by the price of whole plans."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from planner.emit.replay import NORMS, reads
 from planner.graph import Graph, Node
@@ -28,13 +31,45 @@ COMPARING = frozenset({"Relu", "LeakyRelu", "Clip", "Abs"})
 """Operators whose result a matrix product's kernel makes of their operand as it reads it."""
 
 
+@dataclass(frozen=True)
+class Cuts:
+    """Splits of one rule on one mesh. parts: choice of the rule -> into how many pieces each split cuts it [splits]; choices that none cuts are left out."""
+
+    splits: Sequence[Split]
+    parts: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, splits: Sequence[Split], mesh: Mapping[str, int]) -> Cuts:
+        """Read off the splits; choices by name, as in each of them."""
+        found: dict[str, np.ndarray] = {}
+        for k, split in enumerate(splits):
+            for choice, axes in split.pairs:
+                if choice not in found:
+                    found[choice] = np.ones(len(splits), np.int64)
+                found[choice][k] = group(axes, mesh)
+        return cls(splits, dict(sorted(found.items())))
+
+    def share(self, rule: Rule, without: str = "") -> np.ndarray:
+        """What part of all index tuples of the rule's factors one device has, padding included; `without` a factor. [splits]"""
+        share = np.ones(len(self.splits))
+        for f, parts in self.parts.items():
+            n = rule.sizes.get(f)
+            if f in rule.paired:  # even, and the work is divided once
+                share /= parts
+            elif n and f != without:
+                share *= -(-n // parts) * parts / parts / n
+        return share
+
+
 def kernel_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
     """(forward, backward) seconds of the node's kernels on its local pieces, collectives excluded.
 
     Products: one kernel forward, one as large per operand with a gradient; attention makes its scores again. Memory-bound work: operands and results cross memory once
     (a fused operator only writes its result), twice that backward.
     """
-    return times_of(base, i, split, *local_bytes(base, i, split, pricer), pricer)
+    ins, outs = local_bytes(base, i, split, pricer)
+    forward, backward = times_of(base, i, Cuts.of((split,), pricer.sizes), np.array([ins]), np.array([outs]), pricer)
+    return float(forward[0]), float(backward[0])
 
 
 def local_bytes(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
@@ -47,29 +82,32 @@ def local_bytes(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float
     return ins, outs
 
 
-def times_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pricer) -> tuple[float, float]:
-    """`kernel_times` where the bytes of the node's local operands and results are known."""
+def times_of(base: Base, i: int, cuts: Cuts, ins: np.ndarray, outs: np.ndarray, pricer: Pricer) -> tuple[np.ndarray, np.ndarray]:
+    """`kernel_times` of several splits. ins, outs: bytes of the node's local operands and results. [splits] each"""
+    graph, node, rule, mesh, splits = base.graph, base.graph.nodes[i], base.rules[i], pricer.sizes, cuts.splits
     if pricer.runtime.kernels is not None:
         from planner.framework_time import times
 
-        return times(base, i, split, ins, outs, pricer)
-    graph, node, rule, mesh = base.graph, base.graph.nodes[i], base.rules[i], pricer.sizes
-    operator = OPERATORS.get(node.op)
-    flops = rule.flops * _share(rule, split, mesh)
-    fused = operator is not None and operator.fusible and not pricer.topology.virtual  # a core's time is that of its elements, wherever their operands are
-    moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * (operator.traffic if operator else 1.0)
+        forward, backward = np.array([times(base, i, *each, pricer) for each in zip(splits, ins.tolist(), outs.tolist(), strict=True)]).T
+        return forward, backward
     if node.op in FREE:
-        return 0.0, 0.0
-    dtype = compute_type(graph, i, pricer.recipe)
+        return np.zeros(len(splits)), np.zeros(len(splits))
+    operator, dtype = OPERATORS.get(node.op), compute_type(graph, i, pricer.recipe)
     if node.bodies:
-        forward = _bodies_s(node, graph, base.regions[i], split, pricer, dtype)
+        forward = np.array([_bodies_s(node, graph, base.regions[i], split, pricer, dtype) for split in splits])
+    elif node.op == "RoutedExperts":
+        forward = np.array([_experts_s(base, i, split, pricer, dtype) for split in splits])
     else:
-        forward = _experts_s(base, i, split, pricer, dtype) if node.op == "RoutedExperts" else pricer.kernel_s(flops, moved, dtype)
-    backward = 0.0
-    if base.training and not base.grad.isdisjoint(node.outputs):
-        fringe = rule.beyond(split, mesh) if flops and node.inputs[0] in base.grad else 0.0
-        backward = ((base.backward[i] if flops else 2) + fringe) * forward
-    return forward, backward
+        fused = operator is not None and operator.fusible and not pricer.topology.virtual  # a core's time is that of its elements, wherever their operands are
+        moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * (operator.traffic if operator else 1.0)
+        flops = (rule.flops * cuts.share(rule)).tolist() if rule.flops else [0.0] * len(splits)
+        forward = np.array([pricer.kernel_s(f, size, dtype) for f, size in zip(flops, moved.tolist(), strict=True)])
+    if not base.training or base.grad.isdisjoint(node.outputs):
+        return forward, np.zeros(len(splits))
+    more = base.backward[i] if rule.flops else 2
+    if rule.flops and rule.fringe and node.inputs[0] in base.grad:
+        return forward, (more + np.array([rule.beyond(split, mesh) for split in splits])) * forward
+    return forward, more * forward
 
 
 def compute_type(graph: Graph, i: int, recipe: Recipe) -> str:
@@ -87,7 +125,7 @@ def _bodies_s(node: Node, graph: Graph, found: Region, split: Split, pricer: Pri
         seconds = fused = 0.0
         for inner, rule in zip(body.nodes, rules, strict=True):
             own, operator = splits[inner.id], OPERATORS.get(inner.op)
-            share = _share(rule, own, pricer.sizes)
+            share = float(Cuts.of((own,), pricer.sizes).share(rule)[0])
             made = share * sum(body.tensors[o].elements * pricer.itemsize(body.tensors[o].dtype) for o in inner.outputs if o)
             read = share * sum(body.tensors[n].elements * pricer.itemsize(body.tensors[n].dtype) for n in inner.inputs if n)
             if inner.bodies:
@@ -110,57 +148,62 @@ def _experts_s(base: Base, i: int, split: Split, pricer: Pricer, dtype: str) -> 
     return experts.IMBALANCE * local["e"] * count * each
 
 
-def _share(rule: Rule, split: Split, mesh: Mapping[str, int], without: str = "") -> float:
-    """What part of all index tuples of a rule's factors one device has, padding included; `without` a factor."""
-    share = 1.0
-    for f, axes in split.pairs:
-        n, parts = rule.sizes.get(f), group(axes, mesh)
-        if f in rule.paired:  # even, and the work is divided once
-            share /= parts
-        elif n and f != without:
-            share *= -(-n // parts) * parts / parts / n
-    return share
-
-
 def working_bytes(base: Base, i: int, split: Split, ins: float, outs: float, weights: float, pricer: Pricer) -> float:
-    """Bytes that live only while the node runs, where it needs most: training, its backward pass.
+    """Bytes that live only while the node runs, where it needs most: training, its backward pass. ins, outs, weights: bytes of its local operands, results and
+    weights."""
+    return float(working_of(base, i, Cuts.of((split,), pricer.sizes), np.array([ins]), np.array([outs]), np.array([weights]), pricer)[0])
 
-    ins, outs, weights: bytes of its local operands, results and weights. Gradients of operands and results are as large as they are. In a repeated
+
+def working_of(base: Base, i: int, cuts: Cuts, ins: np.ndarray, outs: np.ndarray, weights: np.ndarray, pricer: Pricer) -> np.ndarray:
+    """`working_bytes` of several splits. [splits]
+
+    Gradients of operands and results are as large as they are. In a repeated
     block operands, results and weights are also cut out of what all repeats keep, and a weight's gradient is made before it is put with the others.
     """
-    graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
+    graph, node, rule, splits = base.graph, base.graph.nodes[i], base.rules[i], cuts.splits
     trained = base.training and not base.grad.isdisjoint(node.outputs)
     size = 2 * (ins + outs + weights) if trained and i in base.repeated else ins + outs
     if trained and base.written_out and node.op in OPERATORS and OPERATORS[node.op].fusible:
-        size = ins + outs if weights else max(ins, outs)  # written out, an elementwise operator's gradient takes the place of its result's
+        size = np.where(weights, ins + outs, np.maximum(ins, outs))  # written out, an elementwise operator's gradient takes the place of its result's
     itemsize = pricer.itemsize("float32")
-    if weights and rule.flops and (i in base.tail or base.written_out):  # compilers pad odd extents of a product's operands (vocabularies) in a copy
-        order, shapes = tuple(pricer.sizes), graph.shapes(node.inputs)
-        own = [local_shape(shapes[slot], rule.operand(slot, split, order), pricer.sizes) for slot, n in enumerate(node.inputs) if n in graph.weights]
-        size += weights if any(n % ALIGNED for shape in own if len(shape) == 2 for n in shape) else 0.0
-    if node.op == "Attention":  # scores and their gradient in float32, the weights as computed with
-        q, _, v = graph.shapes(node.inputs[:3])
-        around = group(split.axes("ring"), pricer.sizes)
-        scores = rule.flops / (2 * (q[3] + v[3])) * _share(rule, split, pricer.sizes, "e") / around
-        queries = rule.local(split, pricer.sizes).get("s", q[2])
-        size += scores * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1) * (4 + (2 if trained else 1) * itemsize)
-        if around > 1:  # the next piece of keys beside this one, results and gradients summed up in float32, and what is on its way of these
-            pieces, wide = _keys(base, i, split, pricer), itemsize / pricer.itemsize(graph.tensors[node.inputs[0]].dtype)
-            size += pieces + (3 * wide * pieces + 2 * wide * outs if trained else wide * outs)
-        size += 2 * outs if trained and i in base.repeated else 0.0  # the residual stream's gradient, as wide as the result, as carried and as added to
+    if rule.flops and (i in base.tail or base.written_out):
+        size = size + weights * _copied(base, i, splits, pricer)
+    if node.op == "Attention":
+        size = size + np.array([_attention_bytes(base, i, split, out, trained, pricer) for split, out in zip(splits, outs.tolist(), strict=True)])
     elif node.bodies and trained:  # what iterations, or the branch that was taken, leave for the backward pass
-        size += kept_elements(node) * _share(rule, split, pricer.sizes) * itemsize
+        size = size + kept_elements(node) * cuts.share(rule) * itemsize
     elif node.op == "RoutedExperts":
-        size += _experts_bytes(base, i, split, trained, pricer)
+        size = size + np.array([_experts_bytes(base, i, split, trained, pricer) for split in splits])
     elif node.op == "MaxPool" and trained:
-        size += _positions(base, i, split, pricer)
+        size = size + np.array([_positions(base, i, split, pricer) for split in splits])
     elif node.op == "UserLoss":
-        size += USER_BYTES * prod(graph.tensors[node.inputs[0]].shape) * _share(rule, split, pricer.sizes)
+        size = size + USER_BYTES * prod(graph.tensors[node.inputs[0]].shape) * cuts.share(rule)
     elif node.op == "CrossEntropyLoss":  # a block of rows in float32; the gradient takes the logits' place
-        size -= ins if trained else 0
         rows, logits = prod(graph.tensors[node.inputs[1]].shape), graph.tensors[node.inputs[0]].shape
-        size += 4 * prod(logits) * _share(rule, split, pricer.sizes) * min(1.0, LOSS_ROWS / (rows * _share(rule, split, pricer.sizes, "v")))
+        size = size - ins if trained else size
+        size = size + 4 * prod(logits) * cuts.share(rule) * np.minimum(1.0, LOSS_ROWS / (rows * cuts.share(rule, "v")))
     return size
+
+
+def _copied(base: Base, i: int, splits: Sequence[Split], pricer: Pricer) -> np.ndarray:
+    """Whether a product's weights are copied: compilers pad odd extents of a product's operands (vocabularies). [splits]"""
+    graph, rule, order = base.graph, base.rules[i], tuple(pricer.sizes)
+    shapes = {slot: graph.tensors[n].shape for slot, n in enumerate(base.graph.nodes[i].inputs) if n in graph.weights and len(graph.tensors[n].shape) == 2}
+    return np.array([any(n % ALIGNED for slot, shape in shapes.items() for n in local_shape(shape, rule.operand(slot, s, order), pricer.sizes)) for s in splits])
+
+
+def _attention_bytes(base: Base, i: int, split: Split, outs: float, trained: bool, pricer: Pricer) -> float:
+    """Bytes that attention takes beside operands and results: scores and their gradient in float32, the weights as computed with."""
+    graph, node, rule, itemsize = base.graph, base.graph.nodes[i], base.rules[i], pricer.itemsize("float32")
+    q, _, v = graph.shapes(node.inputs[:3])
+    around = group(split.axes("ring"), pricer.sizes)
+    scores = rule.flops / (2 * (q[3] + v[3])) * float(Cuts.of((split,), pricer.sizes).share(rule, "e")[0]) / around
+    queries = rule.local(split, pricer.sizes).get("s", q[2])
+    size = scores * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1) * (4 + (2 if trained else 1) * itemsize)
+    if around > 1:  # the next piece of keys beside this one, results and gradients summed up in float32, and what is on its way of these
+        pieces, wide = _keys(base, i, split, pricer), itemsize / pricer.itemsize(graph.tensors[node.inputs[0]].dtype)
+        size += pieces + (3 * wide * pieces + 2 * wide * outs if trained else wide * outs)
+    return size + (2 * outs if trained and i in base.repeated else 0.0)  # the residual stream's gradient, as wide as the result, as carried and as added to
 
 
 def _experts_bytes(base: Base, i: int, split: Split, trained: bool, pricer: Pricer) -> float:
@@ -186,13 +229,13 @@ def _positions(base: Base, i: int, split: Split, pricer: Pricer) -> float:
 def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float, float]:
     """Seconds of the collectives inside the node's kernel: forward, backward, and those of the forward pass whose results a block may keep."""
     rule, mesh = base.rules[i], pricer.sizes
-    if not rule.inner:
-        return 0.0, 0.0, 0.0
     local = rule.local(split, mesh)
     forward = backward = kept = 0.0
     for inner in rule.inner:
         axes = inner.axes(split, mesh)
-        size = float(inner.payload_bytes(local, group(axes, mesh), pricer.itemsize("float32"))) if axes else 0.0
+        if not axes:
+            continue
+        size = float(inner.payload_bytes(local, group(axes, mesh), pricer.itemsize("float32")))
         (f, b), each = inner.times(group(axes, mesh)), pricer.collective_s(inner.kind, axes, size)
         wanted = inner.operand < 0 or base.graph.nodes[i].inputs[inner.operand] in base.grad
         forward, backward, kept = forward + f * each, backward + b * each * wanted, kept + f * each * inner.kept

@@ -23,7 +23,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
 
 from planner.layout import Axes, Layout, group
 
@@ -265,16 +268,29 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = Limits()) -
     options += [f for f in rule.paired if f not in limits.forbidden]
     if rule.linear and limits.pending:
         options.append(PENDING)
-    found = []
-    for choice in itertools.product(("", *options), repeat=len(axes)):
-        assignment: dict[str, list[str]] = {}
-        for a, f in zip(axes, choice, strict=True):
-            if f:
-                assignment.setdefault(f, []).append(a)
-        split = Split.of(assignment)
-        if legal(rule, split, mesh, limits):
-            found.append(split)
-    return tuple(found)
+    splits, bits = _menu(tuple(options), tuple(axes))
+    devices = np.ones(1, np.int64)
+    for a in axes:
+        devices = np.concatenate([devices, devices * mesh[a]])
+    fits = np.broadcast_to(_fits(rule, dict(zip(options, devices[bits], strict=True)), limits), len(splits))
+    return tuple(itertools.compress(splits, fits.tolist()))
+
+
+@cache
+def _menu(options: tuple[str, ...], axes: Axes) -> tuple[tuple[Split, ...], np.ndarray]:
+    """Every way to give each of the axes to an option or to none, the empty one first, and bits of the axes that each option gets. [options, splits]"""
+    each = list(itertools.product(range(-1, len(options)), repeat=len(axes)))
+    bits = np.zeros((len(options) + 1, len(each)), np.int64)
+    for k, options_of in enumerate(np.array(each, np.int64).reshape(len(each), len(axes)).T):
+        bits[options_of, np.arange(len(each))] |= 1 << k
+    splits = []
+    for of in each:
+        given: dict[str, list[str]] = {}
+        for a, k in zip(axes, of, strict=True):
+            if k >= 0:
+                given.setdefault(options[k], []).append(a)
+        splits.append(Split.of(given))
+    return tuple(splits), bits[:-1]  # the last row is of axes that no option gets
 
 
 def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Limits()) -> bool:
@@ -284,37 +300,36 @@ def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Li
         return False
     if rule.inner and any(i.kind == "collective-permute" and i.axes(split, mesh) != split.axes(i.factor) for i in rule.inner):  # neighbours are counted along the mesh
         return False
-    for f, cut in split.pairs:
-        if f == PENDING:
-            if not rule.linear:
-                return False
-            continue
-        n = group(cut, mesh)
-        if n > rule.most.get(f, n):
-            return False
-        if f in rule.paired:
-            if any(rule.sizes[m] % group(rule.axes(m, split), mesh) for m in rule.paired[f]):
-                return False
-            continue
-        if f not in rule.sizes or f in rule.whole:
-            return False
-        size, wide = rule.sizes[f], -(-rule.sizes[f] // n) * n
-        if size < n or ((wide > size) and (f in rule.no_pad or (wide - size) / wide > limits.waste)):
-            return False
-    if not rule.compound:
-        return True
-    local = rule.local(split, mesh)
-    return all(_compound_ok(dim, split, local, rule, mesh) for dim in rule.compound)
-
-
-def _compound_ok(dim: Dim, split: Split, local: Mapping[str, int], rule: Rule, mesh: Mapping[str, int]) -> bool:
-    cut = [f for f in dim if rule.axes(f, split)]
-    if not cut:
-        return True
-    # A padded factor inside a compound dim would interleave padding with data, unless it is the major one and alone in being cut.
-    if any(rule.sizes[f] % group(rule.axes(f, split), mesh) for f in cut):
+    if any(not rule.linear if f == PENDING else f not in rule.paired and (f not in rule.sizes or f in rule.whole) for f, _ in split.pairs):
         return False
-    for i, f in enumerate(dim):
-        if f in cut and any(local[before] > 1 for before in dim[:i]):
-            return False
-    return True
+    return bool(_fits(rule, {f: group(cut, mesh) for f, cut in split.pairs}, limits))
+
+
+def _fits(rule: Rule, parts: Mapping[str, Any], limits: Limits) -> Any:
+    """Whether choices of a rule may be cut into so many pieces: numbers, or arrays over splits."""
+    fits: Any = True
+    for f, n in parts.items():
+        if f in rule.most:
+            fits = fits & (n <= rule.most[f])
+        for member in rule.paired.get(f, ()):
+            fits = fits & ((n == 1) | (rule.sizes[member] % _pieces(rule, member, parts) == 0))
+        if f in rule.sizes and f not in rule.paired:
+            size, wide = rule.sizes[f], -(-rule.sizes[f] // n) * n
+            fits = fits & (size >= n) & ((wide == size) | ((wide - size) / wide <= (-1.0 if f in rule.no_pad else limits.waste)))
+    for dim in rule.compound:
+        alone: Any = True  # every factor before is cut down to one
+        for f in dim:
+            # A padded factor inside a compound dim would interleave padding with data.
+            n = _pieces(rule, f, parts)
+            fits = fits & ((n == 1) | (alone & (rule.sizes[f] % n == 0)))
+            alone = alone & (rule.sizes[f] <= n)
+    return fits
+
+
+def _pieces(rule: Rule, factor: str, parts: Mapping[str, Any]) -> Any:
+    """Into how many pieces a factor is cut, alone and in pairs."""
+    n = parts.get(factor, 1)
+    for name, members in rule.paired.items():
+        if factor in members:
+            n = n * parts.get(name, 1)
+    return n

@@ -1,0 +1,92 @@
+"""What a weight costs that is needed in a layout: the reduction of its gradient, its share of the optimizer's state and pass, per optimizer level."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.flow import Plan, cut_layout, own_level, weight_plan
+from planner.layout import Axes, group, local_shape
+from planner.moments import left_bytes
+from planner.parked import parks, tables, to_reduce, ways
+from planner.variables import ZERO_LEVELS
+
+if TYPE_CHECKING:
+    from planner.base import Base
+    from planner.price import Pricer
+
+CELLS = (len(ZERO_LEVELS), 7)
+"""Shape of what one weight costs."""
+
+
+class WeightCosts:
+    """Of one base on one mesh. Prices are kept in the pricer, for all bases and meshes of stages that share it."""
+
+    def __init__(self, base: Base, pricer: Pricer, zero_axes: Axes) -> None:
+        self.base, self.pricer, self.zero_axes = base, pricer, zero_axes
+        self.graph, self.sizes = base.graph, dict(pricer.sizes)
+        self._sharded = Plan(tuple(self.sizes.items()), {}, 1, zero_axes)
+
+    def of(self, name: str, layout: int, twice: bool) -> np.ndarray:
+        """[levels, 7]: seconds once a step, seconds each microbatch, seconds each to add up gradients of several, state bytes, bytes of the sum over microbatches, of the
+        whole gradient and of the piece left of it, of one weight needed in a layout (a number of the atlas), per optimizer level. State has a gradient where there is a
+        loop over blocks (planner.evaluate).
+
+        twice: the backward pass reads the weight too, so that level 3 gathers it again.
+        """
+        t, memo = self.graph.tensors[name], self.pricer.memo
+        stacked, waits = self._stacked(name), self.waits(name)
+        key = "weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice, self.base.written_out, stacked, waits
+        if key not in memo:
+            memo[key] = self._costs(name, layout, twice, stacked)
+        found: np.ndarray = memo[key]
+        return found
+
+    def waits(self, name: str) -> bool:
+        """Whether a weight waits in the host's memory."""
+        if name not in self.base.own or not parks(self.graph, name):
+            return False
+        inside = self.graph.consumers[name][0][0] in self.base.repeated
+        return "parameters" in self.pricer.offload if inside else "embeddings" in self.pricer.offload and name in tables(self.graph)
+
+    def _stacked(self, name: str) -> int:
+        """Of how many repeats a device has a weight in one array: with stages those it holds (interleaved ones scatter fewer at once under level 2)."""
+        first, repeats = self.base.stacks.get(name, (-1, 1))
+        dealt = self.base.dealt
+        return -(-repeats // self.pricer.mesh.stages) if dealt is not None and dealt[0][0] == first else repeats
+
+    def _costs(self, name: str, layout: int, twice: bool, stacked: int) -> np.ndarray:
+        recipe, price, t, need = self.pricer.recipe, self.pricer, self.graph.tensors[name], self.pricer.atlas.layouts[layout]
+        local = float(prod(local_shape(t.shape, need, self.sizes)))
+        if name not in self.base.grad:
+            held = local * (recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype))
+            row = (0.0, price.host_s(2 * held), 0.0, 0.0, 0.0, 0.0, 0.0) if self.waits(name) else (0.0, 0.0, 0.0, held, 0.0, 0.0, 0.0)
+            return np.array([row] * len(ZERO_LEVELS))
+        plan = weight_plan(self.graph, name, [need], self._sharded, True)
+        cut = group(plan.axes, self.sizes) if plan.zero and plan.dim >= 0 else 1
+        piece = float(prod(local_shape(t.shape, cut_layout(plan), self.sizes)))  # padded where the group does not divide the dim
+        written = self.base.written_out
+        shown = 1 - price.runtime.overlap  # of the gradients' reduction: the rest hides under the backward pass
+        resident = 0.0 if "optimizer" in price.offload else recipe.state_bytes  # what passes through the device while it is used is counted with the whole plan
+        levels = [own_level(zero, t.shape) if cut > 1 and zero else 0 for zero in ZERO_LEVELS]
+        rows = {}
+        for level in dict.fromkeys(levels):
+            rest = tuple(a for a in need.fan if not level or a not in plan.axes)
+            own, whole = (piece, piece * cut) if level else (local, local)
+            state = (own if level == 3 else local) * (recipe.parameter_bytes + (0.0 if written else recipe.gradient_bytes)) + own * resident
+            full = whole * recipe.reduction_bytes
+            late = level < 3  # outside blocks, where collectives travel in buckets
+            scatter = shown * price.collective_s("reduce-scatter", plan.axes, full, bucketed=late, stacked=stacked) if level else 0.0
+            collect = price.collective_s("all-gather", plan.axes, whole * recipe.parameter_bytes, bucketed=late, stacked=stacked) if level else 0.0
+            step = shown * price.collective_s("all-reduce", rest, own * recipe.reduction_bytes, bucketed=True, stacked=stacked) + price.optimizer_s(own, price.offload)
+            once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
+            added = (own if level >= 2 else local) * recipe.gradient_bytes
+            each = (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0)
+            rows[level] = (once, each, price.sum_s(added), state, 0.0 if level == 3 and not written else added,
+                           local * recipe.gradient_bytes, own * left_bytes(recipe, level))  # fmt: skip
+            if self.waits(name):  # what is on its way is counted with the whole plan
+                moved, (once, each, sums, *_) = ways(own if level == 3 else local, local, own, level, to_reduce(plan, level), recipe), rows[level]
+                rows[level] = (once + price.host_s(moved.once), each + price.host_s(moved.each), sums + price.host_s(moved.added), own * resident, 0.0, 0.0, 0.0)
+        return np.array([rows[level] for level in levels])
