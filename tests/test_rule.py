@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.layout import Layout
 from planner.ops.shape import reshape_factors
-from planner.rule import Split, candidates, legal, parse
+from planner.rule import Limits, Rule, Split, candidates, legal, parse
 
 MESH = {"data": 2, "model": 4}
 ORDER = ("data", "model")
@@ -33,6 +35,23 @@ def test_candidates_cover_every_assignment_once() -> None:
     found = candidates(matmul(), MESH)
     assert len(found) == len(set(found)) == 5 * 5  # each axis on b, m, k, n or nothing
     assert found[0] == Split()
+
+
+RULES = [
+    matmul(),
+    parse("a b -> a b", ((9, 10),), ((9, 10),), linear=(0,)),
+    parse("(h d) k! -> h d k!", ((32, 6),), ((2, 16, 6),), sizes={"h": 2, "d": 16}),
+    parse("a h -> a h", ((24, 12),), ((24, 12),), no_pad=frozenset({"a"}), most={"h": 2}, paired={"both": ("a", "h")}),
+]
+
+
+@given(st.sampled_from(RULES), st.lists(st.integers(1, 6), min_size=1, max_size=3), st.sampled_from([0.0, 0.2, 0.5]))
+def test_candidates_are_all_that_is_legal(rule: Rule, sizes: list[int], waste: float) -> None:
+    mesh, limits = dict(zip("xyz", sizes, strict=False)), Limits(waste=waste)
+    axes = [a for a, n in mesh.items() if n > 1]
+    every = [Split.of({f: [a for a, g in zip(axes, given, strict=True) if g == f] for f in (*rule.choices, "+")})
+             for given in product(("", *rule.choices, "+"), repeat=len(axes))]  # fmt: skip
+    assert set(candidates(rule, mesh, limits)) == {s for s in every if legal(rule, s, mesh, limits)}
 
 
 def test_whole_factors_are_never_cut() -> None:

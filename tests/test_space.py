@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import prod
 
 import numpy as np
@@ -16,13 +16,15 @@ from planner.conversions import Atlas, Conversions
 from planner.evaluate import price_plan
 from planner.families import batch_only, restrict
 from planner.flow import Plan, cut_layout
+from planner.kinds import Kinds
 from planner.layout import Layout, convert, local_shape
 from planner.meshes import meshes
 from planner.model import Model, Workload
 from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, evaluate
+from planner.rule import Limits
 from planner.solvers import solve
-from planner.space import Base, Space, build_space
+from planner.space import Base, Space, Variable, build_space
 from planner.topology import for_devices
 
 MODELS = [("zoo:gpt2-small,layers=3", 8), ("zoo:llama3-8b,layers=3,seq=512", 16), ("zoo:resnet50", 32)]
@@ -175,3 +177,33 @@ def test_a_restricted_space_is_the_space_with_fewer_options() -> None:
     assert costs[0].bound == costs[1].bound
     assert all(len(v.splits) == 1 for v in small.variables if v.kind == "op")
     assert all(c.min() < FORBIDDEN for c in assemble(small, Techniques(1), None).cost)
+
+
+@pytest.mark.parametrize(("source", "batch"), [("zoo:llama-tiny", 16), ("zoo:mixtral-tiny", 16), ("zoo:resnet-tiny", 12), ("zoo:lstm-tiny", 8)])
+def test_splits_priced_together_are_those_priced_one_by_one(source: str, batch: int) -> None:
+    space = space_of(source, batch)
+    rows = [f.name for f in fields(Variable) if f.name.endswith(("_s", "_bytes")) or f.name == "pieces"]
+    rule_of, order = space.base.rules, tuple(space.pricer.sizes)
+    every = Kinds(space.base, space.pricer, Limits(), {}, order)
+    for i in space.base.times:
+        whole = every.of(i).variable
+        for k, split in enumerate(whole.splits):
+            one = Kinds(space.base, space.pricer, Limits(), {i: (split,)}, order).of(i)
+            for name in rows:
+                alone, among = getattr(one.variable, name), getattr(whole, name)
+                same = [np.array_equal(alone[z][0], among[z][k]) for z in alone] if isinstance(alone, dict) else [np.array_equal(alone[0], among[k])]
+                assert all(same), (space.base.graph.nodes[i].op, split, name)
+            for slot, row in enumerate(one.needs):
+                if row is not None:
+                    layout = rule_of[i].operand(slot, split, order)
+                    has = space.base.graph.nodes[i].inputs[slot] in space.base.grad
+                    assert space.pricer.atlas.layouts[row.layouts[0]] == (layout if has else Layout(layout.dims, layout.partial))
+
+
+def test_all_nodes_of_a_class_that_read_a_tensor_alike_are_one_link() -> None:
+    space = space_of("zoo:t5-tiny", 16)
+    graph, read = space.base.graph, {v.name: k for k, v in enumerate(space.variables) if v.kind == "hub"}
+    assert any(len(w.uses) < len(graph.consumers[w.name]) for w in space.base.wires)  # what the encoder makes for every decoder block
+    for name, k in read.items():
+        v = space.variables[k]
+        assert sum(link.count for link in space.links if link.a == k) == v.count * len(graph.consumers[name])
