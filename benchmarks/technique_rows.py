@@ -101,6 +101,7 @@ SPECIAL = (
     Row("pipeline, unequal stages, interleaved, four chunks", RESNET, "pp=2,dp=2,tp=2,micro=4,zero=2,virtual=4"),
     *(Row("optimizer state in the host's memory", source, "dp=8,zero=1,micro=1,offload=optimizer") for source in (GPT, MIXTRAL, T5, RESNET)),
     Row("optimizer state in the host's memory, with all else", LLAMA, "pp=2,dp=2,tp=2,micro=4,zero=2,recompute=block,offload=optimizer"),
+    Row("optimizer state in the host's memory, unequal stages", RESNET, "pp=2,dp=2,tp=2,micro=4,zero=2,virtual=2,offload=optimizer"),
     Row("multi-copy, two turns, recompute, level 3", GPT, "dp=4,tp=2,zero=3,micro=4,recompute=block-keep,copies=2", batch=32),
     Row("multi-copy, two axes of tensors, level 1, recompute", LLAMA, "dp=2,model=2,model2=2,zero=1,micro=2,recompute=block,copies=2"),
     Row("multi-copy, level 2, two turns", LLAMA, "dp=4,tp=2,zero=2,micro=4,copies=2", batch=32),

@@ -122,8 +122,7 @@ class Offered:
             return 0
         if base.dealt:
             return base.dealt[0][2]
-        whole = self.request.runtime.kernels is None and not self.request.offload
-        return min(MOST_CHUNKS, len(base.places) + 1) if base.places and whole else 0
+        return min(MOST_CHUNKS, len(base.places) + 1) if base.places and self.request.runtime.kernels is None else 0
 
     def allowed(self) -> Family | None:
         """What the mode leaves; None leaves everything the pins do."""

@@ -12,8 +12,11 @@ from math import prod
 
 from planner.flow import Flow
 from planner.graph import FLOATS
-from planner.layout import STAGE, Axes, Layout, group, local_shape, padded
+from planner.layout import STAGE, Axes, Layout, group, local_shape
 from planner.unequal import Stages
+
+PARTS = 16
+"""What a device holds of a trained buffer's state divides into so many equal parts: those that are updated one by one where state waits in the host's memory."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ def _buffer(flow: Flow, kind: tuple[bool, str, Axes, Axes], pieces: tuple[Piece,
     trained, dtype, axes, fan = kind
     plan, mesh = flow.plan, dict(flow.plan.mesh)
     zero = tuple(a for a in fan if a in plan.zero_axes) if trained and plan.zero else ()
-    length = padded(max(p.end for p in pieces), zero, mesh)
+    even = group(zero, mesh) * (PARTS if trained else 1)
+    length = -(-max(p.end for p in pieces) // even) * even
     dtype = dtype if dtype != "float" else flow.graph.tensors[pieces[0].name].dtype
     return Buffer(key, dtype, trained, axes, fan, plan.zero if zero else 0, zero, length, pieces)
 

@@ -76,8 +76,8 @@ def check_mesh(strategy: Strategy, devices: int) -> None:
         wrong = f"{t['microbatches']} microbatches do not go in groups of {dict(strategy.mesh_shape)[STAGE]}, as interleaved stages take them"
     elif schedule == INTERLEAVED and not t.get("cuts") and not any(int(b["repeats"]) % (dict(strategy.mesh_shape)[STAGE] * virtual_of(t)) == 0 for b in strategy.blocks):
         wrong = f"no repeated blocks divide into {dict(strategy.mesh_shape)[STAGE]} stages of {virtual_of(t)} chunks (virtual)"
-    elif t.get("cuts") and (len(t["cuts"]) + 1 != dict(strategy.mesh_shape).get(STAGE, 1) * virtual_of(t) or t["recompute"] != "block" or offload_of(t)):
-        wrong = f"stages cut before {', '.join(map(str, t['cuts']))} need one chunk more (stages times virtual), recompute block, and no offload"
+    elif t.get("cuts") and (len(t["cuts"]) + 1 != dict(strategy.mesh_shape).get(STAGE, 1) * virtual_of(t) or t["recompute"] != "block"):
+        wrong = f"stages cut before {', '.join(map(str, t['cuts']))} need one chunk more (stages times virtual), and recompute block"
     elif set(t["zero_group"]) - set(names):
         wrong = f"zero_group names axis {min(set(t['zero_group']) - set(names))!r}, which the mesh has not"
     elif any(int(b["first"]) < 0 or int(b["period"]) < 1 or int(b["repeats"]) < 1 for b in strategy.blocks):

@@ -4,6 +4,8 @@
            + handing on and back in each + reductions + optimizer
     peak = parameters + gradients (of a microbatch, and their sums) + optimizer state + what waits in the ring + the chunk that needs most
 
+State that waits in the host's memory is on the device part by part, after the backward pass: it takes room only where that is more than ring and chunk took before.
+
 The first S - 1 forward passes and the last S - 1 backward ones are the bubble. The last chunk has no forward pass of its own, and but under gpipe none backward once forward
 passes are through. A chunk's forward pass cuts its weights out of the buffers they lie in, its backward pass does so again and puts their gradients together: copies of the
 chunk's weights, in time and in memory. The sums of gradients are those of all of a stage's chunks in every tick. While the backward pass of a chunk runs it keeps what a
@@ -18,10 +20,10 @@ from dataclasses import dataclass
 from costmodels.memory import Breakdown
 from planner import account, unequal_account
 from planner.base import Base
-from planner.evaluate import Cost, kept_tensors, passes
+from planner.evaluate import PARKED_ARRAYS, Cost, kept_tensors, passes
 from planner.flow import Flow
 from planner.kernels import kernel_times
-from planner.packing import buffers
+from planner.packing import PARTS, buffers
 from planner.price import Pricer
 from planner.unequal import handed, rooms
 
@@ -104,19 +106,22 @@ def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
     mesh = dict(flow.plan.mesh)
     added = sum(b.state_length(mesh) if b.level == 2 else b.length for b in buffers(flow, unequal_account.found(flow)) if b.trained)
     sums = pricer.sum_s(unequal_account.passing(flow).ticks * added * pricer.recipe.gradient_bytes)
-    return pricer.optimizer_s(unequal_account.state_elements(flow), ()) + sums
+    return pricer.optimizer_s(unequal_account.state_elements(flow), flow.plan.offload) + sums
 
 
 def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
     recipe, mesh, stages = pricer.recipe, dict(flow.plan.mesh), unequal_account.found(flow)
-    parameters = gradients = state = 0.0
+    parameters = gradients = state = on_way = 0.0
     for b in buffers(flow, stages):
         parameters += b.length * (recipe.parameter_bytes if b.dtype.startswith(("float", "bfloat")) else pricer.itemsize(b.dtype))
         if b.trained:
             piece = b.state_length(mesh)
             gradients += (b.length + (piece if b.level == 2 else b.length)) * recipe.gradient_bytes
-            state += piece * recipe.state_bytes
+            if "optimizer" in flow.plan.offload:
+                on_way = max(on_way, PARKED_ARRAYS * piece / PARTS * recipe.state_bytes)
+            else:
+                state += piece * recipe.state_bytes
     boundary = sum(rooms(handed(flow, stages)).values()) * pricer.itemsize("float32")
     waiting = unequal_account.passing(flow).waiting
     slack, own = 1 + pricer.runtime.memory_slack, dict[int, list[float]]()
@@ -127,4 +132,5 @@ def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
         opened = unequal_account.opened_bytes(flow, stages, k, pricer.itemsize)
         own[k] = [sum(kept.get(i, 0.0) for i in stages.nodes[k]), max(working[base.shared[i]] for i in stages.nodes[k]) + opened]
     held, work = max(own.values(), key=sum)
-    return Breakdown(int(parameters), int(gradients), int(state), int((waiting * boundary + held) * slack), int((work + SLOTS * boundary) * slack))
+    kept_bytes, temporary = (waiting * boundary + held) * slack, (work + SLOTS * boundary) * slack
+    return Breakdown(int(parameters), int(gradients), int(state + max(0.0, on_way - kept_bytes - temporary)), int(kept_bytes), int(temporary))

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
-from planner.api import reopen
+from planner.api import program, reopen
 from planner.base import Base
 from planner.errors import PlanError
 from planner.evaluate import derived
 from planner.flow import Plan
 from planner.model import Model, Workload
+from planner.packing import PARTS, buffers
 from planner.pins import parse_pins
 from planner.pipeline import Passing
 from planner.report.explain import explain, explain_node
@@ -304,3 +305,40 @@ def test_buffers_give_back_what_was_packed(monkeypatch: pytest.MonkeyPatch) -> N
     assert not buffer[0, 1, 0, 8:12].any() and np.array_equal(buffer[0, 1, 1, :8].reshape(2, 4), values["a"][3:])
     fresh = packed.unpacked("buffer", row, packed.initial_value("buffer", row, 0, {"c": values["c"]}))
     assert np.array_equal(fresh["c"], values["c"]) and abs(fresh["b"].mean() - 1) < 0.1 and 0 < np.abs(fresh["a"]).max() < 0.2
+
+
+def test_state_waits_in_the_hosts_memory() -> None:
+    """It leaves the devices, pays for its way, and the program and the file say so; buffers are as long as without, so that checkpoints go both ways."""
+    here, away = (plan(RESNET, f"pp=2,dp=2,micro=4,zero=1,virtual=2,offload={what}") for what in ("none", "optimizer"))
+    state = here.costs["memory_breakdown_bytes"]["optimizer"]
+    assert away.costs["memory_breakdown_bytes"]["optimizer"] == 0 < state  # what is on its way needs less than activations did
+    assert here.costs["memory_per_device_bytes"] - away.costs["memory_per_device_bytes"] == state
+    moved = 2 * state / from_json(away.topology).device.host_bytes_per_s
+    assert away.costs["optimizer_time_s"] - here.costs["optimizer_time_s"] == pytest.approx(moved, rel=1e-3)
+    model = reopen(away, RESNET)
+    assert reprice(away, model, from_json(away.topology)).cost.step_time_s == pytest.approx(away.costs["step_time_s"], rel=1e-5)
+    graph = model.graph(4)
+    lengths = []
+    for s in (here, away):
+        flow, _ = derived(Base.of(graph, training=True), s.plan_for(graph))
+        stages = stages_of(flow)
+        assert stages is not None
+        lengths.append([b.length for b in buffers(flow, stages)])
+        assert all(b.state_length({"stage": 2, "data": 2}) % PARTS == 0 for b in buffers(flow, stages) if b.trained)
+    assert lengths[0] == lengths[1]
+    texts = [program(s, RESNET).text for s in (here, away)]
+    assert f"PARTS = {PARTS}" in texts[1] and 'memory_kind="pinned_host"' in texts[1] and "PARTS" not in texts[0]
+
+
+def test_a_buffer_is_updated_part_by_part_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameter, moments and what they become, in the order of the buffer."""
+    import jax
+
+    from planner.emit.parts import packed_host
+    from planner.emit.parts.adamw import update
+
+    monkeypatch.setattr(packed_host, "PARTS", 4)
+    p, g, m, v = np.random.default_rng(0).random((4, 1, 2, 8)).astype(np.float32)
+    found = jax.jit(packed_host.update_away, static_argnums=0)(0, p, g, (m, v), 3.0)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(jax.jit(update)(p, g, (m, v), 3.0)), strict=True):
+        assert a.shape == b.shape and np.allclose(a, b, rtol=1e-6)

@@ -37,7 +37,8 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     roots = {"main", "make_gradients"} if train else {"main"}
     mentioned = names_in(model)
     sliced = any(what in IN_LOOPS for what in w.flow.plan.offload)
-    instead = (*(["packed"] if w.stages else []), *(["away"] if w.away else []), *(["slices"] if sliced else []))
+    parked = ["packed_host"] if w.stages and "optimizer" in w.flow.plan.offload else []
+    instead = (*(["packed"] if w.stages else []), *parked, *(["away"] if w.away else []), *(["slices"] if sliced else []))
     functions = parts_for(roots | mentioned, files, instead)
     before = parts_for(mentioned, files)
     tables = _tables(w, workload, compute, model_folder)

@@ -17,7 +17,7 @@ from planner.emit.writer import Function, Writer
 from planner.errors import PlanError
 from planner.layout import STAGE, Layout
 from planner.ops.base import tuple_text
-from planner.packing import Buffer, Piece, buffers
+from planner.packing import PARTS, Buffer, Piece, buffers
 from planner.pipeline import Passing
 from planner.unequal import Stages, handed, rooms, stage_flow
 
@@ -124,4 +124,6 @@ def _gradients(w: Writer) -> str:
         dim = len(dims) - 1 if b.zero else 0
         rows.append(f"    {literal(b.key)}: ({tuple_text(b.fan)}, {tuple_text(b.rest)}, {tuple_text(b.zero)}, {dim}, {spec_text(Layout(dims))}),")
     each = any(b.level == 2 for b in own)
+    if "optimizer" in w.flow.plan.offload:
+        rows = [f"PARTS = {PARTS}  # of a buffer, whose state is brought from the host's memory one after the other", *rows]
     return "\n".join([*rows, "}", f"SCATTER_EACH_MICROBATCH = {each}", ""])

@@ -23,6 +23,7 @@
     IN_TRUNK, IN_FINISH   trained parameters that only `trunk`, or only `finish`, reads
     PACKED            buffer of weights of unequal stages -> of each weight in it (number of its chunk, first element, shape of a device's piece, whole shape, mean of
                       a fresh start, PartitionSpec), in the order of LABELS
+    PARTS             of buffers of weights, in which they are updated where the optimizer's state waits in the host's memory
     HANDED, ROOM      per chunk what it is given: (axes, first element, shape) of each; axes -> elements of the buffer that is handed on
     FIRST_BACKWARD    tick of the first backward pass of unequal stages
     OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
@@ -77,6 +78,7 @@ DEALT: set[str] = set()
 IN_TRUNK: set[str] = set()
 IN_FINISH: set[str] = set()
 PACKED: dict[str, tuple[Any, ...]] = {}
+PARTS = 1
 HANDED: tuple[Any, ...] = ()
 ROOM: dict[tuple[str, ...], int] = {}
 FIRST_BACKWARD = 0
