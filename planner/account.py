@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from planner.emit.merge import Merged, merged
+from planner.emit.merge import Merged, around, merged
 from planner.emit.replay import Product, Replay, block_mode, parts, products, repeated, replay, sharded
 from planner.emit.runs import Carry, Run, dealt_run, inner_flow, outer_flow, passes_of
 from planner.flow import Flow, WeightPlan, cut_layout, stored_layout
@@ -86,29 +86,22 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
     graph, pipeline = flow.graph, pipeline_of(flow.graph, flow.plan)
     ticks, ends = (pipeline.ticks, pipeline.after_times) if pipeline else (micro, micro)
     turns, passes = micro // flow.plan.copies, passes_of(flow, runs)
-    outer = flow
-    for run in runs:
-        outer = outer_flow(outer, run)
-    inside = {i for run in runs for i in range(run.first, run.end)}
-    made_inside = {o for i in inside for o in graph.nodes[i].outputs if o}
-    own_weights = {n for run in runs for names in run.weights for n in names}
     last = {c.leaves[-1] for run in runs for c in run.carries}
     varying = differing(flow)
-    trees = {n: t for n, t in outer.trees.items() if not ((n in made_inside and n not in last) or n in own_weights or n in graph.constants)}
-    loose = [i for i in range(len(graph.nodes)) if i not in inside]
-    once = merged(outer, loose, trees, [n for run in runs for n in (*(c.enters for c in run.carries), *run.shared)])
-    alike = once.gradients if pipeline is None else frozenset[str]()
-    for name, tree in trees.items():
+    outside = around(flow, runs)
+    outer, once = outside.flow, outside.once
+    alike = once.gradients if pipeline is None else dict[str, str]()
+    for name, tree in outside.trees.items():
         # Forward collectives of values that no input reaches are the same in every microbatch: compilers take them out of the loop.
         for path in tree.paths():
             with_ends = _with_ends(outer, name, path, pipeline, last) if pipeline else {False}
             times = (ticks if False in with_ends else 0) + (ends if True in with_ends else 0) if pipeline else passes(name)
             yield from way_uses(outer, name, path, times, times if name in varying else 1, once, size, "before" if False in with_ends else "after")
-    for i in loose:
+    for i in outside.nodes:
         late = pipeline is not None and pipeline.late(i)
         yield from kernel_uses(flow, i, int(pipeline.turns(i)) if pipeline else passes(made_by(graph, i)), size, "after" if late else "before")
     if pipeline and pipeline.schedule == "gpipe":  # head and loss are one function that keeps nothing but what it is given
-        ending = [i for i in loose if pipeline.late(i)]
+        ending = [i for i in outside.nodes if pipeline.late(i)]
         yield from again_uses(outer, replay(outer, ending, "all", (*graph.inputs, *last)), "all", lambda name: ends, once, size, "after")
     stacked: dict[str, tuple[int, int]] = {}  # weight of a block -> blocks that a device holds, and those of them that run in a turn
     gathered: dict[str, list[tuple[bool, bool]]] = {}  # sharded weight -> per function that gathers it, whether forward does, and backward again
@@ -280,8 +273,8 @@ def kernel_uses(flow: Flow, i: int, times: int, size: ItemSize, where: str, agai
 
 def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[tuple[bool, bool]], over: Axes, alike: bool,
                stacked: tuple[int, int]) -> Iterator[Use]:  # fmt: skip
-    """The reduction of one weight's gradient (alike: equal to another's, while sums over microbatches are values of their own) and, with sharded state, the gathering
-    of the parameter. stacked: of how many repeats it is one array when the optimizer runs, and in each microbatch."""
+    """The reduction of one weight's gradient (alike: equal to another's, which is reduced once for both) and, with sharded state, the gathering of the parameter.
+    stacked: of how many repeats it is one array when the optimizer runs, and in each microbatch."""
     tensor, mesh = flow.graph.tensors[name], dict(flow.plan.mesh)
     what = flow.graph.labels.get(name, name)
     level = plan.zero if plan.dim >= 0 else 0
@@ -293,10 +286,10 @@ def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSi
         yield Use("all-gather", plan.axes, full, micro * sum(again for _, again in gathered), "recompute", what)
         yield Use("reduce-scatter", plan.axes, full, micro * len(gathered), "gradient", what)
     elif level:
-        yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what, True, alike and (micro == 1 or level == 2), stacked[level == 2])
+        yield Use("reduce-scatter", plan.axes, full, micro if level == 2 else 1, "gradient", what, True, alike, stacked[level == 2])
         yield Use("all-gather", plan.axes, full, 1, "optimizer", what, True, stacked=stacked[0])
     if rest:
-        yield Use("all-reduce", rest, piece, 1, "gradient", what, True, alike and micro == 1, stacked[0])
+        yield Use("all-reduce", rest, piece, 1, "gradient", what, True, alike, stacked[0])
 
 
 def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[str, dict[str, dict[str, int | Fraction]]]:

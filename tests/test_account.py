@@ -19,11 +19,16 @@ from planner.account import Use, traffic
 from planner.emit.merge import Merged
 from planner.emit.program import emit, emitted_runs
 from planner.emit.replay import Reads, Replay
-from planner.flow import Plan, derive, own_level
+from planner.flow import Plan, derive, own_level, rule_of
 from planner.graph import Graph, Node, Tensor
 from planner.pins import parse_pins
+from planner.reader import read_model
 from planner.rule import Split
+from planner.training import add_loss
 from planner.verify.compiled import Truth, predict, truth
+from planner.verify.numerics import compare, seeded_values
+from tests.reader_models import model as onnx_model
+from tests.reader_models import rand
 
 COUNTED = [c for c in cases() if c.model not in EXPORTS and by_hand(c, mesh_of(c, 8)) is not None]
 
@@ -95,7 +100,8 @@ def test_equal_conversions_of_equal_values_are_counted_once(monkeypatch: pytest.
     plan = Plan((("data", 8),), {n.id: cut if n.id in "ab" else Split() for n in nodes})
     right = truth(graph, plan, workload="infer", optimizer="")
     assert right.differences() == () and right.compiled == {("all-gather", "data"): 4 * 64}
-    monkeypatch.setattr("planner.account.merged", lambda *_: Merged(frozenset(), frozenset()))
+    for module in ("planner.account", "planner.emit.merge"):
+        monkeypatch.setattr(f"{module}.merged", lambda *_: Merged(frozenset(), frozenset(), {}))
     assert predict(graph, plan, workload="infer")[0] == {("all-gather", "data"): 2 * 4 * 64}
 
 
@@ -148,10 +154,27 @@ def test_biases_of_one_sum_have_one_gradient() -> None:
     every = traffic([replace(u, merged=False) for u in uses], flow.plan.order, dict(flow.plan.mesh))
     sent = traffic(uses, flow.plan.order, dict(flow.plan.mesh))
     assert every["all-reduce"]["data"]["payload"] - sent["all-reduce"]["data"]["payload"] == one.payload_bytes == 64
-    assert not any(u.merged for u in account.collectives(derive(*resnet(2), training=True)))  # sums over microbatches are values of their own
     graph, plan = resnet(2)
-    scattered = [u for u in account.collectives(derive(graph, replace(plan, zero=2, zero_axes=("data",)), training=True)) if u.merged]
-    assert [(u.what, u.kind, u.count) for u in scattered] == [(label, "reduce-scatter", 2)]  # what is scattered in every microbatch is no sum yet
+    summed, scattered = ([u for u in account.collectives(derive(graph, replace(plan, zero=zero, zero_axes=("data",)), training=True)) if u.merged] for zero in (0, 2))
+    assert [(u.what, u.kind, u.count) for u in summed] == [(label, "all-reduce", 1)]
+    assert [(u.what, u.kind, u.count) for u in scattered] == [(label, "reduce-scatter", 2)]
+
+
+@pytest.mark.parametrize(("op", "zero"), [("MatMul", 0), ("Conv", 0), *(pytest.param(op, zero, marks=pytest.mark.slow) for op in ("MatMul", "Conv") for zero in (1, 2))])
+def test_equal_gradients_of_microbatches_are_reduced_once(op: str, zero: int) -> None:
+    """In a loop over microbatches (MatMul), where compilers do not see that two sums are equal, and written out as CPUs get convolutions, where they do."""
+    result, weight, bias = {"MatMul": ("float[a,b] y", (16, 8), (8,)), "Conv": ("float[a,b,c,d] y", (8, 16, 1, 1), (8, 1, 1))}[op]
+    operand = "float[16,16] x" if op == "MatMul" else "float[16,16,4,4] x"
+    text = f"({operand}) => ({result}) {{ h = Tanh(x) p = {op}(x, v) q = Add(p, b) r = {op}(h, w) s = Add(r, c) y = Add(q, s) }}"
+    graph = add_loss(read_model(onnx_model(text, 18, v=rand(*weight), w=rand(*weight), b=rand(*bias), c=rand(*bias)), batch=16), "mse")
+    splits = {node.id: Split.of({rule_of(node, graph)[0].factors[0]: ["data"]}) for node in graph.nodes}
+    plan = Plan((("data", 8),), splits, microbatches=2, zero=zero, zero_axes=("data",) if zero else ())
+    assert 'EQUAL = {"c": "b"}' in emit(graph, plan, workload="train").text
+    (one,) = [u for u in account.collectives(derive(graph, plan, training=True)) if u.merged]
+    assert (one.what, one.kind) == ("c", "reduce-scatter" if zero else "all-reduce")
+    assert not truth(graph, plan).differences()
+    found, _ = compare(graph, plan, workload="train", backend="shard_map", values=seeded_values(graph, {}))
+    assert found.compared == 4 and found.gradients < 1e-5
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ the cotangent of the sum; a value read in several places gets a sum of its own. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from planner.emit.runs import Run, outer_flow
 from planner.flow import Flow
 from planner.graph import Node
 from planner.layout import Step, Tree
@@ -26,8 +27,32 @@ class Merged:
 
     forward: frozenset[Place]
     backward: frozenset[Place]
-    gradients: frozenset[str] = frozenset()
-    """Weights whose gradient is another's, which is reduced in the same way."""
+    gradients: Mapping[str, str]
+    """Weights whose gradient is another's, which is reduced in the same way -> that other."""
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a program has around its repeated blocks: the flow there, its nodes, and of the tensors that are converted there their trees."""
+
+    flow: Flow
+    nodes: tuple[int, ...]
+    trees: Mapping[str, Tree]
+    once: Merged
+
+
+def around(flow: Flow, runs: Sequence[Run]) -> Around:
+    """The program around `runs`, the repeated blocks that became one function."""
+    graph, outer = flow.graph, flow
+    for run in runs:
+        outer = outer_flow(outer, run)
+    inside = {i for run in runs for i in range(run.first, run.end)}
+    made = {o for i in inside for o in graph.nodes[i].outputs if o}
+    own = {n for run in runs for names in run.weights for n in names}
+    last = {c.leaves[-1] for run in runs for c in run.carries}
+    nodes = tuple(i for i in range(len(graph.nodes)) if i not in inside)
+    trees = {n: t for n, t in outer.trees.items() if not ((n in made and n not in last) or n in own or n in graph.constants)}
+    return Around(outer, nodes, trees, merged(outer, nodes, trees, [n for run in runs for n in (*(c.enters for c in run.carries), *run.shared)]))
 
 
 def merged(flow: Flow, nodes: Iterable[int], trees: Mapping[str, Tree], leaving: Iterable[str] = ()) -> Merged:
@@ -38,7 +63,7 @@ def merged(flow: Flow, nodes: Iterable[int], trees: Mapping[str, Tree], leaving:
     def number(key: object) -> int:
         return numbers.setdefault(key, len(numbers))
 
-    backward, gradients = _backward(flow, nodes, trees, frozenset(leaving), number) if flow.grad else (frozenset(), frozenset())
+    backward, gradients = _backward(flow, nodes, trees, frozenset(leaving), number) if flow.grad else (frozenset[Place](), dict[str, str]())
     return Merged(_forward(flow, nodes, trees, number), backward, gradients)
 
 
@@ -82,7 +107,7 @@ def _forward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], numb
     return frozenset(found)
 
 
-def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], leaving: frozenset[str], number) -> tuple[frozenset[Place], frozenset[str]]:  # type: ignore[no-untyped-def]
+def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], leaving: frozenset[str], number) -> tuple[frozenset[Place], dict[str, str]]:  # type: ignore[no-untyped-def]
     graph = flow.graph
     inside = frozenset(nodes)
     cotangent: dict[str, int] = {}  # of a value as its node makes it
@@ -135,13 +160,10 @@ def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], lea
     for name in trees:
         if name not in made and name in flow.grad:
             settle(name)
-    alike, met = set[str](), set[object]()
-    for name in (n for n in trees if n in flow.weights and n in flow.grad):
-        key = cotangent[name], flow.weights[name]
-        if key in met:
-            alike.add(name)
-        met.add(key)
-    return frozenset(found), frozenset(alike)
+    first: dict[object, str] = {}
+    weights = [n for n in trees if n in flow.weights and n in flow.grad]
+    leader = {name: first.setdefault((cotangent[name], flow.weights[name]), name) for name in weights}
+    return frozenset(found), {name: other for name, other in leader.items() if other != name}
 
 
 def _sum(parts: list[int], number) -> int:  # type: ignore[no-untyped-def]

@@ -9,6 +9,7 @@ from costmodels.runtime import RUNTIMES
 from planner.account import collectives, item_sizes
 from planner.buckets import KINDS, kinds
 from planner.copies import launch_bytes
+from planner.emit.merge import around
 from planner.emit.replay import sharded
 from planner.emit.runs import Run
 from planner.emit.source import comment, literal
@@ -224,8 +225,15 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         own = {n for run in w.runs for names in run.weights for n in names}
         loose = [p.key for p in parameters if sharded(w.flow, p.tensors[0]) and p.tensors[0] not in own]
         text += f"SCATTER_EACH_MICROBATCH = {each}\n"
+        text += _equal_table(w) if not w.pipeline else ""
         text += f"GATHERED = {{{', '.join(literal(k) for k in loose)}}}  # parameters gathered outside repeated blocks\n" if loose else "GATHERED = set()\n"
     return text
+
+
+def _equal_table(w: Writer) -> str:
+    """EQUAL."""
+    pairs = [f"{literal(w.parameters[name].key)}: {literal(w.parameters[other].key)}" for name, other in around(w.flow, w.runs).once.gradients.items()]
+    return f"EQUAL = {{{', '.join(pairs)}}}  # parameters whose gradient is another's, which is reduced once for both\n"
 
 
 def copies_table(plan: Plan) -> str:

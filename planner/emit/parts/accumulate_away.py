@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from planner.emit.parts.away import added, in_turn, nothing_yet, scaled
 from planner.emit.parts.exchange import pend
 from planner.emit.parts.loop_scan import over_microbatches
-from planner.emit.parts.tables import GRADIENTS, MICROBATCHES, loss_of
+from planner.emit.parts.tables import EQUAL, GRADIENTS, MICROBATCHES, loss_of
 
 
 def gradients(params, frozen, batch):
@@ -22,4 +22,5 @@ def gradients(params, frozen, batch):
         return (total[0] + loss, {key: added(key, total[1][key], g) for key, g in grads.items()}), None
 
     loss, grads = over_microbatches(one, (jnp.zeros(()), {key: nothing_yet(key, p) for key, p in pending.items()}), batch)
-    return loss / MICROBATCHES, {key: scaled(key, g, MICROBATCHES) for key, g in grads.items()}
+    grads = {key: scaled(key, g, MICROBATCHES) for key, g in grads.items() if key not in EQUAL}
+    return loss / MICROBATCHES, grads | {key: grads[other] for key, other in EQUAL.items()}

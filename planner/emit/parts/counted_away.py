@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from planner.emit.parts.away import added, in_turn, nothing_yet, scaled
 from planner.emit.parts.exchange import pend
 from planner.emit.parts.loop_scan import over_microbatches
-from planner.emit.parts.tables import GRADIENTS, loss_of
+from planner.emit.parts.tables import EQUAL, GRADIENTS, loss_of
 
 
 def gradients(params, frozen, batch):
@@ -27,4 +27,5 @@ def gradients(params, frozen, batch):
     start = jnp.zeros(()), jnp.zeros(()), {key: nothing_yet(key, p) for key, p in pending.items()}
     loss, rows, grads = over_microbatches(one, start, batch)
     rows = jnp.maximum(rows, 1)
-    return loss / rows, {key: scaled(key, g, rows) for key, g in grads.items()}
+    grads = {key: scaled(key, g, rows) for key, g in grads.items() if key not in EQUAL}
+    return loss / rows, grads | {key: grads[other] for key, other in EQUAL.items()}

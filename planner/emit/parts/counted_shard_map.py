@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from planner.emit.parts.exchange import after, pend, reduce_gradient, zeros_like_piece
 from planner.emit.parts.loop_scan import over_microbatches
-from planner.emit.parts.tables import GATHERED, GRADIENTS, SCATTER_EACH_MICROBATCH, loss_of
+from planner.emit.parts.tables import EQUAL, GATHERED, GRADIENTS, SCATTER_EACH_MICROBATCH, loss_of
 
 
 def gradients(params, frozen, batch):
@@ -27,5 +27,6 @@ def gradients(params, frozen, batch):
     loss, rows, grads = over_microbatches(one, start, batch)
     loss, grads = jax.tree.map(lambda t: t / jnp.maximum(rows, 1), (loss, grads))
     for key, (_, rest, axes, dim, _) in GRADIENTS.items():
-        grads[key] = reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim)
-    return loss, grads
+        if key not in EQUAL:
+            grads[key] = reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim)
+    return loss, grads | {key: grads[other] for key, other in EQUAL.items()}

@@ -16,6 +16,7 @@
     COPIES            microbatches that run at the same time, where they are several
     AWAY              parameters that wait in the host's memory, with their gradients
     FUSED             collectives that GPUs send together -> up to so many bytes; none where that is left to the compiler
+    EQUAL             parameters whose gradient is another's, in programs with microbatches -> that other: it is reduced once for both
     GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
     SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
     CARRIED           tensors handed from one pipeline stage to the next
@@ -70,6 +71,7 @@ STEP_OUTPUT_SPECS: tuple[Any, ...] = ()
 CACHE: dict[str, tuple[Any, ...]] = {}
 QUANTIZED: dict[str, tuple[str, int]] = {}
 NEW_CACHE: tuple[str, ...] = ()
+EQUAL: dict[str, str] = {}
 GATHERED: set[str] = set()
 SCATTER_EACH_MICROBATCH = False
 CARRIED = 1
