@@ -17,13 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 from planner.emit.parts.adamw import update
 from planner.emit.parts.checkpoint import place_in, restacked, sources_of
-from planner.emit.parts.exchange import after, local_piece, reduce_gradient, zeros_like_piece
-from planner.emit.parts.frame import labels_of, padded_shape, repeat_dims, specs_of
-from planner.emit.parts.once_away import gradients
-from planner.emit.parts.slices import fused
-from planner.emit.parts.state_host import state_at, update_away
-from planner.emit.parts.step_shard_map import collected
-from planner.emit.parts.tables import AWAY, FROZEN, GATHERED, GRADIENTS, INPUTS, PARAMS, SCATTER_EACH_MICROBATCH
+from planner.emit.parts.exchange import after, reduce_gradient, zeros_like_piece
+from planner.emit.parts.frame import labels_of, padded_shape, repeat_dims
+from planner.emit.parts.state_host import update_away, updated_cut
+from planner.emit.parts.tables import AWAY, GATHERED, GRADIENTS, PARAMS, SCATTER_EACH_MICROBATCH
 
 
 def brought(weights):
@@ -93,37 +90,12 @@ def kept_at(mesh, key, spec):
     return NamedSharding(mesh, spec, memory_kind="pinned_host" if key in AWAY else "device")
 
 
-def update_by_row(key, p, gradient, state, count, axes, dim):
-    """`update` of a parameter that is in the host's memory with its gradient and state. axes, dim: where its state is cut, of one row."""
-
-    def one(p, gradient, state):
-        piece, new = update(local_piece(p, axes, dim) if axes else p, gradient, state, count)
-        return collected(piece, p, axes, dim), new
-
-    return by_row(key, one, p, gradient, state)
-
-
-def local_step(params, state, frozen, batch, count):
-    """One optimizer step on local pieces. Where the optimizer's state is cut, each device updates its piece, and the parameter is gathered."""
-    loss, grads = gradients(params, frozen, batch)
-    new_params, new_state = {}, {}
-    for key, p in params.items():
-        _, _, axes, dim, _ = GRADIENTS[key]
-        if key in AWAY:
-            new_params[key], new_state[key] = update_by_row(key, p, grads[key], state[key], count, axes, row_dim(key, dim))
-            continue
-        piece, new_state[key] = update_away(PARAMS[key][2], local_piece(p, axes, dim) if axes else p, grads[key], state[key], count)
-        new_params[key] = collected(piece, p, axes, dim)
-    return new_params, new_state, loss
-
-
-def make_step(mesh):
-    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
-    p, state, f, b = specs_of(PARAMS), specs_of(GRADIENTS), specs_of(FROZEN), specs_of(INPUTS)
-    step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P()))
-    own, fixed = ({key: kept_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f))
-    there, batches, one = {key: state_at(mesh, spec) for key, spec in state.items()}, {key: NamedSharding(mesh, spec) for key, spec in b.items()}, NamedSharding(mesh, P())
-    return jax.jit(step, in_shardings=(own, there, fixed, batches, one), out_shardings=(own, there, one), donate_argnums=(0, 1), compiler_options=fused(mesh))
+def updated(key, p, gradient, state, count):
+    """A parameter and its state after the step: row by row where it waits with its gradient and state in the host's memory, else where only its state does."""
+    _, _, axes, dim, _ = GRADIENTS[key]
+    if key in AWAY:
+        return by_row(key, lambda p, g, s: updated_cut(update, axes, row_dim(key, dim), p, g, s, count), p, gradient, state)
+    return updated_cut(functools.partial(update_away, PARAMS[key][2]), axes, dim, p, gradient, state, count)
 
 
 def place(values, specs, mesh):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 from jax import lax
 from jax.sharding import NamedSharding
@@ -33,21 +35,34 @@ def update_away(repeats, p, gradient, state, count):
     return lax.scan(one, None, row)[1] if repeats else one(None, row)[1]
 
 
+def updated_cut(how, axes, dim, p, gradient, state, count):
+    """A parameter and its state after `how`, an update. Where the state is cut, each device updates its piece, and the parameter is gathered."""
+    piece, new = how(local_piece(p, axes, dim) if axes else p, gradient, state, count)
+    return collected(piece, p, axes, dim), new
+
+
+def updated(key, p, gradient, state, count):
+    """A parameter and its state after the step."""
+    _, _, axes, dim, _ = GRADIENTS[key]
+    return updated_cut(functools.partial(update_away, PARAMS[key][2]), axes, dim, p, gradient, state, count)
+
+
 def local_step(params, state, frozen, batch, count):
-    """One optimizer step on local pieces. Where the optimizer's state is cut, each device updates its piece, and the parameter is gathered."""
+    """One optimizer step on local pieces."""
     loss, grads = gradients(params, frozen, batch)
-    new_params, new_state = {}, {}
-    for key, p in params.items():
-        _, _, axes, dim, _ = GRADIENTS[key]
-        piece, new_state[key] = update_away(PARAMS[key][2], local_piece(p, axes, dim) if axes else p, grads[key], state[key], count)
-        new_params[key] = collected(piece, p, axes, dim)
-    return new_params, new_state, loss
+    new = {key: updated(key, p, grads[key], state[key], count) for key, p in params.items()}
+    return {key: p for key, (p, _) in new.items()}, {key: s for key, (_, s) in new.items()}, loss
+
+
+def kept_at(mesh, key, spec):
+    """How a parameter that is cut as `spec` says lies between steps."""
+    return NamedSharding(mesh, spec)
 
 
 def make_step(mesh):
     """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
     p, state, f, b = specs_of(PARAMS), specs_of(GRADIENTS), specs_of(FROZEN), specs_of(INPUTS)
     step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P()))
-    there = {key: state_at(mesh, spec) for key, spec in state.items()}
-    here = [jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda spec: isinstance(spec, P)) for specs in (p, f, b, P())]
-    return jax.jit(step, in_shardings=(here[0], there, *here[1:]), out_shardings=(here[0], there, here[-1]), donate_argnums=(0, 1), compiler_options=fused(mesh))
+    own, fixed = ({key: kept_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f))
+    there, batches, one = {key: state_at(mesh, spec) for key, spec in state.items()}, {key: NamedSharding(mesh, spec) for key, spec in b.items()}, NamedSharding(mesh, P())
+    return jax.jit(step, in_shardings=(own, there, fixed, batches, one), out_shardings=(own, there, one), donate_argnums=(0, 1), compiler_options=fused(mesh))

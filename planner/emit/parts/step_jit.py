@@ -77,7 +77,8 @@ def make_step(mesh):
 def make_gradients(mesh):
     """gradients(params, frozen, batch) -> (loss, gradients): for checks against another program."""
     p, f, b = (on(mesh, specs_of(table)) for table in (PARAMS, FROZEN, INPUTS))
-    return jax.jit(gradients, in_shardings=(p, f, b), out_shardings=(NamedSharding(mesh, P()), on(mesh, specs_of(GRADIENTS))))
+    return jax.jit(gradients, in_shardings=(p, f, b), out_shardings=(NamedSharding(mesh, P()), on(mesh, specs_of(GRADIENTS))),
+                   compiler_options=whole_products(mesh) | fused(mesh))
 
 
 def make_inference(mesh):

@@ -7,6 +7,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from planner.emit.parts.frame import specs_of
+from planner.emit.parts.fused import fused
 from planner.emit.parts.once_shard_map import gradients
 from planner.emit.parts.tables import FROZEN, GRADIENTS, INPUTS, PARAMS
 
@@ -20,4 +21,4 @@ def collected(piece, p, axes, dim):
 def make_gradients(mesh):
     """gradients(params, frozen, batch) -> (loss, gradients): for checks against another program."""
     p, f, b = specs_of(PARAMS), specs_of(FROZEN), specs_of(INPUTS)
-    return jax.jit(jax.shard_map(gradients, mesh=mesh, in_specs=(p, f, b), out_specs=(P(), specs_of(GRADIENTS))))
+    return jax.jit(jax.shard_map(gradients, mesh=mesh, in_specs=(p, f, b), out_specs=(P(), specs_of(GRADIENTS))), compiler_options=fused(mesh))
