@@ -10,10 +10,12 @@ import os
 import sys
 import tempfile
 import threading
+import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from planner.verify import differences
 from planner.verify.buffers import Assignment, assignment_in
@@ -35,6 +37,8 @@ PEAK_TOLERANCE = {"gpu": 0.10, "tpu": 0.25}
 TRAFFIC_TOLERANCE = 0.01
 PADDING = "padding of products"
 """The figure of what compiler passes added to products; it is there only where they did."""
+PARKED = "arguments on the host"
+"""The figure of arguments that wait there; it is there only where a plan sends any."""
 ASSIGNED = "*.after_optimizations_after_buffer_assignment.txt"
 """The last dump before the TPU compiler makes machine code: the program, with all that was dumped about its buffers before it."""
 POLL_S = 0.1
@@ -43,9 +47,11 @@ FLOPS_TOLERANCE = {"cpu": 0.0, "gpu": 0.0, "tpu": 0.01}
 
 @dataclass(frozen=True)
 class Compiled(CompiledSizes):
-    """A program compiled for a target that is not there."""
+    """A program compiled for a target that is not there. host_argument_bytes, host_temporary_bytes: in the memory of a device's host, and in no other figure."""
 
     assignment: Assignment
+    host_argument_bytes: int = 0
+    host_temporary_bytes: int = 0
 
 
 def compile_ahead(program: Program, workload: str, target: Target, compute: str, devices: int, passes: Path | None = None) -> Compiled:
@@ -53,23 +59,9 @@ def compile_ahead(program: Program, workload: str, target: Target, compute: str,
 
     Needs jax and the target's environment. Whatever the compiler raises is left to the caller.
     """
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import AxisType
-
-    from planner.verify.compiled import shapes, state_shapes
     from planner.verify.numerics import load_program
 
-    module = load_program(program, compute=compute)
-    found = target.compile_devices(devices)
-    mesh = jax.make_mesh(tuple(module.MESH.values()), tuple(module.MESH), axis_types=(AxisType.Auto,) * len(module.MESH), devices=found)
-    module.__dict__["make_mesh"] = lambda: mesh
-    params, frozen, batch = (shapes(module, name, mesh) for name in ("PARAMS", "FROZEN", "INPUTS"))
-    if workload == "infer":
-        lowered = module.make_inference(mesh).lower(params, frozen, batch)
-    else:
-        masters = {k: jax.ShapeDtypeStruct(s.shape, jnp.float32) for k, s in params.items()}
-        lowered = module.make_step(mesh).lower(params, state_shapes(module, masters, mesh), frozen, batch, jax.ShapeDtypeStruct((), "float32"))
+    lowered = _lowered(load_program(program, compute=compute), workload, target.compile_devices(devices))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = passes or Path(name)
         options = {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": ".*" if passes else ""}
@@ -77,7 +69,35 @@ def compile_ahead(program: Program, workload: str, target: Target, compute: str,
             return _until_buffers(lambda: lowered.compile(compiler_options=options), folder, target)
         done, held = lowered.compile(compiler_options=options), assignment_in(folder)
     stats = done.memory_analysis()
-    return Compiled(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes, held)
+    return Compiled(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes, held,
+                    stats.host_argument_size_in_bytes, stats.host_temp_size_in_bytes)  # fmt: skip
+
+
+def _lowered(module: types.ModuleType, workload: str, devices: Sequence[Any]) -> Any:
+    """The training step (or the forward pass) of a loaded program, lowered for devices.
+
+    Devices that are only compiled for have no memories by name, and shardings over them forget the names: what a program keeps in the host's memory would be its
+    device's. Shardings over an abstract mesh keep them, and the devices are those of the mesh that is set.
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import AxisType
+
+    from planner.verify.compiled import shapes, state_shapes
+
+    mesh: Any = jax.make_mesh(tuple(module.MESH.values()), tuple(module.MESH), axis_types=(AxisType.Auto,) * len(module.MESH), devices=devices)
+    parks = hasattr(module, "kept_at")
+    with jax.set_mesh(mesh) if parks else nullcontext():
+        if parks:
+            options = module.fused(mesh)  # an abstract mesh has no devices to ask
+            module.__dict__["fused"] = lambda _: options
+            mesh = mesh.abstract_mesh
+        module.__dict__["make_mesh"] = lambda: mesh
+        params, frozen, batch = (shapes(module, name, mesh) for name in ("PARAMS", "FROZEN", "INPUTS"))
+        if workload == "infer":
+            return module.make_inference(mesh).lower(params, frozen, batch)
+        masters = {k: jax.ShapeDtypeStruct(s.shape, jnp.float32) for k, s in params.items()}
+        return module.make_step(mesh).lower(params, state_shapes(module, masters, mesh), frozen, batch, jax.ShapeDtypeStruct((), "float32"))
 
 
 def _until_buffers(compile: Callable[[], object], folder: Path, target: Target) -> Compiled:
@@ -147,10 +167,14 @@ def figures(predicted: Predicted, compiled: Compiled, plan: Plan, target: Target
         rows.append(Figure(PADDING, None, added, "FLOPs", judged=False, note=f"beside them, by {', '.join(dict.fromkeys(p.by for p in padded))}"))
     rows.append(judged("argument bytes", predicted.argument_bytes, inside, 0.0))
     rows.append(judged("output bytes", predicted.output_bytes, results, 0.0))
-    if compiled.argument_bytes != inside:
+    if predicted.host_argument_bytes:
+        rows.append(judged(PARKED, predicted.host_argument_bytes, compiled.host_argument_bytes, 0.0))
+    if compiled.argument_bytes != inside - compiled.host_argument_bytes:
         rows.append(Figure("arguments as stored", None, compiled.argument_bytes, judged=False, note="whole tiles"))
     total = sum(memory.values())
     rows.append(Figure("temporaries", sum(_temporaries(predicted, memory)), compiled.temporary_bytes, judged=False, shown=True))
+    if plan.offload:
+        rows.append(Figure("temporaries on the host", None, compiled.host_temporary_bytes, judged=False))
     own = PEAK_TOLERANCE.get(target.kind)
     if own is None or (compiled.peak_bytes < LARGE and tolerance is None):
         rows.append(Figure("peak", total, compiled.peak_bytes, judged=False, shown=True))

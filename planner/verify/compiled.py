@@ -143,6 +143,6 @@ def shapes(module: types.ModuleType, table: str, mesh: Any) -> dict[str, Any]:
     out = {}
     for key, row in getattr(module, table).items():
         dtype = module.COMPUTE if row[1] == "float" else row[1]
-        sharding = module.kept_at(mesh, key, row[-1]) if hasattr(module, "AWAY") else jax.sharding.NamedSharding(mesh, row[-1])
+        sharding = module.kept_at(mesh, key, row[-1]) if hasattr(module, "kept_at") else jax.sharding.NamedSharding(mesh, row[-1])
         out[key] = jax.ShapeDtypeStruct(module.padded_shape(row[0], row[-1]), dtype, sharding=sharding)
     return out

@@ -21,6 +21,7 @@ from planner.emit.runs import Run
 from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
 from planner.graph import Graph
 from planner.layout import Layout, local_shape
+from planner.parked import parked
 from planner.pipeline import pipeline_of
 
 Traffic = Mapping[tuple[str, str], int]
@@ -30,7 +31,7 @@ Traffic = Mapping[tuple[str, str], int]
 @dataclass(frozen=True)
 class Predicted:
     """One device, one optimizer step (or one forward pass). output_bytes: without the table of pointers; batch_bytes: the part of the arguments that one
-    microbatch of inputs is."""
+    microbatch of inputs is; host_argument_bytes: the part of them that waits in the host's memory."""
 
     flow: Flow
     runs: tuple[Run, ...]
@@ -40,6 +41,7 @@ class Predicted:
     argument_bytes: int
     output_bytes: int
     batch_bytes: int
+    host_argument_bytes: int = 0
 
 
 def predict(graph: Graph, plan: Plan, *, workload: str, optimizer: str = "adamw", compute: str = "float32") -> Predicted:
@@ -55,7 +57,8 @@ def predict(graph: Graph, plan: Plan, *, workload: str, optimizer: str = "adamw"
     extra = state - _state_bytes(flow, optimizer, "float32")
     arguments = account.argument_bytes(flow, optimizer, size) + extra
     batch = sum(_bytes(flow, n, flow.source[n], size(graph.tensors[n].dtype)) for n in graph.inputs if graph.consumers.get(n))
-    return Predicted(flow, runs, uses, totals, account.dot_flops(flow, runs), arguments, _output_bytes(flow, size, state), batch)
+    return Predicted(flow, runs, uses, totals, account.dot_flops(flow, runs), arguments, _output_bytes(flow, size, state), batch,
+                     _parked_bytes(flow, runs, size) + (state if "optimizer" in plan.offload else 0))  # fmt: skip
 
 
 def flops_by_node(flow: Flow, runs: tuple[Run, ...]) -> dict[str, int]:
@@ -102,6 +105,11 @@ def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
         return each * unequal_account.state_elements(flow)
     elsewhere = _elsewhere(flow)
     return sum(_bytes(flow, name, cut_layout(w), each) for name, w in flow.weights.items() if name in flow.grad and name not in elsewhere)
+
+
+def _parked_bytes(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> int:
+    """Weights, as they are stored, that wait in the host's memory."""
+    return sum(_bytes(flow, name, stored_layout(flow.weights[name]), size(flow.graph.tensors[name].dtype)) for name in sorted(parked(flow, runs)))
 
 
 def _elsewhere(flow: Flow) -> frozenset[str]:

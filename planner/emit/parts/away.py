@@ -19,7 +19,7 @@ from planner.emit.parts.adamw import update
 from planner.emit.parts.checkpoint import place_in, restacked, sources_of
 from planner.emit.parts.exchange import after, reduce_gradient, zeros_like_piece
 from planner.emit.parts.frame import labels_of, padded_shape, repeat_dims
-from planner.emit.parts.state_host import update_away, updated_cut
+from planner.emit.parts.state_host import on_device, state_at, update_away, updated_cut
 from planner.emit.parts.tables import AWAY, GATHERED, GRADIENTS, PARAMS, SCATTER_EACH_MICROBATCH
 
 
@@ -87,7 +87,7 @@ def each_microbatch(key):
 
 def kept_at(mesh, key, spec):
     """How a parameter that is cut as `spec` says lies between steps."""
-    return NamedSharding(mesh, spec, memory_kind="pinned_host" if key in AWAY else "device")
+    return state_at(mesh, spec) if key in AWAY else on_device(mesh, spec)
 
 
 def updated(key, p, gradient, state, count):

@@ -54,9 +54,15 @@ def local_step(params, state, frozen, batch, count):
     return {key: p for key, (p, _) in new.items()}, {key: s for key, (_, s) in new.items()}, loss
 
 
+def on_device(mesh, spec):
+    """How what is cut as `spec` says lies on the devices. Their memory is named: where one name is missing JAX leaves them all out when it looks for arguments whose places
+    results may take."""
+    return NamedSharding(mesh, spec, memory_kind="device")
+
+
 def kept_at(mesh, key, spec):
     """How a parameter that is cut as `spec` says lies between steps."""
-    return NamedSharding(mesh, spec)
+    return on_device(mesh, spec)
 
 
 def make_step(mesh):
@@ -64,5 +70,5 @@ def make_step(mesh):
     p, state, f, b = specs_of(PARAMS), specs_of(GRADIENTS), specs_of(FROZEN), specs_of(INPUTS)
     step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P()))
     own, fixed = ({key: kept_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f))
-    there, batches, one = {key: state_at(mesh, spec) for key, spec in state.items()}, {key: NamedSharding(mesh, spec) for key, spec in b.items()}, NamedSharding(mesh, P())
+    there, batches, one = {key: state_at(mesh, spec) for key, spec in state.items()}, {key: on_device(mesh, spec) for key, spec in b.items()}, on_device(mesh, P())
     return jax.jit(step, in_shardings=(own, there, fixed, batches, one), out_shardings=(own, there, one), donate_argnums=(0, 1), compiler_options=fused(mesh))
