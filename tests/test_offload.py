@@ -118,6 +118,29 @@ def test_programs_keep_state_where_the_plan_says(pair: tuple[Strategy, Strategy]
     assert e.value.code == "P076"
 
 
+@pytest.mark.parametrize(("backend", "pins", "told"), [("shard_map", "", "fused(mesh)"), ("jit", "", "whole_products(mesh) | fused(mesh)"),
+                                                       ("shard_map", ",recompute=block,offload=optimizer+activations+parameters", "fused(mesh)")])  # fmt: skip
+def test_step_and_gradients_are_compiled_with_the_same_options(backend: Any, pins: str, told: str) -> None:
+    text = planner.emit(planner.plan(GPT, **OPTIONS, pins=f"dp=8,micro=1,zero=1{pins}"), GPT, backend=backend)
+    assert [text.split(f"def {name}(")[1].split("compiler_options=")[1].split(")\n")[0] for name in ("make_step", "make_gradients")] == [told, told]
+    assert ("dynamic-slice-annotator" in text) is bool(pins)
+
+
+def test_programs_lowered_for_devices_without_named_memories_name_them(pair: tuple[Strategy, Strategy]) -> None:
+    """Over an abstract mesh, as for devices that are only compiled for: the text is that of devices whose memories have names."""
+    import jax
+
+    from planner.verify.ahead import lowered_for
+    from planner.verify.compiled import lowered
+    from planner.verify.numerics import load_program
+
+    made = program(pair[1], GPT)
+    module = load_program(made)
+    text = str(lowered(module, "train", module.make_mesh()).as_text())
+    assert text.count('mhlo.memory_kind = "pinned_host"') == 2 * 2 * len(module.GRADIENTS)  # two moments, given and returned
+    assert str(lowered_for(load_program(made), "train", jax.devices()).as_text()) == text
+
+
 @pytest.mark.parametrize("pins", ["dp=4,tp=2,micro=2,zero=2,recompute=block-keep,offload=optimizer+activations",
                                   pytest.param("pp=2,dp=2,tp=2,micro=4,zero=1,recompute=block,offload=optimizer", marks=pytest.mark.slow),
                                   pytest.param("dp=8,micro=1,zero=3,offload=optimizer", marks=pytest.mark.slow)])  # fmt: skip
@@ -164,3 +187,22 @@ def test_checkpoints_of_state_that_is_away(tmp_path: Path, pair: tuple[Strategy,
     """Saved from the host's memory, read onto devices, and the other way round."""
     pytest.importorskip("orbax.checkpoint")
     exchange_checkpoints(pair, GPT, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_gpu_compiler_keeps_on_the_host_what_the_plan_sends_there() -> None:
+    from planner.verify import worker
+    from planner.verify.targets import parse_target, require
+
+    try:
+        require(parse_target("gpu:h100", 8))
+    except PlanError as e:
+        pytest.skip(e.what)
+    pins = "dp=8,micro=1,zero=1,recompute=block"
+    here, away = (planner.plan(GPT, **OPTIONS, pins=f"{pins},offload={what}") for what in ("none", "optimizer+activations+parameters"))
+    plain, found = ({f.what: f for f in worker.verify(s, GPT, target="gpu:h100").figures} for s in (here, away))
+    parked = found["arguments on the host"]
+    assert parked.predicted == parked.compiled and parked.compiled > found["argument bytes"].compiled / 2
+    assert "arguments on the host" not in plain and found["temporaries on the host"].compiled > 0
+    assert found["argument bytes"].ok and "arguments as stored" not in found
+    assert found["peak"].compiled < plain["peak"].compiled - parked.compiled / 2

@@ -12,7 +12,6 @@ import tempfile
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -61,7 +60,7 @@ def compile_ahead(program: Program, workload: str, target: Target, compute: str,
     """
     from planner.verify.numerics import load_program
 
-    lowered = _lowered(load_program(program, compute=compute), workload, target.compile_devices(devices))
+    lowered = lowered_for(load_program(program, compute=compute), workload, target.compile_devices(devices))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = passes or Path(name)
         options = {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": ".*" if passes else ""}
@@ -73,31 +72,25 @@ def compile_ahead(program: Program, workload: str, target: Target, compute: str,
                     stats.host_argument_size_in_bytes, stats.host_temp_size_in_bytes)  # fmt: skip
 
 
-def _lowered(module: types.ModuleType, workload: str, devices: Sequence[Any]) -> Any:
-    """The training step (or the forward pass) of a loaded program, lowered for devices.
+def lowered_for(module: types.ModuleType, workload: str, devices: Sequence[Any]) -> Any:
+    """A loaded program's training step (or forward pass), lowered for devices.
 
     Devices that are only compiled for have no memories by name, and shardings over them forget the names: what a program keeps in the host's memory would be its
     device's. Shardings over an abstract mesh keep them, and the devices are those of the mesh that is set.
     """
     import jax
-    import jax.numpy as jnp
     from jax.sharding import AxisType
 
-    from planner.verify.compiled import shapes, state_shapes
+    from planner.verify.compiled import lowered
 
     mesh: Any = jax.make_mesh(tuple(module.MESH.values()), tuple(module.MESH), axis_types=(AxisType.Auto,) * len(module.MESH), devices=devices)
-    parks = hasattr(module, "kept_at")
-    with jax.set_mesh(mesh) if parks else nullcontext():
-        if parks:
-            options = module.fused(mesh)  # an abstract mesh has no devices to ask
-            module.__dict__["fused"] = lambda _: options
-            mesh = mesh.abstract_mesh
+    if not hasattr(module, "kept_at"):
         module.__dict__["make_mesh"] = lambda: mesh
-        params, frozen, batch = (shapes(module, name, mesh) for name in ("PARAMS", "FROZEN", "INPUTS"))
-        if workload == "infer":
-            return module.make_inference(mesh).lower(params, frozen, batch)
-        masters = {k: jax.ShapeDtypeStruct(s.shape, jnp.float32) for k, s in params.items()}
-        return module.make_step(mesh).lower(params, state_shapes(module, masters, mesh), frozen, batch, jax.ShapeDtypeStruct((), "float32"))
+        return lowered(module, workload, mesh)  # type: ignore[arg-type]
+    options = module.fused(mesh)  # an abstract mesh has no devices to ask
+    module.__dict__.update(make_mesh=lambda: mesh.abstract_mesh, fused=lambda _: options)
+    with jax.set_mesh(mesh):
+        return lowered(module, workload, mesh.abstract_mesh)  # type: ignore[arg-type]
 
 
 def _until_buffers(compile: Callable[[], object], folder: Path, target: Target) -> Compiled:

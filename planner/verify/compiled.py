@@ -115,13 +115,18 @@ def compile_step(program: Program, workload: Workload) -> Any:
 
 def compile_module(module: types.ModuleType, workload: Workload) -> Any:
     """The same of a program that was loaded, with the constants it has by now."""
+    return lowered(module, workload, module.make_mesh()).compile()
+
+
+def lowered(module: types.ModuleType, workload: Workload, mesh: Any) -> Any:
+    """A loaded program's training step (or forward pass), lowered from shapes alone."""
     import jax
 
-    mesh = module.make_mesh()
     params, frozen, batch = (shapes(module, name, mesh) for name in ("PARAMS", "FROZEN", "INPUTS"))
     if workload == "infer":
-        return module.make_inference(mesh).lower(params, frozen, batch).compile()
-    return module.make_step(mesh).lower(params, state_shapes(module, params, mesh), frozen, batch, jax.ShapeDtypeStruct((), "float32")).compile()
+        return module.make_inference(mesh).lower(params, frozen, batch)
+    masters = {key: jax.ShapeDtypeStruct(p.shape, "float32") for key, p in params.items()}
+    return module.make_step(mesh).lower(params, state_shapes(module, masters, mesh), frozen, batch, jax.ShapeDtypeStruct((), "float32"))
 
 
 def state_shapes(module: types.ModuleType, masters: Mapping[str, Any], mesh: Any) -> dict[str, Any]:

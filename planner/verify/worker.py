@@ -234,6 +234,8 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     how = f"from shapes, {'unrolled' if compiled.unrolled else 'repeated blocks as loops'}, float32"
     precision = strategy.workload.get("precision", "fp32")
     notes = (f"the plan computes in {precision}; CPU collectives would widen it, so its float32 twin is verified",) if precision != "fp32" else ()
+    if plan.offload:
+        notes = (*notes, f"virtual devices have one memory: what the plan sends to the host's ({', '.join(plan.offload)}) is on them here; --target gpu:NAME tells the two apart")
     notes = (*notes, *at_balance(graph))
     rows = figures(graph, plan, compiled, kind, backend, optimizer, int(strategy.costs["memory_per_device_bytes"]))
     report = VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how, rows, None, "", request["run"], notes)
