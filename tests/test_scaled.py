@@ -37,6 +37,16 @@ def test_derived_graphs_are_those_that_are_read(name: str) -> None:
         assert model.confirm(parts)
 
 
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "mixtral-tiny", "t5-tiny", "unet-tiny", "lstm-tiny"])
+def test_readings_of_one_file_leave_nothing_behind(name: str) -> None:
+    model = Model.open(f"zoo:{name}", Workload(), 1)
+    text = model.proto.SerializeToString(deterministic=True)
+    for batch in (24, 4, 24, 6):
+        again, fresh = model.read(batch), Model.open(f"zoo:{name}", Workload(), 1).read(batch)
+        assert same(again, fresh) and again.notes == fresh.notes
+    assert model.proto.SerializeToString(deterministic=True) == text
+
+
 def test_a_count_in_the_loss_grows_with_the_batch() -> None:
     model = Model.open("zoo:gpt-tiny", Workload(batch=16, shift_labels=True), 1)
     assert model.sketch(2).nodes[-1].attrs["count"] == 4 * model.sketch(8).nodes[-1].attrs["count"]

@@ -19,11 +19,11 @@ _LAST = words("Softmax LogSoftmax LayerNormalization RMSNormalization")
 
 def unflatten(draft: Draft) -> None:
     """Lifts what lies between a Reshape that merges leading dims and one that splits them again."""
-    lift = _Lift(draft)
-    for op in list(draft.ops):
-        if op.op == "Reshape":
+    splits = [op for op in draft.ops if op.op == "Reshape" and len(draft.shape(op.inputs[0])) == 2]  # lifting makes no more of them
+    if splits:
+        lift = _Lift(draft)
+        for op in splits:
             lift.try_at(op)
-    if lift.before:
         ops: list[Op] = []
         for op in draft.ops:
             ops.extend(lift.before.get(id(op), ()))

@@ -35,9 +35,8 @@ def experts(find: Finder) -> None:
 def _unknown(find: Finder) -> None:
     """A note on stacks of matrices gathered by a router whose use is not recognised."""
     draft = find.draft
-    dead = {id(op) for op in draft.ops if not any(find.uses(o) for o in op.outputs if o)} | find.gone
-    left = [op for op in draft.ops if op.op == "Gather" and id(op) not in dead and len(draft.shape(op.inputs[0])) == 3 and draft.is_leaf(op.inputs[0])
-            and routed(find, source(draft, op.inputs[1]))]  # fmt: skip
+    stacks = [op for op in draft.ops if op.op == "Gather" and id(op) not in find.gone and len(draft.shape(op.inputs[0])) == 3 and draft.is_leaf(op.inputs[0])]
+    left = [op for op in stacks if any(find.uses(o) for o in op.outputs if o) and routed(find, source(draft, op.inputs[1]))]
     if left:
         draft.notes.append(f"{len(left)} stacks of experts ({left[0].inputs[0]!r}) are gathered by a router, but what is done with them is not a known form of experts: "
                            "they are planned as gathered weights, one copy per chosen expert and token")  # fmt: skip

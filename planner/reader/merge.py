@@ -28,7 +28,8 @@ def merge_identical(draft: Draft, trainable: set[str]) -> None:
 
     trainable: leaves that training changes.
     """
-    readers, outputs = users(draft), set(draft.outputs)
+    readers: dict[str, list[Op]] = {}  # looked up once there is something to merge
+    outputs = set(draft.outputs)
     heavy = set(trainable or draft.refs)
     seen: dict[tuple[Any, ...], Op] = {}
     merged: dict[int, list[Op]] = {}
@@ -42,6 +43,7 @@ def merge_identical(draft: Draft, trainable: set[str]) -> None:
         first = seen.setdefault((op.op, attrs, tuple(_operand(draft, i) for i in op.inputs), tuple(draft.types.get(o) for o in op.outputs)), op)
         if first is op:
             continue
+        readers = readers or users(draft)
         for a, b in zip(first.outputs, op.outputs, strict=True):
             if b:
                 replace_tensor(readers.get(b, []), b, a)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 Shape = tuple[int, ...]
 
@@ -75,8 +76,13 @@ Step = tuple[str, Shape]
 """("reshape", target) or ("transpose", perm)."""
 
 
-def shortest(shape: Shape, steps: Sequence[Step]) -> list[Step] | None:
+def shortest(shape: Shape, steps: Sequence[Step]) -> Sequence[Step] | None:
     """The fewest steps with the effect of `steps` on a tensor of this shape (at most reshape, transpose, reshape)."""
+    return _shortest(shape, tuple(steps))
+
+
+@lru_cache(maxsize=256)  # the layers of a model are viewed alike
+def _shortest(shape: Shape, steps: tuple[Step, ...]) -> Sequence[Step] | None:
     source: Groups = [[Atom(n)] for n in shape]
     groups: Groups | None = source
     if all(kind == "reshape" for kind, _ in steps):
