@@ -6,7 +6,8 @@ operand bytes for all-reduce, reduce-scatter, all-to-all and collective-permute,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
@@ -154,11 +155,19 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
             ends = {pipeline.late(i) for i, _ in graph.consumers[name]}
             return (ticks if False in ends else 0) + (pipeline.after_times if True in ends else 0)
 
+        known: dict[tuple, tuple[Use, ...]] = {}  # weights of repeats are reduced alike
         for name, plan in flow.weights.items():
             if name in flow.grad and name not in elsewhere:
+                tensor = graph.tensors[name]
                 over = (STAGE,) if pipeline and name not in held else ()  # every stage holds what is outside the blocks, and adds to its gradient
                 times = reductions(name) if pipeline else turns
-                yield from _reduction(flow, name, plan, times, size, gathered.get(name, []), over, name in alike, stacked.get(name, (1, 1)))
+                often_gathered, stack = tuple(gathered.get(name, ())), stacked.get(name, (1, 1))
+                key = (tensor.shape, tensor.dtype, id(plan), times, often_gathered, over, name in alike, stack)
+                if key not in known:
+                    known[key] = tuple(_reduction(flow, name, plan, times, size, often_gathered, over, name in alike, stack))
+                what = graph.labels.get(name, name)
+                for use in known[key]:
+                    yield use if use.what == what else Use(use.kind, use.axes, use.payload_bytes, use.count, use.phase, what, use.bucketed, use.merged, use.stacked)
 
 
 def _often(repeats: int, passes: Callable[[str], int]) -> Callable[[str], int]:
@@ -271,7 +280,7 @@ def kernel_uses(flow: Flow, i: int, times: int, size: ItemSize, where: str, agai
                 yield Use(inner.kind, axes, payload, times * backward, "backward", node.id, place=where, inside=True)
 
 
-def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: list[tuple[bool, bool]], over: Axes, alike: bool,
+def _reduction(flow: Flow, name: str, plan: WeightPlan, micro: int, size: ItemSize, gathered: Sequence[tuple[bool, bool]], over: Axes, alike: bool,
                stacked: tuple[int, int]) -> Iterator[Use]:  # fmt: skip
     """The reduction of one weight's gradient (alike: equal to another's, which is reduced once for both) and, with sharded state, the gathering of the parameter.
     stacked: of how many repeats it is one array when the optimizer runs, and in each microbatch."""
@@ -310,7 +319,7 @@ def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[s
 
 def dot_flops(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> int:
     """2MNK of every product per device and step: forward, backward, and what kernels and blocks in `runs` compute again (`again`)."""
-    return int(sum(flops_by_index(flow, runs, again=again).values()))
+    return int(sum(f * n for f, n in Counter(flops_by_index(flow, runs, again=again).values()).items()))  # of repeats one term
 
 
 def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> dict[int, Fraction]:
@@ -349,7 +358,13 @@ def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) 
         for i, result in (replayed.nodes if replayed and again else {}).items():
             total[i] = total.get(i, Fraction(0)) + run.repeats * sum((dot.flops for dot in made(i) if result or dot.inside), Fraction(0))
     passes = passes_of(flow, runs)
-    return {i: f * (pipeline.turns(i) * pipeline.share(i) if pipeline else passes(made_by(graph, i))) for i, f in total.items() if f}
+    known: dict[tuple, Fraction] = {}
+    for i, f in total.items():
+        place = (f, *((pipeline.late(i), i in pipeline.nodes, i in pipeline.twice) if pipeline else (passes(made_by(graph, i)),)))
+        if place not in known:
+            known[place] = f * (pipeline.turns(i) * pipeline.share(i) if pipeline else passes(made_by(graph, i)))
+        total[i] = known[place]
+    return {i: f for i, f in total.items() if f}
 
 
 def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_sizes) -> int:

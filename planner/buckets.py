@@ -107,6 +107,14 @@ def _totals(uses: Iterable[Use]) -> dict[Way, float]:
     return sums
 
 
+def _joined(uses: Iterable[Use]) -> tuple[Use, ...]:
+    """Equal collectives, as those of the repeats of a block, as one that runs as often as all of them: the same seconds but for rounding."""
+    alike: dict[tuple, list[Use]] = {}
+    for use in uses:
+        alike.setdefault((use.kind, use.axes, use.payload_bytes, use.count, use.phase, use.bucketed, use.stacked, use.strided), []).append(use)
+    return tuple(replace(same[0], count=same[0].count * len(same)) for same in alike.values())
+
+
 def seconds(uses: Iterable[Use], pricer: Pricer, sizes: Mapping[Way, float]) -> list[tuple[Use, float, float]]:
     """Every collective with its seconds, and those of them that hide under the backward pass: the profile's share of the gradients', but for the last launch. Which axes
     that is over is the compiler's choice: the one that takes longest."""
@@ -149,7 +157,8 @@ def priced(base: Base, plan: Plan, pricer: Pricer, asked: int | str) -> tuple[Pl
     cost = price_flow(base, flow, runs, pricer, uses)
     if asked == OPEN and (plan.copies > 1 or cost.launch_time_s <= NOTABLE * cost.step_time_s):  # copies ask for launches of their own size (planner.copies)
         return plan, cost
-    times = {size: sum(s - hidden for use, s, hidden in seconds(uses, pricer, launched(uses, size)) if use.bucketed) for size in SIZES}
+    few = _joined(uses)
+    times = {size: sum(s - hidden for use, s, hidden in seconds(few, pricer, launched(few, size)) if use.bucketed) for size in SIZES}
     least = min(times.values())
     sized = replace(plan, bucket_bytes=next(size for size in SIZES if times[size] <= least * (1 + TIE)))
     best = price_resent(base, replace(flow, plan=sized), runs, pricer, uses, cost)
