@@ -115,9 +115,9 @@ class Cache:
         return f"{' and '.join(parts)} from the cache {self.folder} (--no-cache {'searches' if self.found else 'makes all'} anew)" if parts else ""
 
     def held(self) -> dict[str, list[int]]:
-        """Bytes of each file in the folder: of searches, and of tables."""
+        """Bytes of each file in the folder: of searches and what was read for them, and of tables."""
         rows = self._rows()
-        return {"searches": [size for _, size, path in rows if path.suffix != TABLES], "tables of moves": [size for _, size, path in rows if path.suffix == TABLES]}
+        return {"searches and readings": [size for _, size, path in rows if path.suffix != TABLES], "tables of moves": [size for _, size, path in rows if path.suffix == TABLES]}
 
     def clear(self) -> tuple[int, int]:
         """Remove what is the cache's in the folder: how many files, and their bytes. Raises OSError."""

@@ -106,12 +106,11 @@ class Atlas:
             self._plain[number] = self.number(Layout(layout.dims, layout.partial))
         return self._plain[number]
 
-    def written(self, numbers: Sequence[int]) -> bytes:
+    def written(self, numbers: tuple[int, ...]) -> bytes:
         """Layouts, written out: the same in any atlas."""
-        key = tuple(numbers)
-        if key not in self._written:
-            self._written[key] = repr([(x.dims, x.partial, x.fan) for x in map(self.layouts.__getitem__, key)]).encode()
-        return self._written[key]
+        if numbers not in self._written:
+            self._written[numbers] = repr([(x.dims, x.partial, x.fan) for x in map(self.layouts.__getitem__, numbers)]).encode()
+        return self._written[numbers]
 
     def derived(self, key: tuple, axes: Axes, derive: Callable[[], list[tuple] | None]) -> list[Any] | None:
         """What `derive` finds, in the names of `axes`; it is asked once for all pairs of a form (the key)."""
@@ -284,6 +283,7 @@ class Conversions:
         self.mesh = tuple(self.sizes.items())
         self.pairs = atlas.pairs(self.order)
         self._priced: dict[float, tuple[int, np.ndarray, np.ndarray]] = {}
+        self._tables: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
         self._lines: tuple[int, np.ndarray, np.ndarray] = 0, np.zeros((0, 1)), np.zeros((0, 1))
         self._devices = np.ones(1, np.int64)  # bits of axes -> devices along them
         self._local: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
@@ -292,8 +292,16 @@ class Conversions:
     def table(self, shape: tuple[int, ...], itemsize: float, rows: Sequence[int], columns: Sequence[int], grad: bool) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds [rows, columns] of converting a tensor from each row's layout to each column's; infinite where there is no way.
 
-        The backward part is 0 where the tensor carries no gradient.
+        The backward part is 0 where the tensor carries no gradient. The arrays are of all who ask for them.
         """
+        asked = shape, itemsize, tuple(rows), tuple(columns), grad
+        found = self._tables.get(asked)
+        if found is None:
+            found = self._tables[asked] = self._kept(*asked)
+        return found
+
+    def _kept(self, shape: tuple[int, ...], itemsize: float, rows: tuple[int, ...], columns: tuple[int, ...], grad: bool) -> tuple[np.ndarray, np.ndarray]:
+        """`table`, as a search before made it where that is known."""
         kept = self.pricer.kept
         if kept is None:
             return self._made(shape, itemsize, rows, columns, grad)
@@ -301,9 +309,9 @@ class Conversions:
         found = kept.array(key, 2 * len(rows), len(columns), lambda: np.concatenate(self._made(shape, itemsize, rows, columns, grad)))
         return found[: len(rows)], found[len(rows) :]
 
-    def _made(self, shape: tuple[int, ...], itemsize: float, rows: Sequence[int], columns: Sequence[int], grad: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _made(self, shape: tuple[int, ...], itemsize: float, rows: tuple[int, ...], columns: tuple[int, ...], grad: bool) -> tuple[np.ndarray, np.ndarray]:
         """`table`, worked out."""
-        grid = self.pairs.grid(tuple(rows), tuple(columns))
+        grid = self.pairs.grid(rows, columns)
         forward, backward = self._prices(prod(shape) * itemsize)
         found = forward[grid], backward[grid] if grad else np.zeros(grid.shape)
         (source, over), (target, beyond) = self._padded(shape, tuple(rows)), self._padded(shape, tuple(columns))

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,10 +31,20 @@ APART = ("name", "folder", "proto")
 """Fields of a model that are no part of its key as they are: a name and a place change no plan, the file has a digest of its own."""
 
 
-def search_key(model: Model, request: Request) -> str:
-    """The key of a search for a model under a request."""
+def model_key(model: Model) -> str:
+    """The key of what a model is read as."""
     public = {f.name: getattr(model, f.name) for f in fields(model) if not f.name.startswith("_") and f.name not in APART}
-    return digest((FORMAT, program(), type(model).__qualname__, public, file_digest(model.proto), model.sha256(), request))
+    return digest((FORMAT, program(), type(model).__qualname__, public, file_digest(model.proto), model.sha256()))
+
+
+def search_key(model: str, request: Request) -> str:
+    """The key of a search for a model (`model_key`) under a request."""
+    return digest((model, request))
+
+
+def reading_key(model: str, microbatches: int) -> str:
+    """The key of what is known of a model's graph (`model_key`) at so many microbatches."""
+    return digest((model, "reading", microbatches))
 
 
 @lru_cache(maxsize=1)
@@ -47,17 +59,18 @@ def program() -> str:
         for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".toml", ".json")):
             _add(known, path.relative_to(folder).as_posix())
             _add(known, path.read_bytes())
-    _add(known, (sys.version, tuple(_version(name) for name in LIBRARIES)))
+    _add(known, (sys.version, installed(LIBRARIES)))
     return known.hexdigest()
 
 
-def _version(name: str) -> str:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+def installed(names: Sequence[str], places: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Folders of the packages' metadata, which their versions are part of, in the places that modules are looked for in. importlib.metadata would take longer to load than
+    all else that a key needs."""
+    found = []
+    for place in sys.path if places is None else places:
+        with suppress(OSError):
+            found += [e for e in os.listdir(place or ".") if e.endswith((".dist-info", ".egg-info")) and e.partition("-")[0].lower() in names]
+    return tuple(sorted(found))
 
 
 def file_digest(proto: Any) -> str:

@@ -76,7 +76,7 @@ def _recalled(search: Search, entry: Mapping[str, Any]) -> Found:
     best = _candidate(search, entry["best"], palette)
     baselines = {_text(label): _candidate(search, row, palette) for label, row in entry["baselines"].items()}
     base = search.base(best.plan.microbatches)
-    if base is None or not search.model.confirm(best.plan.microbatches) or best.cost.memory.total > search.request.limit_bytes:
+    if base is None or not search.confirmed(best.plan.microbatches) or best.cost.memory.total > search.request.limit_bytes:
         raise Stale
     space = _space(search, base, best, entry, palette)
     choice = tuple(_place(v, best, entry["layouts"], base) for v in space.variables)

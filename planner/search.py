@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from planner.errors import PlanError
 from planner.evaluate import derived
 from planner.explore import Explorer
 from planner.families import Allowed, batch_only, megatron_only, no_split, restrict
-from planner.fingerprint import search_key
+from planner.fingerprint import model_key, reading_key, search_key
 from planner.flow import Plan
 from planner.meshes import meshes, pinned_mesh
 from planner.mirror import exchanged, mirrored
@@ -81,7 +82,7 @@ class Search:
         if cache is None or is_user_loss(self.model.workload.loss):  # what a function in a file says is no part of a key
             return self._searched(how_close)
         cache.asked += 1
-        key = search_key(self.model, self.request)
+        key = search_key(self._key, self.request)
         found = recalled(Search(self.model, self.request), entry) if (entry := cache.get(key)) is not None else None
         if found is not None:
             cache.found += 1
@@ -91,6 +92,23 @@ class Search:
         cache.keep_tables()
         if (entry := kept(found)) is not None:
             cache.put(key, entry)
+        return found
+
+    @cached_property
+    def _key(self) -> str:
+        """What all that is kept of the model is kept under."""
+        return model_key(self.model)
+
+    def confirmed(self, microbatches: int) -> bool:
+        """Whether a graph was derived rightly (`Model.confirm`): read once, then known to the cache for all searches of the model as it is."""
+        cache = self.request.cache
+        if cache is None or is_user_loss(self.model.workload.loss) or not self.model.derived(microbatches):
+            return self.model.confirm(microbatches)
+        key, right = reading_key(self._key, microbatches), {"derived": "rightly"}
+        if cache.get(key) == right:
+            return True
+        if found := self.model.confirm(microbatches):
+            cache.put(key, right)
         return found
 
     def _searched(self, how_close: bool) -> Found:
@@ -121,7 +139,7 @@ class Search:
             return self._offloaded(more, baselines, min(main.bound(), finer.bound()), how_close)
         if best is None and how_close and not self.stopped:
             smallest = self._smallest(main, baselines)
-        if best is not None and not self.model.confirm(best.plan.microbatches):
+        if best is not None and not self.confirmed(best.plan.microbatches):
             warnings.warn(f"{self.model.name}: the graph at {best.plan.microbatches} microbatches was derived wrongly; searching again with every graph read", stacklevel=2)
             return Search(self.model, self.request, self.progress)._searched(how_close)
         space, choice, problem = self._among_all(best) if best else (None, (), None)

@@ -22,7 +22,8 @@ from planner.api import make_request, open_model
 from planner.cache import Cache
 from planner.cli import main
 from planner.errors import PlanError
-from planner.fingerprint import digest, file_digest, search_key
+from planner.fingerprint import digest, file_digest, installed, model_key, search_key
+from planner.model import Model
 from planner.pins import from_table
 from planner.search import Search
 
@@ -38,7 +39,7 @@ def text(strategy: planner.Strategy) -> dict[str, Any]:
 
 
 def key_of(source: Any = GPT, *, devices: int = 8, batch: int = 16, loss: str = "", **more: Any) -> str:
-    return search_key(open_model(source, devices, batch=batch, loss=loss), make_request(devices=devices, hardware=None, topology=None, **more))
+    return search_key(model_key(open_model(source, devices, batch=batch, loss=loss)), make_request(devices=devices, hardware=None, topology=None, **more))
 
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -108,7 +109,36 @@ def test_the_key_is_of_all_that_an_answer_follows_from(tmp_path: Path) -> None:
     assert key_of() == keys[0]
     model, request = open_model(GPT, 8, batch=16), make_request(devices=8, hardware=None, topology=None)
     other = replace(request, topology=replace(request.topology, device=replace(request.topology.device, memory_efficiency=0.5)))
-    assert search_key(model, replace(request, cache=Cache(tmp_path))) == keys[0] != search_key(model, other)
+    assert search_key(model_key(model), replace(request, cache=Cache(tmp_path))) == keys[0] != search_key(model_key(model), other)
+
+
+def test_a_graph_is_confirmed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model as it was is not read again to see whether its graph was derived rightly, whatever else is asked; a model that changed is."""
+    options: dict[str, Any] = {"devices": 2, "baselines": False}
+    binding: dict[str, Any] = {"memory_limit_bytes": 2**28}
+    tighter: dict[str, Any] = {"memory_limit_bytes": 2**28 - 2**20}
+    planner.plan("zoo:mlp-tiny", batch=2**20, **options, **binding, cache=tmp_path)
+    alone = text(planner.plan("zoo:mlp-tiny", batch=2**20, **options, **tighter))
+    assert alone["techniques"]["microbatches"] > 1
+
+    def read(self: Model, microbatches: int) -> bool:
+        raise AssertionError("read")
+
+    monkeypatch.setattr(Model, "confirm", read)
+    for limit, found in ((binding, 1), (tighter, 0)):
+        known = Cache(tmp_path)
+        made = planner.plan("zoo:mlp-tiny", batch=2**20, **options, **limit, cache=known)
+        assert known.found == found
+    assert text(made) == alone
+    with pytest.raises(AssertionError, match="read"):
+        planner.plan("zoo:mlp-tiny,layers=4", batch=2**20, **options, **binding, cache=tmp_path)
+
+
+def test_versions_of_libraries_are_found_where_modules_are(tmp_path: Path) -> None:
+    for name in ("numpy-2.0.1.dist-info", "Scipy-1.9.egg-info", "numpydoc-1.0.dist-info", "numpy"):
+        (tmp_path / name).mkdir()
+    assert installed(("numpy", "scipy"), [str(tmp_path), str(tmp_path / "none")]) == ("Scipy-1.9.egg-info", "numpy-2.0.1.dist-info")
+    assert any(found.startswith("numpy-") for found in installed(("numpy",))), "the one that is imported here"
 
 
 def test_the_key_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +207,7 @@ def test_an_edited_entry_changes_no_price(data: st.DataObject, entry: tuple[dict
         held = held[k]
     held[at[-1]] = data.draw(st.sampled_from([None, -1, 0, 7, 2.5, float("nan"), float("inf"), "", "x", [], {}, [[]], 10**30, True]))
     model, request = open_model("zoo:mlp-tiny", 4, batch=8), make_request(devices=4, hardware=None, topology=None, baselines=False)
-    Cache(tmp_path).put(search_key(model, request), known)
+    Cache(tmp_path).put(search_key(model_key(model), request), known)
     found = text(planner.plan("zoo:mlp-tiny", devices=4, batch=8, baselines=False, cache=tmp_path))
     assert found["cost"] == made["cost"]
     assert found["nodes"].keys() == made["nodes"].keys()

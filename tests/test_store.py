@@ -114,7 +114,7 @@ def test_a_key_says_all_that_a_table_follows_from(monkeypatch: pytest.MonkeyPatc
               ("zoo:gpt-tiny", {"pins": "pp=2"})]  # fmt: skip
     for source, options in cases:
         planner.plan(source, **{"devices": 4, "batch": 16, "baselines": False, **options}, cache=tmp_path)
-    assert again > len(known) / 2 and len({machine for machine, _ in known}) == 3
+    assert again > 100 and len({machine for machine, _ in known}) == 3
 
 
 def test_what_tables_share_is_of_the_machine_and_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_the_commands_say_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "kept" / "thesis.txt").write_text("mine")
     assert main(["cache", "--cache", "kept"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["kept"] and rows[2][:2] == ["searches", "2"] and rows[3][:4] == ["tables", "of", "moves", "1"]
+    assert rows[0] == ["kept"] and rows[2][:4] == ["searches", "and", "readings", "2"] and rows[3][:4] == ["tables", "of", "moves", "1"]
     assert main(["cache", "--cache", "kept", "--clear"]) == 0
     assert "removed 3 files (" in capsys.readouterr().err and [p.name for p in (tmp_path / "kept").iterdir()] == ["thesis.txt"]
     assert main(["cache", "--cache", "nothing there"]) == 0 and " 0 B" in capsys.readouterr().out

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     rows = [["", "files", "size", "at most"]]
     held = known.held()
-    for name, most in (("searches", MOST_BYTES), ("tables of moves", MOST_TABLES_BYTES)):
+    for name, most in (("searches and readings", MOST_BYTES), ("tables of moves", MOST_TABLES_BYTES)):
         sizes = held[name]
         rows.append([name, str(len(sizes)), show_bytes(sum(sizes)), show_bytes(most) + (" with tables" if most == MOST_BYTES else "")])
     console.data("\n".join([str(known.folder), *table(rows, right=(1, 2, 3))]) + "\n")
