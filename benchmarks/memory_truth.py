@@ -3,7 +3,7 @@
     python -m benchmarks.memory_truth --devices 8 [--target cpu|gpu:h100] [--case SUBSTRING] [--quick] [--json]
 
 compiled = arguments + outputs - aliased + temporaries, bytes of one device, of the default (scanned) shard_map program; nothing is allocated or run.
-The prediction is that of planner.evaluate without the allowance for fragmentation, which the compiler's figure does not have either.
+The prediction is that of planner.memory without the allowance for fragmentation, which the compiler's figure does not have either.
 Plans are written by hand (benchmarks.hand_plans): data parallel over all devices, and Megatron on 2 x devices/2. Compiling happens in a process
 of its own, for virtual CPU devices or (jax's CUDA plugin installed, no GPU needed) for a GPU; what differs between them is said in docs/memory.md.
 """

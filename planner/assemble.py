@@ -369,7 +369,7 @@ def _walked(space: Space, techniques: Techniques, choice: np.ndarray, pieces: fl
 
 
 def usage_of(space: Space, techniques: Techniques, choice: Sequence[int] | np.ndarray, uncut: bool = False) -> tuple[float, float]:
-    """(state and kept activations, what lives only for a while) of a choice, in bytes, as in `assemble` and planner.evaluate."""
+    """(state and kept activations, what lives only for a while) of a choice, in bytes, as in `assemble` and planner.memory."""
     flat, pieces = _flat(space), techniques.microbatches / space.parts if uncut else 1.0
     at = flat.first + np.asarray(choice, np.int64)
     if unequal(space):

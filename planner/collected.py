@@ -3,7 +3,7 @@
 A product whose summed dims are cut leaves terms to be added up. Follow its result, inside one repeat of a block, to a node whose gradient reads it and which
 takes no pending terms: on that way some tensor is the first without pending terms, so a collective made it, and the backward pass finds the last of such results
 on the way kept (planner.emit.replay). Of which tensor depends on the layouts; a device has at least its even share of the smallest one's elements. Ways that have no
-tensor in common keep one each, so that what is counted is below what the price of the whole plan has (planner.evaluate.kept_collectives).
+tensor in common keep one each, so that what is counted is below what the price of the whole plan has (planner.memory.kept_collectives).
 """
 
 from __future__ import annotations

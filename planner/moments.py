@@ -17,7 +17,7 @@ microbatches are added up (their sums are there all the time). Gradients of stac
 at the very end.
 
 A program with a loop over its blocks is another matter: there the stacked gradients of all blocks and their stacked activations are whole as long as the loop
-runs (planner.evaluate).
+runs (planner.memory).
 """
 
 from __future__ import annotations

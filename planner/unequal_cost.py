@@ -1,4 +1,4 @@
-"""The price of a plan with unequal pipeline stages (planner.unequal): time and memory of a device, as planner.evaluate has them of other plans.
+"""The price of a plan with unequal pipeline stages (planner.unequal): time and memory of a device, as planner.evaluate and planner.memory have them of other plans.
 
     step = sum over the m V + S - 1 ticks with forward passes, and over as many with backward passes, of the longest pass of the chunks that run in it
            + handing on and back in each + reductions + optimizer
@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from costmodels.memory import Breakdown
 from planner import account, unequal_account
 from planner.base import Base
-from planner.evaluate import PARKED_ARRAYS, Cost, kept_tensors, passes
+from planner.evaluate import Cost
 from planner.flow import Flow
 from planner.kernels import kernel_times
+from planner.memory import PARKED_ARRAYS, kept_tensors, passes
 from planner.packing import PARTS, buffers
 from planner.price import Pricer
 from planner.unequal import handed, rooms

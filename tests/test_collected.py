@@ -10,8 +10,9 @@ import pytest
 from planner.api import make_request
 from planner.assemble import Techniques, assemble, splits_of
 from planner.base import Base
-from planner.evaluate import derived, kept_collectives
+from planner.evaluate import derived
 from planner.flow import Plan
+from planner.memory import kept_collectives
 from planner.meshes import pinned_mesh
 from planner.model import Model, Workload
 from planner.price import Pricer

@@ -13,13 +13,13 @@ benchmarks/compiler_truth.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from math import prod
 
-from planner.emit.runs import Run
+from planner.emit.runs import Run, inner_flow, outer_flow
 from planner.flow import Flow
 from planner.graph import Graph, Node
 from planner.layout import Step
@@ -244,3 +244,14 @@ def parts(flow: Flow, runs: Iterable[Run]) -> tuple[range, ...]:
     if first >= 0:
         found.append(range(first, last + 1))
     return tuple(found)
+
+
+def replays(flow: Flow, runs: tuple[Run, ...]) -> Iterator[tuple[Run, Replay]]:
+    """What recomputed blocks run a second time, for one repeat of each."""
+    outer = flow
+    for run in runs:
+        outer = outer_flow(outer, run)
+    for run in runs if flow.plan.recompute != "none" else ():
+        replay = repeated(inner_flow(outer, run), run)
+        if replay:
+            yield run, replay

@@ -19,10 +19,11 @@ from planner.detail import bound_by
 from planner.emit.replay import Replay, repeated
 from planner.emit.runs import Run, inner_flow, outer_flow
 from planner.errors import PlanError
-from planner.evaluate import Moments, moments, sent_s
+from planner.evaluate import sent_s
 from planner.flow import Flow
 from planner.kernels import kept_beside, kernel_times, savers
 from planner.layout import STAGE, group, local_shape
+from planner.memory import Moments, moments
 from planner.pipeline import Pipeline, pipeline_of
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
 
 
 def _kept_results(p: Priced, run: Run, flow: Flow, replay: Replay) -> Iterator[tuple[int, float]]:
-    """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as planner.evaluate.kept_collectives adds them up."""
+    """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as planner.memory.kept_collectives adds them up."""
     slack, mesh, pipeline = 1 + p.pricer.runtime.memory_slack, dict(p.plan.mesh), pipeline_of(p.base.graph, p.plan)
     times = run.repeats if pipeline is None else pipeline.kept_passes * (pipeline.per_tick if run.first == pipeline.first else run.repeats)
     for name, way in replay.kept:

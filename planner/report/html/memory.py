@@ -1,4 +1,4 @@
-"""Memory of a device over a step, as it is priced (planner.evaluate).
+"""Memory of a device over a step, as it is priced (planner.memory).
 
 Parameters, optimizer state and the working set of the largest operator are priced as held all the time; kept activations grow through the forward
 pass and are released in reverse by the backward pass; gradients of the repeated blocks are there from their backward pass on. What follows the
