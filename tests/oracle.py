@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.emit.body import Body, spec_text
+from planner.emit.body import Body
 from planner.emit.source import helper_sources, user_function
+from planner.emit.text import spec_text
 from planner.flow import Plan, derive, rule_of
 from planner.graph import Graph, Node, Tensor
 from planner.layout import Layout, padded

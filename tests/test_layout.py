@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.emit.body import Body, spec_text
+from planner.emit.body import Body
 from planner.emit.source import helper_sources
+from planner.emit.text import spec_text
 from planner.layout import Layout, Step, convert, distribute, local_shape, padded
 
 MESH = (("data", 2), ("model", 4))

@@ -1,311 +1,32 @@
-"""The statements of one function: one per node, and the conversions between them, exactly those of the flow.
+"""The statements of one function: one per node, with what planner.emit.values writes to bring its operands into the layouts it needs.
 
 `Backend` says how layouts appear: "shard_map" (local shapes, explicit collectives) or "jit" (global shapes, sharding constraints).
-
-Functions nest. What an inner function lacks it asks of the one around it, and what it made is returned where someone outside asks; so
-arguments and results are found, not declared. Variable names come from one counter, hence mean the same thing everywhere.
-
-Floats are of the type the program computes in, except those made of constants and integers alone (`precise`): positions, rotary angles and masks
-stay float32, whatever the program computes in, and are rounded once, where they meet values that depend on the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
-
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from planner.emit.pieces import CONVOLUTIONS, LOOKUPS, by_piece, full_shape, on_pieces, operand
-from planner.emit.replay import sharded
 from planner.emit.source import comment
-from planner.emit.text import counted, inlined, rule_cells, short_floats, small_literal, spec_text, wrapped
+from planner.emit.text import rule_cells, short_floats, spec_text, wrapped
+from planner.emit.values import Values
 from planner.errors import PlanError
-from planner.flow import Flow, derive, stored_layout
-from planner.graph import Graph, Node
-from planner.layout import Axes, Layout, Step, group, local_shape, padded
+from planner.flow import derive
+from planner.graph import Node
+from planner.layout import Axes, Layout, group, local_shape, padded
 from planner.ops import OPERATORS, Call
-from planner.ops.base import NoRule, axes_text, jnp_dtype
+from planner.ops.base import NoRule, axes_text
 from planner.ops.control import region
 from planner.rule import Rule, Split
 
-Backend = Literal["shard_map", "jit"]
 OWN_MASKS = frozenset({"CrossEntropyLoss", "MSELoss", "L1Loss", "BCEWithLogitsLoss", "UserLoss"})
-Way = tuple[Step, ...]
-Line = str | Callable[[], str]
-
-
-def precise(graph: Graph) -> frozenset[str]:
-    """Floats made of constants and integers alone."""
-    learned = {*graph.weights, *(n for n in graph.inputs if graph.tensors[n].is_float)}
-    for node in graph.nodes:
-        if any(n in learned for n in node.inputs):
-            learned.update(o for o in node.outputs if o)
-    return frozenset(n for n, t in graph.tensors.items() if t.is_float and n not in learned)
 
 
 @dataclass
-class Body:
-    """Writes the statements of one function: `value(tensor, layout)` names a variable, writing what is missing to get it.
-
-    arrays: `stem` and its number -> constant too long for a statement. held: (tensor, steps from its source) -> variable.
-    given: (tensor, layout) -> variable bound from outside in any layout.
-    padded: tensor -> (variable, its shape), in jit programs, of a value that is cut unevenly.
-    cast: (tensor, layout) -> variable of a precise value in the type the program computes in. repeats: names of the first repeat of a block ->
-    what to call them in a function that stands for all. weights: weight -> expression of it as it is kept. tie: whether gathers wait for the
-    operand beside them (unrolled programs).
-    name_collectives: whether results of collectives are named for checkpoint policies.
-    first: the same function of the first copy of the batch, whose statements these go among; own: tensors that this copy has of its own, all others are asked of it.
-    """
-
-    flow: Flow
-    backend: Backend
-    lines: list[Line] = field(default_factory=list)
-    helpers: set[str] = field(default_factory=set)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    counter: list[int] = field(default_factory=lambda: [0])
-    float_dtype: str = ""
-    precise: frozenset[str] = frozenset()
-    weights: dict[str, str] = field(default_factory=dict)
-    repeats: Mapping[str, str] = field(default_factory=dict)
-    tie: bool = False
-    name_collectives: bool = False
-    parent: Body | None = None
-    first: Body | None = None
-    own: frozenset[str] = frozenset()
-    held: dict[tuple[str, Way], str] = field(default_factory=dict)
-    given: dict[tuple[str, Layout], str] = field(default_factory=dict)
-    padded: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    cast: dict[tuple[str, Layout], str] = field(default_factory=dict)
-    arguments: dict[str, None] = field(default_factory=dict)
-    results: list[str] = field(default_factory=list)
-    made_in: dict[str, Body] = field(default_factory=dict)
-    cause: str = ""
-    stem: str = "c"
-
-    @property
-    def mesh(self) -> Mapping[str, int]:
-        return dict(self.flow.plan.mesh)
-
-    def inner(self, flow: Flow | None = None, **changes: object) -> Body:
-        """A function inside this one."""
-        return Body(flow or self.flow, self.backend, helpers=self.helpers, arrays=self.arrays, counter=self.counter, float_dtype=self.float_dtype,
-                    precise=self.precise, parent=self, **changes)  # type: ignore[arg-type]  # fmt: skip
-
-    def again(self, own: frozenset[str], parent: Body | None = None) -> Body:
-        """The same function for another copy of the batch, in whose variables the tensors in `own` are."""
-        return replace(self, parent=parent, first=self, own=own, held={}, given={}, padded={}, cast={}, made_in={})
-
-    def fresh(self, stem: str = "t") -> str:
-        """A new variable name from a fixed alphabet; never derived from the model."""
-        self.counter[0] += 1
-        return f"{stem}{self.counter[0]}"
-
-    def bind(self, tensor: str, layout: Layout, variable: str) -> None:
-        """Say that `variable` holds the tensor in this layout."""
-        tree = self.flow.trees.get(tensor)
-        if self.backend == "jit" or layout == self.flow.source[tensor]:
-            self.held[tensor, ()] = variable
-        elif tree is not None and (layout == tree.hub or layout in tree.branches):
-            self.held[tensor, tree.path(layout)] = variable
-        else:
-            self.given[tensor, layout] = variable
-
-    def way(self, tensor: str, layout: Layout) -> Way:
-        """Steps from the tensor's source to a layout."""
-        return () if self.backend == "jit" else self.flow.trees[tensor].path(layout)
-
-    def value(self, tensor: str, layout: Layout) -> str:
-        """Variable (or literal) of the tensor in the layout, converting along the tensor's tree where needed."""
-        if self.first is not None and tensor not in self.own:
-            return self.first.value(tensor, layout)
-        if (tensor, layout) in self.given:
-            return self.given[tensor, layout]
-        way = self.way(tensor, layout)
-        start = self._nearest(tensor, way)
-        if start is None:
-            if tensor in self.flow.graph.constants:
-                text = self._constant(tensor)
-                if text is not None:  # a literal: equal everywhere, no conversion
-                    return text
-            elif tensor in self.made_in:
-                self._import(tensor, way)
-            elif tensor in self.weights:
-                self._weight(tensor)
-            elif self.parent is not None:
-                variable = self.parent.value(tensor, layout)
-                variable = variable if variable.isidentifier() else self.parent._named(variable)
-                self.arguments[variable] = None
-                self.given[tensor, layout] = variable
-                return variable
-            else:
-                raise AssertionError(f"tensor {tensor!r} is used before it is made")
-            start = self._nearest(tensor, way)
-        assert start is not None
-        for end in range(start + 1, len(way) + 1):
-            self.held[tensor, way[:end]] = self._step(self.held[tensor, way[: end - 1]], way[end - 1], tensor)
-        return self.held[tensor, way]
-
-    def computed(self, tensor: str, layout: Layout) -> str:
-        """`value` of a precise tensor in the type the program computes in, rounded where it is made: outside repeated blocks where it can be."""
-        if tensor in self.flow.graph.constants and not self.flow.graph.tensors[tensor].shape:
-            return self.value(tensor, layout)  # a literal has no type of its own
-        if self.first is not None and tensor not in self.own:
-            return self.first.computed(tensor, layout)
-        key = (tensor, layout)
-        if key not in self.cast:
-            if self.parent is None or tensor in self.made_in or (tensor, ()) in self.held:
-                value, self.cast[key] = self.value(tensor, layout), self.fresh()
-                self.lines.append(f"{self.cast[key]} = {value}.astype({self.float_dtype})")
-            else:
-                self.cast[key] = self.parent.computed(tensor, layout)
-                self.arguments[self.cast[key]] = None
-        return self.cast[key]
-
-    def _nearest(self, tensor: str, way: Way) -> int | None:
-        """Length of the longest beginning of the way that is at hand."""
-        if tensor in self.padded and (tensor, ()) not in self.held:
-            self.held[tensor, ()] = self._resized(*self.padded[tensor], self.flow.graph.tensors[tensor].shape)
-        return next((end for end in range(len(way), -1, -1) if (tensor, way[:end]) in self.held), None)
-
-    def _import(self, tensor: str, way: Way) -> None:
-        """Have the inner function that made a tensor return it, as far along the way as it got."""
-        maker = self.made_in[tensor]
-        end = maker._nearest(tensor, way)
-        assert end is not None
-        variable = maker.held[tensor, way[:end]]
-        if variable not in maker.results:
-            maker.results.append(variable)
-        self.held[tensor, way[:end]] = variable
-
-    def _constant(self, tensor: str) -> str | None:
-        """A literal that fits its neighbours, or None after binding a variable to the array."""
-        value = self.flow.graph.constants[tensor]
-        if value.ndim == 0:
-            return small_literal(value)
-        variable = self.fresh()
-        dtype = jnp_dtype(self._dtype(tensor))
-        if run := counted(value):
-            self.lines.append(f"{variable} = jnp.arange({run}, dtype={dtype})" + (f".reshape({value.shape})" if value.ndim > 1 else ""))
-        elif value.size <= 16:
-            self.lines.append(f"{variable} = jnp.array({small_literal(value)}, {dtype}).reshape({value.shape})" if value.ndim > 1 or not value.size
-                              else f"{variable} = jnp.array({small_literal(value)}, {dtype})")  # fmt: skip
-        else:
-            key = f"{self.stem}{list(self.flow.graph.constants).index(tensor)}"
-            self.arrays[key] = value
-            place = key.upper() if inlined(value) else f'CONSTANTS["{key}"]'
-            self.lines.append(f"{variable} = jnp.asarray({place}, {dtype})")
-        self.held[tensor, ()] = variable
-        return None
-
-    def _weight(self, tensor: str) -> None:
-        """Bind a weight as its tree begins: gathered where it is kept in pieces."""
-        text, plan = self.weights[tensor], self.flow.weights[tensor]
-        if self.backend == "shard_map" and sharded(self.flow, tensor):
-            variable = self.fresh("w")
-            size = self.flow.graph.tensors[tensor].shape[plan.dim]
-            padding = f", {size}" if size % group(plan.layout.dims[plan.dim] + plan.axes, self.mesh) else ""
-            where = f"{axes_text(plan.axes)}, {plan.dim}{padding}"
-            cause = self.cause if self.tie else ""
-            self.helpers.add("gather_after" if cause else "gather_weight")
-            label = comment(self._spoken(tensor), 60)
-            self.lines.append(f"{variable} = {f'gather_after({cause}, ' if cause else 'gather_weight('}{text}, {where})  # {label}")
-            text = variable
-        elif self.backend == "jit" and self._kept(tensor):
-            return  # `_nearest` leaves the padding out
-        self.held[tensor, ()] = text
-
-    def _kept(self, tensor: str) -> tuple[str, tuple[int, ...]] | None:
-        """(variable, its shape) of a padded value that is at hand, in jit programs."""
-        if tensor in self.padded or (tensor, ()) in self.held:
-            return self.padded.get(tensor)
-        if tensor in self.weights:
-            full = full_shape(self, tensor, stored_layout(self.flow.weights[tensor]))
-            if full != self.flow.graph.tensors[tensor].shape:
-                self.padded[tensor] = self.weights[tensor], full
-        elif tensor in self.made_in:
-            maker = self.made_in[tensor]
-            if kept := maker._kept(tensor):
-                self.padded[tensor] = kept
-                if kept[0] not in maker.results:
-                    maker.results.append(kept[0])
-        elif self.parent is not None and (kept := self.parent._kept(tensor)):
-            text, full = kept
-            variable = text if text.isidentifier() else self.parent._named(text)
-            self.parent.padded[tensor] = self.padded[tensor] = variable, full
-            self.arguments[variable] = None
-        return self.padded.get(tensor)
-
-    def _on_pieces(self, tensor: str, need: Layout, rounded: bool) -> str:
-        """Variable of an operand of a kernel of pieces, padded to be cut."""
-        shape, want = self.flow.graph.tensors[tensor].shape, full_shape(self, tensor, need)
-        kept = None if rounded else self._kept(tensor)
-        if kept and kept[1] == want:
-            return kept[0]
-        variable = (self.computed if rounded else self.value)(tensor, need)
-        return variable if want == shape else self._resized(variable, shape, want)
-
-    def _resized(self, text: str, shape: tuple[int, ...], want: tuple[int, ...]) -> str:
-        """A variable of a value that is padded, or cut back, to a shape."""
-        for d, (n, size) in enumerate(zip(shape, want, strict=True)):
-            if n != size:
-                text = self.step_text(text, Step("pad" if size > n else "unpad", (), dim=d, size=size))
-        variable = self.fresh()
-        self.lines.append(f"{variable} = {text}")
-        return variable
-
-    def _named(self, text: str) -> str:
-        """A variable for an expression, so that it can be an argument."""
-        variable = self.fresh()
-        self.lines.append(f"{variable} = {text}")
-        for key, held in self.held.items():
-            if held == text:
-                self.held[key] = variable
-        return variable
-
-    def _step(self, x: str, step: Step, tensor: str) -> str:
-        """Write one conversion step; returns its variable."""
-        new, text = self.fresh(), self.step_text(x, step)
-        if step.forward and self.name_collectives:
-            text = f'checkpoint_name({text}, "collective")'
-        self.lines.append(f"{new} = {text}{self._why(step, tensor)}")
-        return new
-
-    def step_text(self, x: str, step: Step) -> str:
-        """The expression of one step."""
-        axes = axes_text(step.axes) if step.axes else ""
-        if step.kind == "all-reduce":
-            return f"lax.psum({x}, {axes})"
-        if step.kind == "reduce-scatter":
-            return f"lax.psum_scatter({x}, {axes}, scatter_dimension={step.dim}, tiled=True)"
-        if step.kind == "all-gather":
-            return f"lax.all_gather({x}, {axes}, axis={step.dim}, tiled=True)"
-        if step.kind == "all-gather-invariant":
-            return f'lax.all_gather({x}, {axes}, axis={step.dim}, tiled=True, to="invarying")'
-        if step.kind == "all-to-all":
-            return f"lax.all_to_all({x}, {axes}, split_axis={step.to_dim}, concat_axis={step.dim}, tiled=True)"
-        if step.kind == "fan":
-            return f'lax.pcast({x}, {axes}, to="varying")'
-        if step.kind == "slice":
-            self.helpers.add("cut")
-            return f"cut({x}, {axes}, {step.dim})"
-        if step.kind == "unpad":
-            return f"lax.slice_in_dim({x}, 0, {step.size}, axis={step.dim})"
-        self.helpers.add("pad_to")
-        return f"pad_to({x}, {step.dim}, {step.size})"
-
-    def _why(self, step: Step, tensor: str) -> str:
-        if step.kind in ("pad", "unpad"):
-            return ""
-        back = f"; backward {step.backward}" if step.backward and tensor in self.flow.grad else ""
-        what = {"fan": "same value, gradients pending", "slice": "own piece", "all-gather-invariant": "all-gather"}.get(step.kind, step.kind)
-        return f"  # {comment(what + ' over ' + '+'.join(step.axes) + back, 90)}: {comment(self._spoken(tensor), 60)}"
-
-    def _spoken(self, tensor: str) -> str:
-        """What to call a tensor in a comment."""
-        label = self.flow.graph.labels.get(tensor, tensor)
-        return self.repeats.get(label, label)
+class Body(Values):
+    """Writes the statements of one function, node by node."""
 
     def node(self, index: int) -> None:
         """Write one node; of further copies of the batch only what depends on it."""
@@ -389,12 +110,14 @@ class Body:
             made = tuple((inner._dtype(o), axes) for o, axes in zip(kept, found.axes(call.split, self.flow.plan.order), strict=True))
         return replace(call, functions=tuple(names), made=made)
 
-    def _dtype(self, tensor: str) -> str:
-        """The type a tensor has in the program."""
-        dtype = self.flow.graph.tensors[tensor].dtype
-        if not self.float_dtype or dtype not in ("float64", "float32", "float16", "bfloat16"):
-            return dtype
-        return "float32" if tensor in self.precise else self.float_dtype
+    def _on_pieces(self, tensor: str, need: Layout, rounded: bool) -> str:
+        """Variable of an operand of a kernel of pieces, padded to be cut."""
+        shape, want = self.flow.graph.tensors[tensor].shape, full_shape(self, tensor, need)
+        kept = None if rounded else self._kept(tensor)
+        if kept and kept[1] == want:
+            return kept[0]
+        variable = (self.computed if rounded else self.value)(tensor, need)
+        return variable if want == shape else self._resized(variable, shape, want)
 
     def _rounded(self, node: Node, slot: int) -> bool:
         """Whether an operand is a precise float that must be brought to the type of the others. Losses and attention's scores are float32 themselves."""

@@ -23,6 +23,7 @@ from planner.ops.base import axes_text
 
 if TYPE_CHECKING:
     from planner.emit.body import Body
+    from planner.emit.values import Values
 
 BY_PIECE = frozenset({"RoutedExperts", "MaxPool"})
 """Loops over rows sorted by data; and max pooling, whose positions wait for an element of their gradient, which the partitioner would sum over all devices."""
@@ -50,7 +51,7 @@ def by_piece(body: Body, index: int) -> bool:
     return any(full_shape(body, n, layout) != body.flow.graph.tensors[n].shape for n, layout in [*layouts, (next(filter(None, node.outputs)), result)])
 
 
-def full_shape(body: Body, tensor: str, layout: Layout) -> tuple[int, ...]:
+def full_shape(body: Values, tensor: str, layout: Layout) -> tuple[int, ...]:
     """Shape of a tensor whose dims are padded up to what their axes divide evenly."""
     return tuple(padded(n, axes, body.mesh) for n, axes in zip(body.flow.graph.tensors[tensor].shape, layout.dims, strict=True))
 

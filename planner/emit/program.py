@@ -15,13 +15,14 @@ from collections.abc import Sequence
 
 from planner.emit.assemble import assemble, kept
 from planner.emit.blocks import write_block
-from planner.emit.body import Backend, Body, precise
+from planner.emit.body import Body
 from planner.emit.replay import parts, sharded
 from planner.emit.runs import Run, find_run, handed_out, of_each_copy, outer_flow
 from planner.emit.source import comment, literal, user_function
 from planner.emit.stages import write_stages
 from planner.emit.tables import collect_parameters
 from planner.emit.unequal import write_unequal
+from planner.emit.values import Backend, precise
 from planner.emit.writer import Function, Program, Training, Workload, Writer
 from planner.errors import PlanError
 from planner.flow import Flow, Plan, derive

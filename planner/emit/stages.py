@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 from planner.emit.blocks import write_block
-from planner.emit.body import Body, precise
+from planner.emit.body import Body
 from planner.emit.runs import dealt_run, outer_flow
 from planner.emit.source import literal
+from planner.emit.values import precise
 from planner.emit.writer import Function, Writer
 from planner.errors import PlanError
 from planner.flow import Flow

@@ -9,10 +9,11 @@ Weights lie in flat buffers (planner.packing), and so does what is handed over; 
 
 from __future__ import annotations
 
-from planner.emit.body import Body, precise
+from planner.emit.body import Body
 from planner.emit.source import comment, literal
 from planner.emit.tables import initial_mean
 from planner.emit.text import spec_text
+from planner.emit.values import precise
 from planner.emit.writer import Function, Writer
 from planner.errors import PlanError
 from planner.layout import STAGE, Layout

@@ -9,8 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from planner.emit.body import Backend, Body, Line
+from planner.emit.body import Body
 from planner.emit.runs import Run
+from planner.emit.values import Backend, Line
 from planner.flow import Flow, WeightPlan
 from planner.packing import Buffer
 from planner.parked import parked
