@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def details(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> dict[str, Row]:
-    """Id of the first node of each class -> its row (planner.schema.DetailTable). Seconds are of one pass in `kernels.forward_s` and `backward_s`, of a step elsewhere."""
+    """Id of the first node of each class -> its row (planner.strategy_types.DetailTable). Seconds are of one pass in `kernels.forward_s` and `backward_s`, of a step elsewhere."""
     pipeline, again = pipeline_of(base.graph, flow.plan), made_again(flow, runs)
     held: dict[int, list[int]] = {}
     for i, first in enumerate(base.shared):

@@ -28,7 +28,7 @@ NODE_TABLES = ("details", "nodes", "tensors")
 
 @dataclass(frozen=True)
 class Strategy:
-    """Fields are the file's keys (planner/schema.py, docs/stability.md). `graph` is the graph it was planned on, when it is at hand.
+    """Fields are the file's keys (planner/strategy_types.py, docs/stability.md). `graph` is the graph it was planned on, when it is at hand.
 
     details: what each class of nodes costs and why (planner.detail), of the decisions that `provenance.decisions` names; a plan is the same without.
     """

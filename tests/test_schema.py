@@ -14,6 +14,7 @@ import pytest
 import planner
 from planner import schema
 from planner.errors import PlanError
+from planner.input_types import PinTechniques
 from planner.pins import TECHNIQUES, from_table
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +55,7 @@ def test_pins_are_accepted_as_the_reader_takes_them() -> None:
 
 
 def test_every_technique_of_a_pin_is_in_its_schema() -> None:
-    assert schema.PinTechniques.__annotations__.keys() == TECHNIQUES.keys()
+    assert PinTechniques.__annotations__.keys() == TECHNIQUES.keys()
 
 
 @pytest.mark.parametrize("spec", CASES)
