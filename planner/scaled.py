@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.graph import Graph, Node, WeightRef
+from planner.graph import Graph, Node, Tensor, WeightRef
 
 
 class _Differs(Exception):
@@ -57,8 +57,12 @@ class Scaled:
             return found
 
         try:
+            shapes: dict[tuple, tuple[int, ...]] = {}  # layers have tensors of few shapes
             for name, grows in self.shapes.items():
-                tensors[name] = replace(tensors[name], shape=tuple(map(times, tensors[name].shape, grows)))
+                t = tensors[name]
+                if (t.shape, grows) not in shapes:
+                    shapes[t.shape, grows] = tuple(map(times, t.shape, grows))
+                tensors[name] = Tensor(name, shapes[t.shape, grows], t.dtype, t.role)
             for i, changed in self.attrs.items():
                 given = {k: nodes[i].attrs[k] for k in changed}
                 scaled = {k: tuple(map(times, v, changed[k])) if isinstance(v, tuple) else times(v, changed[k]) for k, v in given.items()}  # type: ignore[arg-type]

@@ -153,7 +153,7 @@ def _int_pairs(problem: Problem) -> dict[tuple[int, int], np.ndarray]:
 
 def maximal_times(lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
     """Time points whose set of live intervals is contained in no other's, ascending. Intervals are half-open and not empty."""
-    starts, ends = np.unique(lo), np.unique(hi)
+    starts, ends = (np.unique(x, return_counts=True)[0] for x in (lo, hi))  # numpy loads its masked arrays where counts are not asked for
     following = np.append(starts[1:], np.iinfo(np.int64).max)
     ended = np.searchsorted(ends, following, "right") > np.searchsorted(ends, starts, "right")
     return starts[ended]
@@ -205,7 +205,7 @@ def disjoint(
         if not clash[p : q - 1].any():
             found += [(int(node[j]), int(lo[j]), int(hi[j]), usage[j]) for j in range(p, q)]
             continue
-        cuts = np.unique(np.concatenate([lo[p:q], hi[p:q]])).tolist()
+        cuts = sorted({*lo[p:q].tolist(), *hi[p:q].tolist()})
         for a, b in pairwise(cuts):
             live = [usage[j] for j in range(p, q) if lo[j] <= a and hi[j] >= b]
             if live:
