@@ -97,7 +97,8 @@ def topology_table(name: str) -> dict[str, Any]:
 def describe_topology(name: str, width: int = WIDTH) -> str:
     """`plan hardware NAME` for a machine that ships, or a topology file: its levels, innermost first, with their sources."""
     data = topology_table(name)
-    said = (data.get("summary"), data["device"], f"figures of {data['date']}" if "date" in data else None)
+    chips = data["device"] if "device" in data else " + ".join(f"{g['devices']} x {g['device']}" for g in data["group"])
+    said = (data.get("summary"), chips, f"figures of {data['date']}" if "date" in data else None)
     lines = [*textwrap.wrap(f"{name}: {', '.join(x for x in said if x)}", width), ""]
     for level in data["level"]:
         rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in level.items() if key not in ("name", "size", "source"))

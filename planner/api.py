@@ -265,10 +265,10 @@ def program(strategy: Strategy, source: str | Path, *, backend: str = "shard_map
 def _gpu_memory(strategy: Strategy) -> float | None:
     """Share of a GPU's memory that the plan may use; None for other devices, and where the device's own file is not at hand."""
     from costmodels.memory import preallocation
-    from planner.topology import device
+    from planner.topology import from_json
 
     try:
-        return preallocation(device(strategy.topology.get("hardware") or strategy.topology["device"]), int(strategy.costs["memory_limit_bytes"]))
+        return preallocation(from_json(strategy.topology).device, int(strategy.costs["memory_limit_bytes"]))
     except PlanError:
         return None
 

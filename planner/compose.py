@@ -225,7 +225,7 @@ def cost_table(cost: Cost, request: Request, base: Base, model: Model) -> dict[s
     (faster, slower), (less, more) = request.runtime.time_spread, request.runtime.memory_spread
     total, limit = cost.memory.total, request.limit_bytes
     high = int(total * (1 + more))
-    peak = request.topology.device.peak(request.recipe.compute)
+    peak = request.topology.peak(request.recipe.compute)
     step = cost.step_time_s
     tokens = tokens_per_step(base.graph, model)
     ideal = cost.flops_per_device * cost.distinct_work

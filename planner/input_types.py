@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-from planner.strategy_types import Split
+from planner.strategy_types import GroupTable, Split
 
 
 class TopologyLevel(TypedDict):
@@ -24,9 +24,10 @@ class TopologyLevel(TypedDict):
 
 
 class TopologyFile(TypedDict):
-    """A topology file: a device and the levels of links that join as many, innermost first."""
+    """A topology file: a device, or groups of several, and the levels of links that join as many, innermost first."""
 
-    device: str
+    device: NotRequired[str]
+    group: NotRequired[list[GroupTable]]
     level: list[TopologyLevel]
     summary: NotRequired[str]
     date: NotRequired[str]

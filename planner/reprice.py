@@ -57,6 +57,8 @@ class Priced:
 def machine_now(strategy: Strategy) -> tuple[Topology, str]:
     """The recorded machine with today's figures where it is a shipped one of the same shape, else as recorded; and what changed, "" if nothing."""
     recorded = from_json(strategy.topology)
+    if recorded.groups:
+        return recorded, ""
     try:
         now = for_devices(recorded.device.source, recorded.devices)
     except PlanError:

@@ -31,11 +31,19 @@ class LevelTable(TypedDict):
     all_reduce_latency_s: NotRequired[float]
 
 
+class GroupTable(TypedDict):
+    """So many devices of one kind, of several that share the work evenly."""
+
+    device: str
+    devices: int
+
+
 class TopologyTable(TypedDict):
-    """The machine; levels innermost first. hardware: the file of a device that does not ship."""
+    """The machine; levels innermost first. hardware: the file of a device that does not ship; groups: what devices of several kinds there are."""
 
     device: str
     hardware: NotRequired[str]
+    groups: NotRequired[list[GroupTable]]
     devices: int
     levels: list[LevelTable]
 

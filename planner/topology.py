@@ -93,11 +93,32 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Topology:
-    """A device and the levels that join `devices` of them; `notes` say what was assumed about the shape."""
+    """A device and the levels that join `devices` of them; `notes` say what was assumed about the shape.
+
+    groups: (device, how many) where they are of several kinds; `device` is then what they amount to together (costmodels.mixed).
+    """
 
     device: Device
     levels: tuple[Level, ...]
     notes: tuple[str, ...] = ()
+    groups: tuple[tuple[Device, int], ...] = ()
+
+    @classmethod
+    def mixed(cls, groups: tuple[tuple[Device, int], ...], levels: tuple[Level, ...]) -> Topology:
+        """A machine of several kinds of device, which share the work evenly. Raises DeviceError for kinds that cannot run one program."""
+        from costmodels.mixed import slowest
+        from costmodels.units import show_bytes
+
+        chip = slowest(groups)
+        said = " + ".join(f"{n} x {d.name}" for d, n in groups)
+        note = (f"{said} share the work evenly, as one program on one mesh does: kernels take what they take on the slowest, {show_bytes(chip.memory_bytes)} is the smallest "
+                "memory, MFU counts the peaks of all")  # fmt: skip
+        return cls(chip, levels, (note,), groups)
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of a type, the mean of all devices."""
+        several = self.groups or ((self.device, 1),)
+        return sum(d.peak(dtype) * n for d, n in several) / sum(n for _, n in several)
 
     @property
     def devices(self) -> int:
@@ -126,6 +147,7 @@ class Topology:
         """The strategy file's `topology`."""
         return {
             "device": self.device.name, **({"hardware": self.device.file} if self.device.file else {}), "devices": self.devices,
+            **({"groups": [{"device": d.source, "devices": n} for d, n in self.groups]} if self.groups else {}),
             "levels": [{"name": x.name, "size": x.size, "bandwidth_bytes_per_s": x.bandwidth_bytes_per_s, "latency_s": x.latency_s, "kind": x.kind,
                         "efficiency": x.efficiency, "all_reduce_bytes_per_s": x.all_reduce_bytes_per_s, "all_reduce_latency_s": x.all_reduce_latency_s,
                         "wrap": x.wrap} for x in self.levels],
@@ -152,6 +174,8 @@ def from_json(data: Mapping[str, Any]) -> Topology:
     levels = tuple(Level(x["name"], x["size"], x["bandwidth_bytes_per_s"], x["latency_s"], x["efficiency"], x["kind"], x["all_reduce_bytes_per_s"],
                          x.get("wrap", False), x.get("all_reduce_latency_s", 0.0))
                    for x in data["levels"])  # fmt: skip
+    if groups := data.get("groups"):
+        return Topology.mixed(tuple((device(g["device"]), int(g["devices"])) for g in groups), levels)
     return Topology(device(data.get("hardware") or data["device"]), levels)
 
 

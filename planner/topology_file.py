@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from costmodels import topology_names
+from costmodels import Device, DeviceError, topology_names
 from costmodels.device import TOPOLOGIES, count, fraction
 from costmodels.units import UnitError, bandwidth_bytes_per_s, time_s
 from planner.errors import PlanError
@@ -39,22 +39,44 @@ def from_file(path: str | Path, devices: int | None = None) -> Topology:
         raise PlanError("P013", f"cannot read topology file {str(path)!r}: {e.strerror}", help=help) from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise PlanError("P013", f"{path} is not TOML: {e}") from e
-    unknown = [k for k in data if k not in ("device", "level", "summary", "date")]
+    unknown = [k for k in data if k not in ("device", "group", "level", "summary", "date")]
     if unknown:
-        raise PlanError("P013", f"{path}: key {unknown[0]!r} is not known here", help=["a topology has `device = NAME` and [[level]] tables, innermost first"])
+        raise PlanError("P013", f"{path}: key {unknown[0]!r} is not known here", help=["`device = NAME` (or [[group]] tables) and [[level]] tables, innermost first"])
     tables = data.get("level")
-    if not isinstance(data.get("device"), str) or not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
-        raise PlanError("P013", f"{path}: a topology needs `device = NAME` and at least one [[level]]")
+    groups = _groups(data["group"], path) if "group" in data and "device" not in data else ()
+    if not (groups or (isinstance(data.get("device"), str) and "group" not in data)) or not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
+        raise PlanError("P013", f"{path}: a topology needs `device = NAME`, or [[group]] tables instead, and at least one [[level]]")
     if not {"size", "shape"} & tables[-1].keys():
-        tables[-1]["size"] = _open_size(path, tables[:-1], devices)
+        tables[-1]["size"] = _open_size(path, tables[:-1], sum(n for _, n in groups) or devices)
         if tables[-1]["size"] == 1 and len(tables) > 1:
             tables.pop()
     levels = tuple(level for i, table in enumerate(tables) for level in _levels(table, path, i))
-    topology = Topology(device(data["device"]), levels)
+    topology = _mixed(groups, levels, path) if groups else Topology(device(data["device"]), levels)
     if devices is not None and topology.devices != devices:
         raise PlanError("P014", f"--devices {devices} but {path} describes {topology.devices} ({' x '.join(str(x.size) for x in levels)})",
                         help=[f"--devices {topology.devices}, or leave --devices out"])  # fmt: skip
     return topology
+
+
+def _groups(tables: Any, path: Path) -> tuple[tuple[Device, int], ...]:
+    """The [[group]] tables: a device and how many of it each."""
+    if not isinstance(tables, list) or not all(isinstance(t, dict) and set(t) == {"device", "devices"} for t in tables):
+        raise PlanError("P013", f"{path}: a [[group]] has `device = NAME` and `devices = N`, and nothing else")
+    try:
+        return tuple((device(str(t["device"])), count(t["devices"], "devices")) for t in tables)
+    except (TypeError, ValueError) as e:
+        raise PlanError("P013", f"{path}: group: {e}") from e
+
+
+def _mixed(groups: tuple[tuple[Device, int], ...], levels: tuple[Level, ...], path: Path) -> Topology:
+    """Groups on their links. Raises PlanError P013 for kinds that run no program together, P014 where they are not as many as the levels join."""
+    said, joined = " + ".join(f"{n} x {d.name}" for d, n in groups), prod(x.size for x in levels)
+    if (n := sum(n for _, n in groups)) != joined:
+        raise PlanError("P014", f"{path}: groups of {n} devices ({said}), levels that join {joined}", help=["as many devices as the sizes of the levels multiply to"])
+    try:
+        return Topology.mixed(groups, levels)
+    except DeviceError as e:
+        raise PlanError("P013", f"{path}: {e}", help=["devices of one kind: gpu, tpu or cpu"]) from e
 
 
 def _open_size(path: Path, inner: list[dict[str, Any]], devices: int | None) -> int:

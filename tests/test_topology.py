@@ -13,13 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import planner
 from costmodels import device_names, load_device, topology_names
 from costmodels.collectives import Span, collective_lines, collective_time_s
+from costmodels.compute import roofline_time_s
 from costmodels.describe import describe_topology, overview
 from costmodels.device import TOPOLOGIES
+from costmodels.mixed import slowest
+from planner.api import emit
 from planner.errors import PlanError
 from planner.meshes import divisors, meshes, pinned_mesh, two_axes
+from planner.reprice import machine_now, open_recorded, reprice
 from planner.slices import part_of_host, slice_shapes, wraps
+from planner.strategy import Strategy
 from planner.topology import Level, Mesh, MeshAxis, Topology, for_devices, from_json
 from planner.topology_file import from_file
 
@@ -408,3 +414,67 @@ def test_a_hardware_file_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"P010.*bad\.toml' cannot be used") as e:
         for_devices(str(tmp_path / "bad.toml"), 16)
     assert "not a unit of bandwidth" in str(e.value)
+
+
+MIXED = """
+[[group]]
+device = "h100-sxm"
+devices = 8
+[[group]]
+device = "a100-40gb"
+devices = 8
+[[level]]
+name = "nvlink"
+size = 8
+bandwidth = "300 GB/s"
+latency = "3 us"
+[[level]]
+name = "infiniband"
+size = 2
+bandwidth = "25 GB/s"
+latency = "10 us"
+"""
+
+
+@given(st.floats(3, 16), st.floats(3, 11))
+def test_kernels_on_several_kinds_of_device_take_what_they_take_on_the_slowest(flops: float, moved: float) -> None:
+    kinds = [load_device("h100-sxm"), load_device("a100-40gb"), load_device("v100-32gb")]
+    together = slowest([(d, 4) for d in kinds])
+    each = [roofline_time_s(d, 10**flops, 10**moved, "bfloat16") for d in kinds]
+    # Between two points of a curve the least of power laws is bent, and the mixture's is straight.
+    assert max(each) * 0.98 <= roofline_time_s(together, 10**flops, 10**moved, "bfloat16") <= max(each) * 1.1
+    assert together.memory_bytes == min(d.memory_bytes for d in kinds) and slowest([(kinds[0], 8), (kinds[0], 8)]) == kinds[0]
+
+
+def test_a_cluster_of_two_kinds_is_planned_saved_and_priced_again(tmp_path: Path) -> None:
+    file = tmp_path / "mixed.toml"
+    file.write_text(MIXED)
+    made = planner.plan("zoo:gpt2-small,layers=2", topology=file, batch=32, baselines=False)
+    slower = tmp_path / "slower.toml"
+    slower.write_text('device = "a100-40gb"\n' + MIXED[MIXED.index("[[level]]") :])
+    alone = planner.plan("zoo:gpt2-small,layers=2", topology=slower, batch=32, baselines=False)
+    assert made.costs["step_time_s"] == pytest.approx(alone.costs["step_time_s"], rel=0.02), "at the pace of the slower"
+    assert made.costs["memory_limit_bytes"] == pytest.approx(alone.costs["memory_limit_bytes"], rel=0.01), "within the memory of the smaller"
+    assert made.costs["model_flops_utilization"] < 0.6 * alone.costs["model_flops_utilization"], "and of the peaks of both"
+    said = " ".join(str(made).split())
+    assert "8 x h100-sxm + 8 x a100-40gb (2 infiniband x 8)" in said and "share the work evenly" in said
+    made.save(tmp_path / "s.json")
+    again = Strategy.load(tmp_path / "s.json")
+    topology, moved = machine_now(again)
+    assert moved == "" and topology.groups
+    now = reprice(again, open_recorded(again, "zoo:gpt2-small,layers=2"), topology)
+    assert now.cost.step_time_s == pytest.approx(made.costs["step_time_s"], rel=1e-5)
+    assert re.search(r"GPU_MEMORY = 0\.\d+", emit(again, "zoo:gpt2-small,layers=2"))
+    assert "8 x h100-sxm + 8 x a100-40gb" in describe_topology(str(file))
+
+
+@pytest.mark.parametrize(("change", "code"), [
+    (("devices = 8", "devices = 4"), "P014"), (('"a100-40gb"', '"tpu-v5e"'), "P013"), (("[[group]]\ndevice", "[[group]]\nspeed = 2\ndevice"), "P013"),
+    (("devices = 8", "devices = 0"), "P013"), (("[[group]]", 'device = "h100-sxm"\n[[group]]'), "P013"), (("a100-40gb", "a99"), "P010"),
+])  # fmt: skip
+def test_groups_that_cannot_be_are_refused(change: tuple[str, str], code: str, tmp_path: Path) -> None:
+    file = tmp_path / "mixed.toml"
+    file.write_text(MIXED.replace(*change, 1))
+    with pytest.raises(PlanError) as e:
+        from_file(file)
+    assert e.value.code == code

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.layout import STAGE
@@ -60,7 +61,8 @@ def machine(strategy: Strategy) -> str:
         shape = f" ({outer[1]} {outer[0]} x {' x '.join(str(n) for _, n in inner)})"
     else:
         shape = f" (one {sizes[0][0]})" if sizes else ""
-    return f"{t['devices']} x {t['device']}{shape}"
+    groups = t.get("groups") or [t]
+    return " + ".join(f"{g['devices']} x {Path(g['device']).stem}" for g in groups) + shape
 
 
 def unit_of_work(strategy: Strategy) -> str:
