@@ -42,7 +42,16 @@ class Offered:
         """Whether any plan will do, a baseline's too."""
 
     def meshes(self) -> tuple[Mesh, ...]:
-        """Meshes of one and two axes, with and without stages, or those that pins and mode leave. Raises PlanError P015, P022."""
+        """Meshes of one and two axes, with and without stages, or those that pins and mode leave; of pins of a schedule those with stages. Raises PlanError P015, P022, P024."""
+        found, techniques = self._grouped(), self.request.pins.techniques
+        asked = next((f"{k} = {techniques[k]!r}" for k in ("schedule", "virtual") if techniques.get(k, 1) != 1), "")
+        if asked and not any(m.stages > 1 for m in found):
+            other = f"a mesh of {', '.join(self.request.pins.mesh)}" if self.request.pins.mesh else "what else is asked for, which leaves no pipeline stages,"
+            raise PlanError("P024", f"pins {asked} and {other} contradict each other: it says how microbatches pass through stages", help=["remove one of them, or pp=2"])
+        return tuple(m for m in found if m.stages > 1) if asked else found
+
+    def _grouped(self) -> tuple[Mesh, ...]:
+        """The meshes, with the group that shares optimizer state where one is pinned."""
         request = self.request
         if n := request.pins.techniques.get("zero_group"):
             every = tuple(m for mesh in self._ungrouped() if (m := grouped(request.topology, mesh, int(n))) is not None)
@@ -195,6 +204,8 @@ class Offered:
         """(how microbatches pass through the stages of a mesh, chunks a stage) to consider: 1F1B, which takes GPipe's time and less memory, and in chunks."""
         pins, base = self.request.pins.techniques, self.base(1)
         pinned, chunks = pins.get("schedule"), pins.get("virtual")
+        if mesh.stages == 1:  # a baseline's, where a schedule is pinned
+            return ((SCHEDULES[0], 1),)
 
         def enough(n: int) -> bool:
             """Whether there are so many chunks, of equally many blocks each, or where none is dealt out of the graph."""

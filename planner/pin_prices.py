@@ -1,7 +1,8 @@
 """What each pin of a plan costs: the best plan under all the other pins, beside the one under all of them.
 
-A search with one pin less has every plan that the one with it has, and more: what its best is faster by is the price of that pin. Pins can stand in for each
-other (without `tp = 8` a pinned split over its axis is still held), so prices do not add up; a last row is of the search without any.
+With one pin less there are all the plans that there are with it, and more: what the best is faster by is the price of that pin. (A search may look at others: without
+`data = 2` what is left of the mesh takes more. Where it finds none that is faster, the plan with the pin is the best without.) Pins can stand in for each other
+(without `tp = 8` a pinned split over its axis is still held), so prices do not add up; a last row is of the search without any.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def price_pins(strategy: Strategy, source: str | Path) -> Iterator[PinPrice]:
     model = open_recorded(strategy, source)
     if model.sha256() != strategy.model["sha256"]:
         raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again"])
-    step = _best(strategy, model, pins).costs["step_time_s"]
+    held = _best(strategy, model, pins)
+    step = held.costs["step_time_s"]
     several = pins.each()
     for words, fewer in (*several, *([(ALL, Pins())] if len(several) > 1 else [])):
         try:
@@ -65,7 +67,8 @@ def price_pins(strategy: Strategy, source: str | Path) -> Iterator[PinPrice]:
         except PlanError as e:
             yield PinPrice(words, None, 0.0, e.what)
             continue
-        yield PinPrice(words, found, max(0.0, step - found.costs["step_time_s"]))
+        found = found if found.costs["step_time_s"] < step else held
+        yield PinPrice(words, found, step - found.costs["step_time_s"])
 
 
 def _best(strategy: Strategy, model: Model, pins: Pins) -> Strategy:

@@ -2,7 +2,7 @@
 
     [mesh]        model = { size = 8 }        or  model = 8, data = [4, 8]  (a list: one of these)
                   model = { size = 8, level = "nvlink" }      the links that an axis runs over, a name or a list
-                  stage = [1, 4]          pipeline stages; the other axes are those of one stage
+                  stage = [1, 4]          pipeline stages; the other axes are those of one stage, found by the search where none is given
     [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "interleaved", virtual = 2
                   offload = ["optimizer"]   what waits in the host's memory ("none", or [], keeps all on the devices)
                   bucket = "25 MB"        gradients and updated parameters are sent together up to that size ("auto": the best; "none": as the compiler does by itself)
@@ -33,6 +33,8 @@ from costmodels.units import UnitError, size_bytes
 from planner.buckets import AUTO
 from planner.copies import COPIES
 from planner.errors import PlanError, did_you_mean
+from planner.layout import STAGE
+from planner.meshes import divisors
 from planner.pipeline import INTERLEAVED, SCHEDULES
 from planner.possible import IN_LOOPS, OFFLOAD, WEIGHTS
 from planner.rule import PENDING, Limits, Split, candidates, legal
@@ -69,6 +71,13 @@ class Pins:
             raise PlanError("P024", f"pins schedule = {schedule!r} and virtual = {chunks} contradict each other: {INTERLEAVED} stages hold several chunks of blocks, others one",
                             help=["remove one of them"])  # fmt: skip
 
+        if self.techniques.get("zero_stage") == 0 and "zero_group" in self.techniques:
+            raise PlanError("P024", f"pins zero_stage = 0 and zero_group = {self.techniques['zero_group']} contradict each other: at level 0 nothing is shared in groups",
+                            help=["zero=1 (to 3), or leave zero_group out"])  # fmt: skip
+        for glob, table in self.nodes.items():
+            both = next((f for f, axes in table.get("split", {}).items() if axes and f in self.forbidden_factors), "")
+            if both:
+                raise PlanError("P024", f"pins [forbid] {both} and {glob!r} contradict each other", detail=[f"{glob!r}: {_placement(table)}"], help=["remove one of them"])
         if (copies := self.techniques.get("copies", 1)) > 1:
             micro, staged = self.techniques.get("microbatches", copies), bool(set(self.mesh.get("stage", ())) - {1})
             other = "stages" if staged else f"microbatches = {micro}" if micro % copies else ""
@@ -111,9 +120,9 @@ class Pins:
 
     @property
     def axes(self) -> frozenset[str]:
-        """Mesh axes the user named; of a pinned mesh all, with the one that takes what is left."""
+        """Mesh axes the user named; of a pinned mesh all, with the one that takes what is left (next to stages alone none does)."""
         named = {a for table in self.nodes.values() for axes in (*table.get("split", {}).values(), *table.get("layout", ())) for a in axes}
-        return frozenset(named | self.mesh.keys() | ({"data", "model"} if self.mesh else set()))
+        return frozenset(named | self.mesh.keys() | ({"data", "model"} if self.mesh.keys() - {STAGE} else set()))
 
     @property
     def tensor(self) -> str:
@@ -121,13 +130,16 @@ class Pins:
         return str(self.techniques.get("tensor", TENSOR[0]))
 
     def mesh_choices(self, devices: int) -> list[dict[str, int]]:
-        """Every mesh the pins allow; an axis "data" (or "model") without a size takes what is left."""
+        """Every mesh the pins allow; an axis "data" (or "model") without a size takes what is left, next to stages alone one or both in all ways."""
         names = list(self.mesh)
         found = []
         for sizes in itertools.product(*self.mesh.values()):
             table = dict(zip(names, sizes, strict=True))
             left, rest = divmod(devices, prod(sizes))
             if rest:
+                continue
+            if names == [STAGE]:
+                found += [table | {a: n for a, n in (("data", left // k), ("model", k)) if n > 1} for k in divisors(left) if k < left or left == 1]
                 continue
             if left > 1:
                 free = next((a for a in ("data", "model") if a not in table), None)

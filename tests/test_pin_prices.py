@@ -79,3 +79,13 @@ def test_plans_without_pins_have_no_prices() -> None:
     with pytest.raises(PlanError, match="without pins") as e:
         list(price_pins(planner.plan(MODEL, devices=8, batch=64, baselines=False), MODEL))
     assert e.value.code == "P059"
+
+
+def test_no_plan_without_a_pin_is_slower_than_the_one_with_it(tmp_path: Path) -> None:
+    """Without `data` what is left of this mesh is searched otherwise; the plan with the pin is still one of those without."""
+    path = tmp_path / "p.toml"
+    path.write_text("[mesh]\ndata = [2, 4]\nstage = [1, 2]\n")
+    made = planner.plan(MODEL, devices=8, batch=16, pins=path, baselines=False)
+    for row in price_pins(made, MODEL):
+        assert row.without is not None and row.saved_s >= 0
+        assert row.without.costs["step_time_s"] <= made.costs["step_time_s"] * (1 + 1e-6)

@@ -192,3 +192,31 @@ def test_of_a_list_of_sizes_those_that_lie_on_the_links_are_left(tmp_path: Path)
     path.write_text("[mesh]\nmodel = 4\n")
     with pytest.raises(PlanError, match="P015"):
         planner.plan("zoo:gpt-tiny", devices=12, batch=24, pins=path)
+
+
+def test_pinned_stages_leave_the_other_axes_to_the_search() -> None:
+    assert parse_pins("pp=2").mesh_choices(8) == [{"stage": 2, "data": 4}, {"stage": 2, "data": 2, "model": 2}]
+    assert parse_pins("pp=8").mesh_choices(8) == [{"stage": 8}]
+    step = {pins: planner.plan(GPT, devices=8, batch=16, pins=pins, baselines=False).costs["step_time_s"] for pins in ("pp=2", "pp=2,dp=4", "pp=2,dp=2,tp=2")}
+    assert step["pp=2"] <= min(step.values()) * (1 + 1e-3)
+
+
+def test_a_pinned_schedule_means_stages() -> None:
+    made = planner.plan("zoo:gpt-tiny,layers=4", devices=8, batch=16, pins="schedule=gpipe")
+    assert made.techniques["schedule"] == "gpipe" and dict(made.mesh_shape)["stage"] > 1
+    assert "data_parallel" in made.baselines and "stage" not in made.baselines["data_parallel"]["mesh"]
+
+
+@pytest.mark.parametrize(("text", "options", "says"), [
+    ('[techniques]\nschedule = "gpipe"\n[mesh]\ndata = 8', {}, ["schedule = 'gpipe'", "a mesh of data"]),
+    ('[techniques]\nvirtual = 2\n[mesh]\nstage = 1\ndata = 8', {}, ["virtual = 2", "stage, data"]),
+    ('[techniques]\nschedule = "1f1b"', {"mode": "data-parallel"}, ["schedule = '1f1b'", "leaves no pipeline stages"]),
+    ("[techniques]\nzero_stage = 0\nzero_group = 4", {}, ["zero_stage = 0", "zero_group = 4"]),
+    ('[mesh]\nmodel = 8\n[forbid]\nfactors = ["n"]\n["*c_fc*"]\nsplit = { n = ["model"] }', {}, ["[forbid] n", "'*c_fc*'"]),
+])  # fmt: skip
+def test_pins_that_contradict_each_other_are_named(text: str, options: dict, says: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(text)
+    with pytest.raises(PlanError) as e:
+        planner.plan("zoo:gpt-tiny,layers=4", devices=8, batch=16, pins=path, **options)
+    assert e.value.code == "P024" and all(s in str(e.value) for s in says)
