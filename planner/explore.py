@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.assemble import PICO, Techniques, assemble, least_usage, least_working, usage_of
+from planner.offered import CHUNKS
 from planner.pipeline import MOST_LEVEL
 from planner.possible import RECOMPUTE
 from planner.problem import Problem, Solution, evaluate
@@ -319,7 +320,9 @@ class Explorer:
         """The bound of the leaf's techniques without a memory limit, and what a bubble adds; where a quick one is no plan's that is looked for, that one."""
         key, relaxed = self._free_key(leaf, micro), self._relaxed[leaf.mesh]
         if key not in self._free:
-            quick = relaxed.quick(leaf.techniques, key[2]) + waiting_s
+            known = ((v, self._free.get((*key[:4], v))) for v in (1, *CHUNKS) if key[2])
+            others = (found[1] * relaxed.as_chunked(leaf.techniques, key[2], v) for v, found in known if found)
+            quick = max(relaxed.quick(leaf.techniques, key[2]), *others, 0.0) + waiting_s
             if quick >= self._to_beat * (1 - SAME):
                 return quick
             self._free[key] = relaxed.free(leaf.techniques, key[2])

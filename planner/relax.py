@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from planner.assemble import PICO, Techniques, bytes_of, least_working, link_scale, replayed, seconds_of, slowdown, ticking, usage_of
+from planner.assemble import PICO, Techniques, bytes_of, least_working, link_scale, replayed, seconds_of, slowdown, ticking, unequal, usage_of
 from planner.price import Pricer
 from planner.rule import Split
 from planner.solvers.elimination import Scratch, Tree, compile_tree
@@ -109,6 +109,16 @@ class Relaxed:
         cost = _units(self._seconds(at), slow)
         more = np.subtract(cost, cheapest, out=np.full(len(cost), np.inf), where=np.isfinite(cost))
         return self._proven((value + float(np.minimum.reduceat(more, self.offset[:-1]).sum())) * slow)
+
+    def as_chunked(self, techniques: Techniques, microbatches: int, virtual: int) -> float:
+        """What part of the bound of `free` for `virtual` chunks a pipeline stage is one for these techniques; 0 where it is none.
+
+        Where ticks take a smaller part of a microbatch's time, everything becomes shorter by that part at most: what precedes repeated blocks runs the more often the more
+        chunks there are, reductions once. Of unequal stages nothing precedes, so that longer ticks make nothing shorter.
+        """
+        at = replace(techniques, microbatches=microbatches)
+        part = slowdown(self.space, at) / slowdown(self.space, replace(at, virtual=virtual))
+        return part if part <= 1 else float(unequal(self.space))
 
     @property
     def splits(self) -> dict[int, tuple[Split, ...]] | None:

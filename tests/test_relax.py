@@ -87,6 +87,30 @@ def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> No
         assert below >= 3
 
 
+@pytest.mark.parametrize("source", ["zoo:resnet18", "zoo:gpt-tiny,layers=8,seq=32"])
+def test_a_bound_for_some_chunks_a_stage_bounds_others(source: str) -> None:
+    """Never above the bound itself, within a quarter of it from more to fewer chunks of unequal stages or from fewer to more; of blocks nothing from more to fewer."""
+    request = make_request(devices=8, hardware=None, topology=None)
+    search = Search(Model.open(source, Workload("train", batch=64), 8), request)
+    mesh = next(m for m in search.offered.meshes() if m.stages == 2 and len(m.axes) == 2)
+    space = search.space(mesh, 2, None)
+    assert space is not None
+    relaxed = Relaxed(space)
+    relaxed.least((0, 1, 2))
+    for level, micro in ((0, 4), (2, 8)):
+        at = {v: Techniques(level, "block", micro, "interleaved" if v > 1 else "1f1b", v) for v in (1, 2, 4)}
+        bounds = {v: found[1] for v, t in at.items() if (found := relaxed.free(t, micro)) is not None}
+        assert bounds[1] > bounds[4]
+        for v, t in at.items():
+            for other in at:
+                part = relaxed.as_chunked(t, micro, other)
+                assert part * bounds[other] <= bounds[v] * (1 + 1e-6)
+                if v < other and space.base.dealt:
+                    assert part == 0.0
+                else:
+                    assert part * bounds[other] >= 0.75 * bounds[v]
+
+
 def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     request = make_request(devices=8, hardware=None, topology=None)
     search = Search(Model.open("zoo:bert-tiny", Workload("train", batch=24), 8), request)
