@@ -37,7 +37,7 @@ from planner.layout import STAGE
 from planner.meshes import divisors
 from planner.pipeline import INTERLEAVED, SCHEDULES
 from planner.possible import IN_LOOPS, OFFLOAD, WEIGHTS
-from planner.rule import PENDING, Limits, Split, candidates, legal
+from planner.rule import PENDING, Limits, Rule, Split, candidates, legal
 
 if TYPE_CHECKING:
     from planner.base import Base
@@ -178,7 +178,7 @@ class Pins:
             if not usable:
                 node = graph.nodes[hits[0]]
                 raise PlanError("P025", f"pin {glob!r}: {dict(table)} is not possible for {node.id!r} ({node.op})",
-                                detail=[f"factors {dict(base.rules[hits[0]].sizes)}, mesh {dict(mesh)}"])  # fmt: skip
+                                detail=[f"factors {dict(base.rules[hits[0]].sizes)}, mesh {dict(mesh)}"], help=_unknown(table, base.rules[hits[0]], mesh))  # fmt: skip
         return out
 
     def _pinned(self, base: Base, i: int, glob: str, table: Mapping[str, Any], mesh: Mapping[str, int]) -> tuple[Split, ...]:
@@ -199,6 +199,15 @@ class Pins:
                 return tuple(s for s in base.reachable(i, candidates(rule, mesh)) if rule.operand(slot, s, tuple(mesh)).dims == want)
             return tuple(s for s in base.reachable(i, candidates(rule, mesh)) if rule.result(0, s, tuple(mesh)).dims == want)
         return base.reachable(i, candidates(rule, mesh))
+
+
+def _unknown(table: Mapping[str, Any], rule: Rule, mesh: Mapping[str, int]) -> list[str]:
+    """Help on axes that the mesh has not, and factors that the operator has not."""
+    split = table.get("split", {})
+    axes = dict.fromkeys(a for own in (*split.values(), *table.get("layout", [])) for a in own if a not in mesh)
+    factors = [f for f in split if f not in rule.sizes and f not in rule.paired and f != PENDING]
+    found = [f"the mesh has no axis {a!r}: it has {', '.join(mesh) or 'none'}" for a in axes]
+    return found + [f"the operator has no factor {f!r}: it has {', '.join(rule.sizes)}" for f in factors]
 
 
 def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -136,8 +136,9 @@ def test_impossible_pins(table: dict, code: str) -> None:
 
 def test_a_factor_that_does_not_exist() -> None:
     with pytest.raises(PlanError) as e:
-        planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({node("mlp"): {"split": {"zz": ["model"]}}}))
+        planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"model": 4}, node("mlp"): {"split": {"zz": ["tp"], "n": ["model"]}}}))
     assert e.value.code == "P025"
+    assert [h.partition(":")[0] for h in e.value.help] == ["the mesh has no axis 'tp'", "the operator has no factor 'zz'"]
 
 
 def test_tensor_pin_cuts_columns_and_rows_as_megatron_does() -> None:
