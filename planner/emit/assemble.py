@@ -10,6 +10,7 @@ from planner.emit.tables import away_table, copies_table, fused_table, gradients
 from planner.emit.text import array_table, inlined
 from planner.emit.unequal import packed_tables
 from planner.emit.writer import Workload, Writer
+from planner.pipeline import INTERLEAVED
 from planner.possible import IN_LOOPS
 
 LOOPLESS = ("Conv", "ConvTranspose")
@@ -29,7 +30,8 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
         how = "pipeline_unequal" if w.stages else f"pipeline_{w.pipeline.schedule}" if w.pipeline else passes
         convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
         loop = f"loop_{'convolutions' if convolves else 'scan'}{'_copies' if w.flow.plan.copies > 1 else ''}"
-        files += ["stages", "chunks"] if w.pipeline or w.stages else [loop]
+        files += ["stages"] if w.pipeline or w.stages else [loop]
+        files += ["chunks"] if w.stages or how == f"pipeline_{INTERLEAVED}" else []
         state = [f"state_{'host' if 'optimizer' in w.flow.plan.offload else 'device'}"] if sharded else []
         files += [w.training.optimizer, how, f"step_{steps}", *state, "feed", "checkpoint", "start", *(["hosted", "main_hosted"] if w.flow.graph.hosted else ["main_train"])]
     else:

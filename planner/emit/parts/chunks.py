@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from planner.emit.parts.tables import CHUNKS, MESH, MICROBATCHES
 
 
-def piece(n):
+def piece_of(n):
     """(microbatch, turn) of the n-th piece of a stage's work: groups of as many microbatches as stages, each through one chunk after the other.
     Forward the turn is the chunk, backward the chunks come in reverse. Pieces before the first and after the last repeat these."""
     stages, n = MESH["stage"], jnp.clip(n, 0, MICROBATCHES * CHUNKS - 1)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.parts.chunks import piece, waiting_places
+from planner.emit.parts.chunks import piece_of, waiting_places
 from planner.emit.parts.exchange import pass_on, pend, reduce_gradient, zeros_like_piece
 from planner.emit.parts.stages import microbatch_of, pick, zeros_of
 from planner.emit.parts.tables import CARRIED, CHUNKS, DEALT, GRADIENTS, IN_FINISH, IN_TRUNK, MESH, MICROBATCHES, SCATTER_EACH_MICROBATCH, enter, finish, trunk
@@ -44,7 +44,7 @@ def gradients(params, frozen, batch):
 
     def forward(x, tick):
         """What the stage hands on, and what its backward pass reads beside parameters."""
-        m, chunk = piece(tick - stage)
+        m, chunk = piece_of(tick - stage)
         p, own = chunk_of(blocks, chunk), chunk_of(frozen, chunk)
         y, pull = jax.vjp(lambda p, x: trunk(p, own, microbatch_of(batch, m), x, chunk), p, x)
         leaves, tree = jax.tree.flatten(pull)
@@ -59,7 +59,7 @@ def gradients(params, frozen, batch):
     def backward(g, ring, total, tick):
         """Gradients added up, and that of what the stage was given sent back."""
         n = tick - (depth - 1) - (stages - 1) + stage
-        turn = piece(n)[1]
+        turn = piece_of(n)[1]
         chunk = CHUNKS - 1 - turn
         here = jnp.array(places)[jnp.clip(n + (chunk - turn) * stages, 0, MICROBATCHES * CHUNKS - 1)]
         saved = iter([lax.dynamic_index_in_dim(r, here, keepdims=False) for r in ring])
@@ -83,7 +83,7 @@ def gradients(params, frozen, batch):
         y, saved = forward(x, tick)
         ring = keep(ring, saved, tick)
         if closes:
-            now = microbatch_of(batch, piece(tick - (stages - 1))[0])
+            now = microbatch_of(batch, piece_of(tick - (stages - 1))[0])
             (here, more), (own, g_y) = jax.value_and_grad(lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True)(ends, y)
             total = total | {key: total[key] + reduce_gradient(d, (), *scatter[key]) for key, d in own.items()}
             g, loss, weight = pick(last, g_y, g), loss + here, weight + more

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.parts.chunks import piece, waiting_places
+from planner.emit.parts.chunks import piece_of, waiting_places
 from planner.emit.parts.exchange import pass_on, pend, reduce_gradient, zeros_like_piece
 from planner.emit.parts.frame import labels_of
 from planner.emit.parts.stages import microbatch_of
@@ -76,7 +76,7 @@ def gradients(params, frozen, batch):
 
     def forward(x, tick):
         """What the stage hands on; the last chunk has nothing to do."""
-        m, chunk = piece(tick - stage)
+        m, chunk = piece_of(tick - stage)
         ways = [*(lambda p, x, now, k=k: handing_on(k, now)(p, x) for k in range(depth - 1)), lambda p, x, now: x]
         return lax.switch(chunk * stages + stage, ways, pending, x, microbatch_of(batch, m))
 
@@ -110,7 +110,7 @@ def gradients(params, frozen, batch):
     def behind(carry, tick, ring, waits=False):
         g, total, loss = carry
         n = tick - FIRST_BACKWARD - (stages - 1) + stage
-        m, turn = piece(n)
+        m, turn = piece_of(n)
         chunk = CHUNKS - 1 - turn
         here = jnp.array(places)[jnp.clip(n + (chunk - turn) * stages, 0, pieces - 1)]
         x = jax.tree.map(lambda r: lax.dynamic_index_in_dim(r, here, keepdims=False), ring)
