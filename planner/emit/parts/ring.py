@@ -27,129 +27,155 @@ def ring_attention(q, k, v, mask, scale, causal, guard, start, axes):
     mask: [.., S, all keys]. Query 0 here is query `start` of the sequence. Kept for the backward pass beside the operands: the result, and a float32
     a row of scores. Every device meets every piece, masked by `causal` or not.
     """
-    n, width = lax.axis_size(axes), k.shape[2]
-    rows = QUERY_BLOCK if q.shape[2] > QUERY_BLOCK and q.shape[2] % QUERY_BLOCK == 0 else q.shape[2]
-    blocks, batch = q.shape[2] // rows, max(q.shape[0], k.shape[0])
-    grouped = (batch, k.shape[1], q.shape[1] // k.shape[1], blocks, rows)
-
-    def piece_of(step):
-        return (lax.axis_index(axes) - step) % n
-
-    def rows_of(x, at):  # a block of queries of q, the mask or a result
-        return x if x.shape[-2] == 1 else lax.dynamic_slice_in_dim(x, at * rows, rows, x.ndim - 2)
-
-    def mask_of(mask, at, piece):
-        if mask is None:
-            return None
-        return rows_of(mask if mask.shape[-1] == 1 else lax.dynamic_slice_in_dim(mask, piece * width, width, mask.ndim - 1), at)
-
-    def scores(q, k, mask, at, start, piece):
-        return attention_scores(q, k, mask, scale, causal, start + at * rows, piece * width)
-
-    def blockwise(function, operands):
-        """function(at, operands of the block) for every block of queries, their dim 0."""
-        if blocks == 1:
-            return jax.tree.map(lambda x: x[None], function(0, jax.tree.map(lambda x: x[0], operands)))
-        return lax.map(lambda a: function(*a), (jnp.arange(blocks), operands))
-
-    def joined(x):  # [blocks, B, G, R, rows, ..] -> [B, H, S, ..]
-        return jnp.moveaxis(x, 0, 3).reshape(batch, q.shape[1], q.shape[2], *x.shape[5:])
-
-    def parted(x):  # the way back
-        return jnp.moveaxis(x.reshape(*grouped, *x.shape[3:]), 3, 0)
-
-    def forward(q, k, v, mask, start):
-        def meet(state, k, v, piece):
-            def block(at, state):
-                total, top, norm = state
-                s = scores(rows_of(q, at), k, mask_of(mask, at, piece), at, start, piece)
-                higher = jnp.maximum(top, jnp.max(s, -1))
-                level = jnp.where(higher == -jnp.inf, 0, higher)  # nothing seen yet
-                fade, p = jnp.exp(top - level), jnp.exp(s - level[..., None])
-                added = jnp.einsum("bgrst,bgte->bgrse", *same_batch(p.astype(v.dtype), v), preferred_element_type=jnp.float32)
-                return total * fade[..., None] + added, higher, norm * fade + jnp.sum(p, -1)
-
-            return blockwise(block, state)
-
-        def step(carry, i):
-            state, k, v = carry
-            following = pass_on((k, v), axes)
-            return (meet(state, k, v, piece_of(i)), *following), None
-
-        empty = jnp.zeros((blocks, *grouped[:3], rows), jnp.float32)
-        state = (jnp.zeros((*empty.shape, v.shape[-1]), jnp.float32), jnp.full_like(empty, -jnp.inf), empty)
-        state = tuple(spread(x, q, k, v) for x in state)
-        (state, k, v), _ = lax.scan(step, (state, k, v), jnp.arange(n - 1))
-        total, top, norm = meet(state, k, v, piece_of(n - 1))
-        dead = norm == 0 if guard else jnp.zeros_like(norm, bool)
-        out = jnp.where(dead[..., None], 0, total / jnp.where(dead, 1, norm)[..., None])
-        return joined(out).astype(v.dtype), jnp.where(dead, 0, top + jnp.log(norm))
 
     @jax.custom_vjp
     def run(*operands):
-        return forward(*operands)[0]
+        """The result alone."""
+        return ring_forward(*operands, scale, causal, guard, axes)[0]
 
     def keep(*operands):
-        out, level = forward(*operands)
+        """The result, and what the backward pass reads."""
+        out, level = ring_forward(*operands, scale, causal, guard, axes)
         return out, (operands, out, level)
 
     def backward(kept, g):
-        (q, k, v, mask, start), out, level = kept
-        inner = jnp.sum(g.astype(jnp.float32) * out.astype(jnp.float32), -1)
-        float_mask = mask is not None and mask.dtype != bool
-
-        def meet(k, v, piece):
-            """Gradients that one piece of keys gives: of queries (and mask) by block, of k and v summed over the blocks."""
-
-            def block(total, x):
-                at, level, g, inner = x
-                own = mask_of(mask, at, piece)
-
-                def weigh(q, k, v, own):
-                    p = jnp.exp(scores(q, k, own, at, start, piece) - level[..., None])
-                    return jnp.einsum("bgrst,bgte->bgrse", *same_batch(p.astype(v.dtype), v)), jnp.sum(p, -1)
-
-                if float_mask:
-                    _, pull = jax.vjp(weigh, rows_of(q, at), k, v, own)
-                else:
-                    _, pull = jax.vjp(lambda q, k, v: weigh(q, k, v, own), rows_of(q, at), k, v)
-                dq, dk, dv, *dmask = pull((g, -inner))
-                return (total[0] + dk.astype(jnp.float32), total[1] + dv.astype(jnp.float32)), (dq.astype(jnp.float32), *dmask)
-
-            zero = tuple(spread(jnp.zeros(x.shape, jnp.float32), q, k, v) for x in (k, v))
-            operands = (jnp.arange(blocks), level, parted(g), parted(inner))
-            if blocks == 1:
-                total, own = block(zero, jax.tree.map(lambda x: x[0], operands))
-                return total, jax.tree.map(lambda x: x[None], own)
-            return lax.scan(block, zero, operands)
-
-        def step(carry, i):
-            k, v, dk, dv, dq = carry
-            following = pass_on((k, v), axes)
-            (k_part, v_part), (q_part, *mask_part) = meet(k, v, piece_of(i))
-            return (*following, *pass_on((dk + k_part, dv + v_part), axes), dq + q_part), mask_part
-
-        zeros = [jnp.zeros(x.shape, jnp.float32) for x in (k, v)] + [jnp.zeros((blocks, *q.shape[:2], rows, q.shape[3]), jnp.float32)]
-        (k, v, dk, dv, dq), before = lax.scan(step, (k, v, *(spread(x, q, k, v) for x in zeros)), jnp.arange(n - 1))
-        (k_part, v_part), (q_part, *last) = meet(k, v, piece_of(n - 1))
-        dk, dv = pass_on((dk + k_part, dv + v_part), axes)
-        dq = jnp.moveaxis(dq + q_part, 0, 2).reshape(q.shape)
-        dmask = None
-        if float_mask:
-            dmask = whole_mask(jnp.concatenate([before[0], last[0][None]]), mask)
-        return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dmask, None
-
-    def whole_mask(parts, mask):
-        """A mask's gradient from its parts [step, block, ..]: by position over the keys, the blocks of queries after each other."""
-        if mask.shape[-1] == 1:
-            parts = jnp.sum(parts, 0, keepdims=True)
-        else:
-            parts = jnp.roll(parts[::-1], lax.axis_index(axes) + 1, 0)  # step i met the piece i before its own
-        parts = jnp.sum(parts, 1, keepdims=True) if mask.shape[-2] == 1 else parts  # [piece, block, .., rows, width]
-        parts = jnp.moveaxis(parts, (0, 1), (-2, -4))  # [.., block, rows, piece, width]
-        return parts.reshape(mask.shape).astype(mask.dtype)
+        """Gradients of all operands."""
+        return ring_backward(*kept, g, scale, causal, axes)
 
     run.defvjp(keep, backward)
     beside = [x for x in (q, k, v, mask) if x is not None]
     q, k, v = (spread(x, *beside) for x in (q, k, v))
     return run(q, k, v, mask if mask is None else spread(mask, *beside), start)
+
+
+def ring_blocks(q, k):
+    """How queries are taken: [batch, groups, heads of a group, blocks of queries, rows of a block]."""
+    rows = QUERY_BLOCK if q.shape[2] > QUERY_BLOCK and q.shape[2] % QUERY_BLOCK == 0 else q.shape[2]
+    return max(q.shape[0], k.shape[0]), k.shape[1], q.shape[1] // k.shape[1], q.shape[2] // rows, rows
+
+
+def ring_rows(x, at, rows):
+    """A block of queries of q or of the mask."""
+    return x if x.shape[-2] == 1 else lax.dynamic_slice_in_dim(x, at * rows, rows, x.ndim - 2)
+
+
+def ring_mask(mask, at, rows, piece, width):
+    """The mask of a block of queries and a piece of keys, None without one."""
+    if mask is None:
+        return None
+    return ring_rows(mask if mask.shape[-1] == 1 else lax.dynamic_slice_in_dim(mask, piece * width, width, mask.ndim - 1), at, rows)
+
+
+def ring_piece(step, axes):
+    """The piece of keys that is here at a step."""
+    return (lax.axis_index(axes) - step) % lax.axis_size(axes)
+
+
+def ring_forward(q, k, v, mask, start, scale, causal, guard, axes):
+    """The result [B, H, S, E], and logarithms of the sums of exponentials of its rows of scores [blocks, B, G, R, rows]."""
+    n, (batch, groups, heads, blocks, rows) = lax.axis_size(axes), ring_blocks(q, k)
+
+    def step(carry, i):
+        """Meet the piece that is here while it travels on."""
+        state, k, v = carry
+        following = pass_on((k, v), axes)
+        return (ring_meet(state, q, k, v, mask, start, ring_piece(i, axes), scale, causal), *following), None
+
+    empty = jnp.zeros((blocks, batch, groups, heads, rows), jnp.float32)
+    state = (jnp.zeros((*empty.shape, v.shape[-1]), jnp.float32), jnp.full_like(empty, -jnp.inf), empty)
+    state = tuple(spread(x, q, k, v) for x in state)
+    (state, k, v), _ = lax.scan(step, (state, k, v), jnp.arange(n - 1))
+    total, top, norm = ring_meet(state, q, k, v, mask, start, ring_piece(n - 1, axes), scale, causal)
+    dead = norm == 0 if guard else jnp.zeros_like(norm, bool)
+    out = jnp.where(dead[..., None], 0, total / jnp.where(dead, 1, norm)[..., None])
+    out = jnp.moveaxis(out, 0, 3).reshape(batch, *q.shape[1:3], v.shape[-1])
+    return out.astype(v.dtype), jnp.where(dead, 0, top + jnp.log(norm))
+
+
+def ring_meet(state, q, k, v, mask, start, piece, scale, causal):
+    """(weighted sum of values [.., E], largest score, sum of exponentials) of every row, each [blocks, B, G, R, rows], after one more piece of keys."""
+    blocks, rows, width = len(state[1]), state[1].shape[-1], k.shape[2]
+
+    def block(at, state):
+        """The same of one block of queries."""
+        total, top, norm = state
+        s = attention_scores(ring_rows(q, at, rows), k, ring_mask(mask, at, rows, piece, width), scale, causal, start + at * rows, piece * width)
+        higher = jnp.maximum(top, jnp.max(s, -1))
+        level = jnp.where(higher == -jnp.inf, 0, higher)  # nothing seen yet
+        fade, p = jnp.exp(top - level), jnp.exp(s - level[..., None])
+        added = jnp.einsum("bgrst,bgte->bgrse", *same_batch(p.astype(v.dtype), v), preferred_element_type=jnp.float32)
+        return total * fade[..., None] + added, higher, norm * fade + jnp.sum(p, -1)
+
+    if blocks == 1:
+        return jax.tree.map(lambda x: x[None], block(0, jax.tree.map(lambda x: x[0], state)))
+    return lax.map(lambda a: block(*a), (jnp.arange(blocks), state))
+
+
+def ring_backward(operands, out, level, g, scale, causal, axes):
+    """Gradients of q, k, v and the mask (None where it has none), and None for `start`."""
+    q, k, v, mask, start = operands
+    n, (_, _, _, blocks, rows) = lax.axis_size(axes), ring_blocks(q, k)
+    inner = jnp.sum(g.astype(jnp.float32) * out.astype(jnp.float32), -1)
+
+    def meet(k, v, i):
+        """Gradients that the piece here at a step gives."""
+        return ring_pull(q, k, v, mask, start, ring_piece(i, axes), level, g, inner, scale, causal)
+
+    def step(carry, i):
+        """Meet the piece that is here; it travels on, and its gradients with it."""
+        k, v, dk, dv, dq = carry
+        following = pass_on((k, v), axes)
+        (k_part, v_part), (q_part, *mask_part) = meet(k, v, i)
+        return (*following, *pass_on((dk + k_part, dv + v_part), axes), dq + q_part), mask_part
+
+    zeros = [jnp.zeros(x.shape, jnp.float32) for x in (k, v)] + [jnp.zeros((blocks, *q.shape[:2], rows, q.shape[3]), jnp.float32)]
+    (k, v, dk, dv, dq), before = lax.scan(step, (k, v, *(spread(x, q, k, v) for x in zeros)), jnp.arange(n - 1))
+    (k_part, v_part), (q_part, *last) = meet(k, v, n - 1)
+    dk, dv = pass_on((dk + k_part, dv + v_part), axes)
+    dq = jnp.moveaxis(dq + q_part, 0, 2).reshape(q.shape)
+    dmask = ring_mask_gradient(jnp.concatenate([before[0], last[0][None]]), mask, axes) if last else None
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dmask, None
+
+
+def ring_pull(q, k, v, mask, start, piece, level, g, inner, scale, causal):
+    """Gradients that one piece of keys gives: of k and v summed over the blocks, of queries (and a mask of floats) by block."""
+    *grouped, blocks, rows = ring_blocks(q, k)
+    width = k.shape[2]
+
+    def parted(x):
+        """[B, H, S, ..] as [blocks, B, G, R, rows, ..]."""
+        return jnp.moveaxis(x.reshape(*grouped, blocks, rows, *x.shape[3:]), 3, 0)
+
+    def block(total, x):
+        """The same of one block of queries, those of k and v added to `total`."""
+        at, level, g, inner = x
+        own = ring_mask(mask, at, rows, piece, width)
+
+        def weigh(q, k, v, *own_mask):
+            """Values weighed by exponentials of scores, and the sums of these."""
+            s = attention_scores(q, k, own_mask[0] if own_mask else own, scale, causal, start + at * rows, piece * width)
+            p = jnp.exp(s - level[..., None])
+            return jnp.einsum("bgrst,bgte->bgrse", *same_batch(p.astype(v.dtype), v)), jnp.sum(p, -1)
+
+        with_gradient = () if own is None or own.dtype == bool else (own,)
+        _, pull = jax.vjp(weigh, ring_rows(q, at, rows), k, v, *with_gradient)
+        dq, dk, dv, *dmask = pull((g, -inner))
+        return (total[0] + dk.astype(jnp.float32), total[1] + dv.astype(jnp.float32)), (dq.astype(jnp.float32), *dmask)
+
+    zero = tuple(spread(jnp.zeros(x.shape, jnp.float32), q, k, v) for x in (k, v))
+    operands = (jnp.arange(blocks), level, parted(g), parted(inner))
+    if blocks == 1:
+        total, own = block(zero, jax.tree.map(lambda x: x[0], operands))
+        return total, jax.tree.map(lambda x: x[None], own)
+    return lax.scan(block, zero, operands)
+
+
+def ring_mask_gradient(parts, mask, axes):
+    """A mask's gradient from its parts [step, block, ..]: by position over the keys, the blocks of queries after each other."""
+    if mask.shape[-1] == 1:
+        parts = jnp.sum(parts, 0, keepdims=True)
+    else:
+        parts = jnp.roll(parts[::-1], lax.axis_index(axes) + 1, 0)  # step i met the piece i before its own
+    parts = jnp.sum(parts, 1, keepdims=True) if mask.shape[-2] == 1 else parts  # [piece, block, .., rows, width]
+    parts = jnp.moveaxis(parts, (0, 1), (-2, -4))  # [.., block, rows, piece, width]
+    return parts.reshape(mask.shape).astype(mask.dtype)
