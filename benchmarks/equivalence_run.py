@@ -286,7 +286,7 @@ def run_case(case: Case, workload: str, names: tuple[str, ...], backends: tuple[
             outs, what = onnxruntime_outputs(model, values, feeds)
             wanted = [o for name, o in zip(model.plain.outputs, outs, strict=True) if name in graph.outputs]
             yield f"  onnxruntime ran the {what}"
-        except Exception as e:
+        except Exception as e:  # onnxruntime's own exceptions have no base of their own; the row says which
             yield Row(case.name, workload, "onnxruntime", "-", "", failure=first_line(e))
     twins = {1: Twin(graph, workload, values)}
     said = False
@@ -310,7 +310,7 @@ def run_case(case: Case, workload: str, names: tuple[str, ...], backends: tuple[
                 if found.blind and not said:
                     said = True
                     yield f"  of {found.compared} gradients {len(found.blind)} are below 1e-7 of the largest, where zeros would pass: {listed(found.blind)}"
-            except Exception as e:
+            except Exception as e:  # a program that cannot run is a row of the table, not the end of it
                 row.failure = first_line(e)
             row.seconds = round(time.monotonic() - started, 1)
             yield row

@@ -155,7 +155,7 @@ def worker(args: argparse.Namespace) -> int:
                 if small and args.plan_every and read % args.plan_every == 0:
                     print(json.dumps({"plan": index}), flush=True)
                     outcome = "then " + judge(data, dict(options), folder, True, r.choice(("train", "infer")))[0]
-            except Exception as error:
+            except Exception as error:  # what is looked for: anything but a PlanError
                 outcome = f"traceback: {place(error)}"
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             print(json.dumps({"end": index, "outcome": outcome, "time_s": time.perf_counter() - start, "peak_bytes": peak}), flush=True)

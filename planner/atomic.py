@@ -20,6 +20,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield out
         Path(name).chmod(0o644)
         Path(name).replace(path)
-    except BaseException:
+    except BaseException:  # Ctrl-C too leaves no half file behind
         Path(name).unlink(missing_ok=True)
         raise

@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("\ninterrupted: nothing was written", file=sys.stderr)
             return INTERRUPTED
-        except Exception as e:
+        except Exception as e:  # nobody meant it to be raised: a fault of this program, reported as one
             if os.environ.get("MESHWRIGHT_DEBUG"):
                 raise
             return _failed(_internal(e))

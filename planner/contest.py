@@ -156,7 +156,7 @@ def write_solution(choice: tuple[int, ...], path: str | Path) -> None:
             os.umask(mask)
             os.chmod(name, 0o666 & ~mask)  # as an ordinary new file, not mkstemp's private one
             os.replace(name, target)
-        except BaseException:
+        except BaseException:  # Ctrl-C too leaves no half file behind
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:

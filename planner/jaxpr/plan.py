@@ -71,7 +71,7 @@ def traced(fn: Callable[..., Any], params: Any, *inputs: Any) -> tuple[Trace, li
     shapes, tree = jax.tree_util.tree_flatten_with_path((params, *inputs))
     try:
         closed = jax.make_jaxpr(fn)(params, *inputs)
-    except Exception as e:
+    except Exception as e:  # the user's function may raise anything
         said = f"{type(e).__name__}: {e}".partition("\n")[0]
         raise PlanError("P195", f"the function cannot be traced: {said}", help=["jax.make_jaxpr(fn)(params, ...) says more"]) from e
     words = list(inspect.signature(fn).parameters)
