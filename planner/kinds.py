@@ -5,7 +5,7 @@ Nodes of one kind (`Base.kinds`) are priced once, all splits together: figures a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -17,7 +17,7 @@ from planner.conversions import Row
 from planner.emit.replay import reads
 from planner.graph import Node
 from planner.kernels import Cuts, inner_times, kept_beside, times_of, working_of
-from planner.layout import Axes, local_shape
+from planner.layout import Axes, Layout, local_shape
 from planner.moments import puts_off
 from planner.price import Pricer
 from planner.rule import Limits, Rule, Split, candidates
@@ -108,19 +108,28 @@ class Kinds:
         """Layouts of operands and results under each split; without a gradient an operand's fan is plain replication."""
         grad = tuple([bool(name) and name in self.base.grad for name in node.inputs])
         slots, count = [slot for slot, name in enumerate(node.inputs) if name], sum(map(bool, node.outputs))
-        key = "rule", rule.operands, rule.results, rule.linear, tuple(rule.paired.items()), tuple([x.factor for x in rule.inner]), self.order, grad, tuple(slots)
+        paired, inside = tuple(rule.paired.items()), tuple([x.factor for x in rule.inner])
+        key = "rule", rule.operands, rule.results, rule.linear, paired, inside, self.order, grad, tuple(slots)
         memo, atlas = self.atlas.memo.setdefault(key, {}), self.atlas
         read = []
         for s in splits:
             found = memo.get(s)
             if found is None:
-                wanted = [atlas.number(rule.operand(slot, s, self.order)) for slot in slots]
-                left = [atlas.number(rule.result(k, s, self.order)) for k in range(count)]
+                wanted = [self._layout((rule.operands[slot], slot in rule.linear, paired, self.order), rule.operand, slot, s) for slot in slots]
+                left = [self._layout((rule.results[k], inside, paired, self.order, "result"), rule.result, k, s) for k in range(count)]
                 found = memo[s] = (*(n if grad[slot] else atlas.plain(n) for slot, n in zip(slots, wanted, strict=True)), *left)
             read.append(found)
         rows = [atlas.row(column) for column in zip(*read, strict=True)]
         wants = dict(zip(slots, rows, strict=False))
         return tuple([wants.get(slot) for slot in range(len(node.inputs))]), tuple(rows[len(slots) :])
+
+    def _layout(self, key: tuple, reading: Callable[[int, Split, Axes], Layout], slot: int, split: Split) -> int:
+        """Number of the layout of an operand or result; rules that write it alike (the key) have it in common."""
+        memo = self.atlas.memo.setdefault(key, {})
+        found: int | None = memo.get(split)
+        if found is None:
+            found = memo[split] = self.atlas.number(reading(slot, split, self.order))
+        return found
 
     def _bytes(self, node: Node, needs: Sequence[Row | None], results: Sequence[Row], options: int) -> _Bytes:
         nothing = np.zeros(options)

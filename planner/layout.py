@@ -178,7 +178,7 @@ def convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple[
 @lru_cache(maxsize=200_000)
 def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple[tuple[str, int], ...]) -> tuple[Step, ...] | None:
     sizes = dict(mesh)
-    if any(target.state(a)[0] != "fan" for a in source.fan) or any(a not in source.partial for a in target.partial):
+    if any(a not in target.fan for a in source.fan) or any(a not in source.partial for a in target.partial):
         return None
     walk = _Walk(shape, source, sizes)
     keep: list[int] = []  # per dim: how many leading axes are where they belong
@@ -235,7 +235,7 @@ def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple
         run = ready(d)
         if run:
             cut("slice", run, d)
-    fans = tuple(a for a in target.fan if source.state(a)[0] in ("replicated", "partial"))
+    fans = [a for a in target.fan if a not in source.fan and a not in held]
     if fans:  # 7. gradients of these axes are summed once, here
         walk.add("fan", fans)
     return tuple(walk.steps)

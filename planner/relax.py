@@ -82,6 +82,8 @@ class Relaxed:
         self._least = np.zeros(0), 0.0
         """Costs of those options that no techniques are below, and what the elimination of `least` found under them (as a tree's)."""
         self._tick: float | None = None
+        self._waiting: dict[tuple[int, int], float] = {}
+        """What `waiting` found."""
         self._price = 0.0
         """Of a byte, in the last bound under a memory limit: the next is near."""
 
@@ -131,15 +133,20 @@ class Relaxed:
 
     def waiting(self, microbatches: int, virtual: int = 1) -> float:
         """What the bubble of a pipeline adds at least (seconds) to any bound for endless microbatches: its ticks, each at least as long as the shortest."""
-        slow = slowdown(self.space, Techniques(microbatches=microbatches, virtual=virtual))
-        if slow == 1:
-            return 0.0
+        key = microbatches, virtual
+        if key not in self._waiting:
+            slow = slowdown(self.space, Techniques(microbatches=microbatches, virtual=virtual))
+            self._waiting[key] = (slow - 1) * self._shortest() if slow > 1 else 0.0
+        return self._waiting[key]
+
+    def _shortest(self) -> float:
+        """Seconds of all ticks at least, were there no bubble."""
         if self._tick is None:
             # Everything that runs in ticks at its cheapest, and nothing else: reductions once a step, head and loss are left out.
             endless = Techniques(microbatches=0)
             found = self._run(ticking(self.space, endless)[self.kept], endless, ends=False)
             self._tick = 0.0 if found is None else found[1]
-        return (slow - 1) * self._tick
+        return self._tick
 
     def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
         """A fastest choice and the bound (seconds) without a memory limit, for this many microbatches; None where none is possible."""

@@ -40,7 +40,7 @@ class WeightCosts:
         stacked, waits = self._stacked(name), self.waits(name)
         key = "weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice, self.base.written_out, stacked, waits
         if key not in memo:
-            memo[key] = self._costs(name, layout, twice, stacked)
+            memo[key] = self._costs(name, layout, twice, stacked, waits)
         found: np.ndarray = memo[key]
         return found
 
@@ -57,36 +57,43 @@ class WeightCosts:
         dealt = self.base.dealt
         return -(-repeats // self.pricer.mesh.stages) if dealt is not None and dealt[0][0] == first else repeats
 
-    def _costs(self, name: str, layout: int, twice: bool, stacked: int) -> np.ndarray:
+    def _costs(self, name: str, layout: int, twice: bool, stacked: int, waits: bool) -> np.ndarray:
         recipe, price, t, need = self.pricer.recipe, self.pricer, self.graph.tensors[name], self.pricer.atlas.layouts[layout]
         local = float(prod(local_shape(t.shape, need, self.sizes)))
         if name not in self.base.grad:
             held = local * (recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype))
-            row = (0.0, price.host_s(2 * held), 0.0, 0.0, 0.0, 0.0, 0.0) if self.waits(name) else (0.0, 0.0, 0.0, held, 0.0, 0.0, 0.0)
+            row = (0.0, price.host_s(2 * held), 0.0, 0.0, 0.0, 0.0, 0.0) if waits else (0.0, 0.0, 0.0, held, 0.0, 0.0, 0.0)
             return np.array([row] * len(ZERO_LEVELS))
         plan = weight_plan(self.graph, name, [need], self._sharded, True)
         cut = group(plan.axes, self.sizes) if plan.zero and plan.dim >= 0 else 1
-        piece = float(prod(local_shape(t.shape, cut_layout(plan), self.sizes)))  # padded where the group does not divide the dim
-        written = self.base.written_out
+        levels = [own_level(zero, t.shape) if cut > 1 and zero else 0 for zero in ZERO_LEVELS]
         shown = 1 - price.runtime.overlap  # of the gradients' reduction: the rest hides under the backward pass
         resident = 0.0 if "optimizer" in price.offload else recipe.state_bytes  # what passes through the device while it is used is counted with the whole plan
-        levels = [own_level(zero, t.shape) if cut > 1 and zero else 0 for zero in ZERO_LEVELS]
-        rows = {}
+        made = recipe.parameter_bytes + (0.0 if self.base.written_out else recipe.gradient_bytes)
+
+        def sent(kind: str, axes: Axes, size: float, bucketed: bool) -> float:
+            return price.collective_s(kind, axes, size, bucketed=bucketed, stacked=stacked)
+
+        def step(own: float, fan: Axes) -> float:
+            return shown * sent("all-reduce", fan, own * recipe.reduction_bytes, True) + price.optimizer_s(own, price.offload)
+
+        rows, moves = {}, dict[bool, tuple[float, float]]()
+        if max(levels):
+            piece = float(prod(local_shape(t.shape, cut_layout(plan), self.sizes)))  # padded where the group does not divide the dim
+            reduced = step(piece, tuple(a for a in need.fan if a not in plan.axes))
+            for late in {level < 3 for level in levels if level}:  # outside blocks, where collectives travel in buckets
+                moves[late] = (shown * sent("reduce-scatter", plan.axes, piece * cut * recipe.reduction_bytes, late),
+                               sent("all-gather", plan.axes, piece * cut * recipe.parameter_bytes, late))  # fmt: skip
         for level in dict.fromkeys(levels):
-            rest = tuple(a for a in need.fan if not level or a not in plan.axes)
-            own, whole = (piece, piece * cut) if level else (local, local)
-            state = (own if level == 3 else local) * (recipe.parameter_bytes + (0.0 if written else recipe.gradient_bytes)) + own * resident
-            full = whole * recipe.reduction_bytes
-            late = level < 3  # outside blocks, where collectives travel in buckets
-            scatter = shown * price.collective_s("reduce-scatter", plan.axes, full, bucketed=late, stacked=stacked) if level else 0.0
-            collect = price.collective_s("all-gather", plan.axes, whole * recipe.parameter_bytes, bucketed=late, stacked=stacked) if level else 0.0
-            step = shown * price.collective_s("all-reduce", rest, own * recipe.reduction_bytes, bucketed=True, stacked=stacked) + price.optimizer_s(own, price.offload)
-            once = step + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
+            own, once = (piece, reduced) if level else (local, step(local, need.fan))
+            scatter, collect = moves[level < 3] if level else (0.0, 0.0)
+            state = (own if level == 3 else local) * made + own * resident
+            once = once + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
             added = (own if level >= 2 else local) * recipe.gradient_bytes
             each = (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0)
-            rows[level] = (once, each, price.sum_s(added), state, 0.0 if level == 3 and not written else added,
+            rows[level] = (once, each, price.sum_s(added), state, 0.0 if level == 3 and not self.base.written_out else added,
                            local * recipe.gradient_bytes, own * left_bytes(recipe, level))  # fmt: skip
-            if self.waits(name):  # what is on its way is counted with the whole plan
+            if waits:  # what is on its way is counted with the whole plan
                 moved, (once, each, sums, *_) = ways(own if level == 3 else local, local, own, level, to_reduce(plan, level), recipe), rows[level]
                 rows[level] = (once + price.host_s(moved.once), each + price.host_s(moved.each), sums + price.host_s(moved.added), own * resident, 0.0, 0.0, 0.0)
         return np.array([rows[level] for level in levels])

@@ -115,39 +115,44 @@ class Tree:
 
         The value is +inf (or >= INF_INT) when every choice is forbidden; the choice is then meaningless.
         """
+        value, tables = self._fill(unary)
+        return value, self.decode(tables), tables
+
+    def _fill(self, unary: np.ndarray) -> tuple[float, list[np.ndarray]]:
+        """Minimum, and every node's table."""
         offset, n = self.model.offset.tolist(), self.model.nodes
         if self.scratch is not None:
             self.tables = self.scratch.tables(self.shape)
         elif not self.tables:
             self.tables.extend(np.empty(s, np.int64 if self.integer else np.float64) for s in self.shape)
-        tables = self.tables
+        tables, least = self.tables, np.minimum.reduce
         messages: list[np.ndarray | None] = [None] * n
         value = 0 if self.integer else 0.0
         for v in self.order:
             own = unary[offset[v] : offset[v + 1]]
-            shape = self.shape[v]
-            depth = len(shape) - 1
+            depth = len(self.shape[v]) - 1
             table = tables[v]
             first, *others = self.base[v]
             np.add(first, own.reshape(-1, *(1,) * depth), out=table)
             if self.integer:
                 np.minimum(table, INF_INT, out=table)
-            for part in (*others, *(messages[c].reshape(self.message_shape[c]) for c in self.children[v])):  # type: ignore[union-attr]
-                table += part
+            for c in self.children[v]:
+                others.append(messages[c].reshape(self.message_shape[c]))  # type: ignore[union-attr]
+                messages[c] = None
+            for part in others:
+                np.add(table, part, out=table)
                 if self.integer:
                     np.minimum(table, INF_INT, out=table)
-            for c in self.children[v]:
-                messages[c] = None
-            best = table.min(axis=0)
+            best = least(table, axis=0)
             if depth:
                 messages[v] = best
             else:
                 value += int(best) if self.integer else float(best)
-        return value, self.decode(tables), tables
+        return value, tables
 
     def marginals(self, unary: np.ndarray) -> tuple[float, np.ndarray]:
         """Minimum, and of the choices with each strategy the least cost [positions]: messages go back from parents to children. Float costs only."""
-        value, _, tables = self.run(unary)
+        value, tables = self._fill(unary)
         offset, least = self.model.offset.tolist(), np.full(len(unary), np.inf)
         if not np.isfinite(value):
             return value, least
