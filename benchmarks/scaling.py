@@ -84,7 +84,7 @@ def built(study: str, value: int) -> Problem:
     """The problem of a study at one value, without a memory limit."""
     from planner.api import make_request
     from planner.assemble import Techniques, assemble
-    from planner.conversions import Atlas
+    from planner.atlas import Atlas
     from planner.meshes import pinned_mesh
     from planner.model import Model, Workload
     from planner.price import Pricer

@@ -15,11 +15,11 @@ from planner.emit.replay import Product, dots, reads
 from planner.emit.runs import stacks
 from planner.flow import gradient_tensors, rule_of
 from planner.graph import Graph
-from planner.kernels import find_savers
 from planner.moments import Passing, find_passing
 from planner.ops.control import Region, region
 from planner.pipeline import SHARE, dealt
 from planner.rule import PENDING, Rule, Split
+from planner.savers import find_savers
 
 STRUCTURE = ("collected", "dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "stacks", "still", "tail", "wires")
 """Derived parts of a Base that follow from the nodes and how they are wired, whatever the extents."""
@@ -167,7 +167,7 @@ class Base:
 
     @cached_property
     def savers(self) -> dict[tuple[int, int], str]:
-        """See planner.kernels.savers."""
+        """See planner.savers."""
         return find_savers(self)
 
     @cached_property

@@ -12,8 +12,8 @@ from math import prod
 
 import numpy as np
 
+from planner.atlas import Row
 from planner.base import Base
-from planner.conversions import Row
 from planner.emit.replay import reads
 from planner.graph import Node
 from planner.kernels import Cuts, inner_times, kept_beside, times_of, working_of

@@ -27,12 +27,13 @@ from planner.base import Base
 from planner.emit.replay import replays
 from planner.emit.runs import Run
 from planner.flow import Flow, Plan, cut_layout, stored_layout
-from planner.kernels import kept_beside, savers, working_bytes
+from planner.kernels import kept_beside, working_bytes
 from planner.layout import Layout, group, local_shape
 from planner.moments import Operators, Walk, Weights, gradient_room, left_bytes, puts_off, readers, walk
 from planner.parked import parked, parked_ways
 from planner.pipeline import pipeline_of
 from planner.price import Pricer
+from planner.savers import savers
 
 PARKED_ARRAYS = 2
 """Parameters (of blocks those of one repeat) whose new state is on its way to the host's memory at the same time: one that is written, one that is made.

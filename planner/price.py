@@ -16,7 +16,8 @@ from costmodels.memory import tiled_image
 from costmodels.precision import Recipe
 from costmodels.runtime import Rates, Runtime
 from planner.account import Use
-from planner.conversions import Atlas, Conversions
+from planner.atlas import Atlas
+from planner.conversions import Conversions
 from planner.graph import DTYPE_BYTES
 from planner.layout import Axes
 from planner.topology import Mesh, Topology

@@ -18,8 +18,8 @@ from functools import cached_property
 import numpy as np
 
 from planner.assemble import PICO, Techniques, assemble, splits_of
+from planner.atlas import Atlas
 from planner.buckets import OPEN, bounding, priced
-from planner.conversions import Atlas
 from planner.copied import in_copies
 from planner.errors import PlanError
 from planner.evaluate import derived

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.atlas import Row
 from planner.base import Base as Base
 from planner.base import Wire
-from planner.conversions import Row
 from planner.emit.replay import reads
 from planner.kinds import Kind, Kinds, by_level, no_weights
 from planner.layout import Axes

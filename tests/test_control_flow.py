@@ -10,8 +10,8 @@ from onnx import helper
 
 from costmodels.precision import load_recipe
 from costmodels.runtime import RUNTIMES
+from planner.atlas import Atlas
 from planner.base import Base
-from planner.conversions import Atlas
 from planner.errors import PlanError
 from planner.flow import Plan, rule_of
 from planner.kernels import kernel_times

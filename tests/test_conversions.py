@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import conversions
+from planner import moves
 from planner.api import make_request
 from planner.layout import Layout, convert
 from planner.meshes import pinned_mesh
@@ -59,7 +59,7 @@ def test_a_way_costs_what_its_own_steps_cost(shape: tuple[int, ...], a: Layout, 
 def test_shapes_that_pad_alike_share_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Concatenations grow by a few channels from node to node: each has a shape of its own, and the same ways."""
     met = []
-    monkeypatch.setattr(conversions, "convert", lambda *args: met.append(args) or convert(*args))
+    monkeypatch.setattr(moves, "convert", lambda *args: met.append(args) or convert(*args))
     fresh = pricer()
     rows = [fresh.atlas.number(Layout(((), ("data",)))), fresh.atlas.number(Layout((("data",), ())))]
     for channels in range(8, 8 * 40, 8):
@@ -96,8 +96,8 @@ def test_axes_that_keep_their_place_only_divide_what_moves(a: Layout, b: Layout,
 def test_pairs_that_differ_alike_are_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that stays cut, over one axis or the other, on whichever dim: one gather is one derivation."""
     met = []
-    monkeypatch.setattr(conversions, "convert", lambda *args: met.append(args) or convert(*args))
-    conversions._evenly.cache_clear()  # it outlives an atlas
+    monkeypatch.setattr(moves, "convert", lambda *args: met.append(args) or convert(*args))
+    moves._evenly.cache_clear()  # it outlives an atlas
     fresh = pricer(THREE)
     stays = [((), ()), (("data",), ()), ((), ("sequence",)), (("sequence", "data"), ()), (("data",), ("sequence",))]
     for first, second in stays:

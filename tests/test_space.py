@@ -12,7 +12,8 @@ import pytest
 from costmodels.precision import load_recipe
 from costmodels.runtime import RUNTIMES
 from planner.assemble import PICO, Techniques, assemble, least_usage, splits_of, usage_of
-from planner.conversions import Atlas, Conversions
+from planner.atlas import Atlas
+from planner.conversions import Conversions
 from planner.evaluate import price_plan
 from planner.families import batch_only, restrict
 from planner.flow import Plan, cut_layout

@@ -21,10 +21,11 @@ from planner.emit.runs import Run, inner_flow, outer_flow
 from planner.errors import PlanError
 from planner.evaluate import sent_s
 from planner.flow import Flow
-from planner.kernels import kept_beside, kernel_times, savers
+from planner.kernels import kept_beside, kernel_times
 from planner.layout import STAGE, group, local_shape
 from planner.memory import Moments, moments
 from planner.pipeline import Pipeline, pipeline_of
+from planner.savers import savers
 
 if TYPE_CHECKING:
     from planner.layout import Step
