@@ -118,6 +118,7 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
                             help=["--pin FILE.toml with [mesh] and a table per operator or parameter (docs/modes.md)"])  # fmt: skip
         parsed = replace(parsed, techniques={"zero_stage": 0, "recompute": "none", "microbatches": parsed.techniques.get("copies", 1), "copies": 1, **parsed.techniques})
     refuse_copies(parsed, workload, runtime)
+    refuse_training(parsed, workload)
     profile = searched(RUNTIMES[runtime], pinned_bucket(parsed, machine.device, workload, runtime))
     return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
                    profile, solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines,
@@ -144,6 +145,15 @@ def refuse_copies(pins: Any, workload: str, runtime: str) -> None:
            else "they are written for shard_map only" if runtime == "jax-jit" else "")  # fmt: skip
     if copies > 1 and why:
         raise PlanError("P024", f"pin copies = {copies} contradicts the request: {why}", help=["remove the pin"])
+
+
+def refuse_training(pins: Any, workload: str) -> None:
+    """Raises PlanError P024 for what only a training step does where none is planned; its neutral values say nothing."""
+    neutral = {"zero_stage": 0, "zero_group": None, "recompute": "none", "microbatches": 1, "virtual": 1}
+    asked = next((k for k, v in pins.techniques.items() if k in neutral and v != neutral[k]), "")
+    if workload != "train" and asked:
+        raise PlanError("P024", f"pin {asked} = {pins.techniques[asked]} contradicts the request: inference has no backward pass, and takes its batch at once",
+                        help=["remove the pin"])  # fmt: skip
 
 
 def pinned_bucket(pins: Any, device: Any, workload: str, runtime: str) -> int | str:
@@ -214,14 +224,15 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
 def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
     """Nothing fits: how close it came, where the memory goes, and (given the model) remedies that were planned anew."""
     from costmodels.units import show_bytes
-    from planner.remedies import remedies
+    from planner.remedies import fewer_pins, remedies
     from planner.report.summary import offload_words
 
     close = found.smallest
     limit = show_bytes(request.limit_bytes)
     if close is None or close.cost.memory.total <= request.limit_bytes:  # a baseline that fits does not keep the pins
+        without = fewer_pins(request, model) if model is not None else ""
         return PlanError("P021", f"no plan is possible under these pins on {request.topology.devices} devices",
-                         help=["remove pins, or the mode that contradicts them"], exit_code=NO_PLAN)  # fmt: skip
+                         help=[without or "remove pins, or the mode that contradicts them"], exit_code=NO_PLAN)  # fmt: skip
     parts = {k: getattr(close.cost.memory, k) for k in ("parameters", "gradients", "optimizer", "activations", "temporary")}
     sent = "".join(f", {words}" for words in offload_words(close.plan.offload))
     heavy = ", ".join(f"{k} {show_bytes(v)}" for k, v in sorted(parts.items(), key=lambda p: -p[1]))

@@ -1,4 +1,4 @@
-"""What would help when nothing fits: more devices, devices with more memory or a smaller batch, each planned anew before it is quoted."""
+"""What would help when nothing fits: more devices, devices with more memory, a smaller batch or fewer pins, each planned anew before it is quoted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,25 @@ TRIES = 3
 
 def remedies(request: Request, found: Found, model: Model) -> list[str]:
     """Help lines such as "128 devices fit (re-priced: 41 ms with --batch 64)"; empty when nothing tried fits."""
-    return [line for line in (_devices(request, found, model), _hardware(request, found, model), _batch(request, model), _tables(request, model)) if line]
+    lines = (_devices(request, found, model), _hardware(request, found, model), _batch(request, model), _tables(request, model), fewer_pins(request, model))
+    return [line for line in lines if line]
+
+
+def fewer_pins(request: Request, model: Model) -> str:
+    """The pin without which the fastest plan fits, of the first few; all of them where no single one stands in the way. A bucket's size takes no room and stays."""
+    from planner.pins import Pins
+    from planner.spread import MODES
+
+    if request.mode in MODES:
+        return ""  # there the pins are the plan
+    bucket = {k: v for k, v in request.pins.techniques.items() if k == "bucket"}
+    single = [(f"pin {words}", fewer) for words, fewer in request.pins.each() if fewer.techniques.items() >= bucket.items()]
+    for several in (single[:TRIES], [("pins", Pins(techniques=bucket))] if len(single) > 1 else []):
+        plans = [(words, _plan(replace(request, pins=fewer, offload=fewer.techniques.get("offload", ())), model)) for words, fewer in several]
+        best = min(((words, c) for words, c in plans if c is not None), key=lambda found: found[1].cost.step_time_s, default=None)
+        if best is not None:
+            return f"without {best[0]} it fits (re-priced: {show_time(best[1].cost.step_time_s)})"
+    return ""
 
 
 def _devices(request: Request, found: Found, model: Model) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import planner
+from costmodels.units import show_time
 from planner.errors import PlanError
 from planner.pins import from_table, parse_pins
 
@@ -221,3 +223,28 @@ def test_pins_that_contradict_each_other_are_named(text: str, options: dict, say
     with pytest.raises(PlanError) as e:
         planner.plan("zoo:gpt-tiny,layers=4", devices=8, batch=16, pins=path, **options)
     assert e.value.code == "P024" and all(s in str(e.value) for s in says)
+
+
+@pytest.mark.parametrize("pins", ["zero=3", "zero_group=4", "recompute=block", "micro=4", "virtual=2"])
+def test_what_training_alone_does_is_no_pin_of_inference(pins: str) -> None:
+    """Four microbatches used to price a quarter of the batch."""
+    with pytest.raises(PlanError, match="P024.*inference has no backward pass"):
+        planner.plan("zoo:gpt-tiny", devices=8, batch=16, workload="infer", pins=pins)
+    neutral = "zero=0,recompute=none,micro=1"
+    assert planner.plan("zoo:gpt-tiny", devices=2, batch=4, workload="infer", pins=neutral, baselines=False).techniques["microbatches"] == 1
+
+
+def test_the_pin_that_stands_in_the_way_is_quoted_with_a_price_that_holds() -> None:
+    """Replicas with all of the optimizer's state on each device do not fit; with the state cut they do."""
+    common: dict[str, Any] = {"devices": 4, "batch": 8, "baselines": False}
+    with_it, without = (planner.plan(GPT, **common, pins=f"dp=4,offload=none,zero={z}", objective="memory").costs["memory_per_device_bytes"] for z in (0, 2))
+    limit = (with_it + without) // 2
+    assert without < limit < with_it
+    with pytest.raises(PlanError, match="P021") as e:
+        planner.plan(GPT, **common, pins="dp=4,offload=none,zero=0", memory_limit_bytes=limit)
+    quoted = next(h for h in e.value.help if h.startswith("without pin"))
+    pin = re.match(r"without pin (\w+) = (\S+) it fits", quoted)
+    assert pin is not None
+    left = {"data": "offload=none,zero=0", "offload": "dp=4,zero=0", "zero_stage": "dp=4,offload=none"}[pin[1]]
+    fits = planner.plan(GPT, **common, pins=left, memory_limit_bytes=limit)
+    assert f"re-priced: {show_time(fits.costs['step_time_s'])}" in quoted and fits.costs["memory_per_device_bytes"] <= limit
