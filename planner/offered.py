@@ -248,6 +248,7 @@ class Offered:
             what = self._too_few(base)
         elif run is None and not self.schedules(mesh):
             what = f"the model is cut into {self.most_stages(base)} chunks at most, {mesh.stages} stages of {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} have more"
+            instead = [f"virtual={fewer}"] if (fewer := self.most_stages(base) // mesh.stages) > 1 else []
         elif run is None and techniques.get("recompute", "block") != "block":
             what = f"stages without a block in common run their forward pass again (recompute=block), pinned is {techniques['recompute']}"
         elif level > most:
