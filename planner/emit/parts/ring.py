@@ -29,18 +29,19 @@ def ring_attention(q, k, v, mask, scale, causal, guard, start, axes):
     """
 
     @jax.custom_vjp
-    def run(*operands):
+    def run(q, k, v, mask, start):
         """The result alone."""
-        return ring_forward(*operands, scale, causal, guard, axes)[0]
+        return ring_forward(q, k, v, mask, start, scale, causal, guard, axes)[0]
 
-    def keep(*operands):
+    def keep(q, k, v, mask, start):
         """The result, and what the backward pass reads."""
-        out, level = ring_forward(*operands, scale, causal, guard, axes)
-        return out, (operands, out, level)
+        out, level = ring_forward(q, k, v, mask, start, scale, causal, guard, axes)
+        return out, ((q, k, v, mask, start), out, level)
 
     def backward(kept, g):
         """Gradients of all operands."""
-        return ring_backward(*kept, g, scale, causal, axes)
+        operands, out, level = kept
+        return ring_backward(operands, out, level, g, scale, causal, axes)
 
     run.defvjp(keep, backward)
     beside = [x for x in (q, k, v, mask) if x is not None]
