@@ -1,7 +1,7 @@
 """The outer search: mesh, optimizer sharding, recompute and microbatches around the one problem that a solver answers.
 
     families    all plans, and for comparison the best of those people write by hand: batch only, ZeRO-3, Megatron's, everything everywhere
-    each        is searched best first under lower bounds (planner.explore); spaces and priced plans are shared (planner.space, planner.evaluate)
+    each        is searched best first under lower bounds (planner.explore); spaces and priced plans are shared (planner.spaces, planner.evaluate)
     the winner  is the cheapest plan of all that fit, baselines included; its model axis is then split in two where that may pay
 
 What may be chosen is planner.offered's, what is asked and found planner.request's.
@@ -18,29 +18,26 @@ from functools import cached_property
 import numpy as np
 
 from planner.assemble import PICO, Techniques, assemble, splits_of
-from planner.atlas import Atlas
-from planner.buckets import OPEN, bounding, priced
+from planner.buckets import priced
 from planner.copied import in_copies
 from planner.errors import PlanError
 from planner.evaluate import derived
 from planner.explore import Explorer
-from planner.families import Allowed, batch_only, megatron_only, no_split, restrict
+from planner.families import batch_only, megatron_only, no_split
 from planner.fingerprint import model_key, reading_key, search_key
 from planner.flow import Plan
 from planner.meshes import meshes, pinned_mesh
 from planner.mirror import exchanged, mirrored
 from planner.model import Model
 from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space
-from planner.offered import Family, Offered
-from planner.price import Pricer
+from planner.offered import Family
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.recall import kept, recalled
-from planner.relax import Arithmetic
 from planner.request import Candidate, Found, Progress, Request
-from planner.rule import Limits, legal
 from planner.solvers.elimination import Scratch
-from planner.space import Base, Space, build_space
-from planner.store import Tables, machine_key
+from planner.space import Space
+from planner.spaces import Spaces
+from planner.store import machine_key
 from planner.topology import Mesh
 from planner.unequal import with_cuts
 from planner.user_loss import is_user_loss
@@ -54,27 +51,18 @@ FAR = 1.5
 """Where the smallest plan found takes this many times the limit, none that fits is looked for (it is found by bounds that are not tight)."""
 
 
-class Search:
+class Search(Spaces):
     """One search. Deterministic unless the time limit cuts it."""
 
     def __init__(self, model: Model, request: Request, progress: Progress | None = None) -> None:
-        self.model, self.request, self.progress = model, request, progress
-        self.training = model.workload.kind == "train"
+        super().__init__(model, request, self.out_of_time)
+        self.progress = progress
         self.started = time.monotonic()
         self.stopped = ""
-        self._bases: dict[int, Base | None] = {}
-        self._spaces: dict[tuple, Space | None] = {}
-        self._pricers: dict[Mesh, Pricer] = {}
-        self._bounding: dict[Mesh, Pricer] = {}
-        self._atlas = Atlas()
-        self._tables: Tables | None = None
         self.scratch = Scratch()
-        self._arithmetic: Arithmetic | None = None
         self._details: dict[int, tuple[Candidate, Space, tuple[int, ...], Problem]] = {}  # by id; the candidate is kept, so that ids stay unique
         self._best: Candidate | None = None
         self._bounds: dict[int, float] = {}  # by id of an explorer
-        self._refused: PlanError | None = None
-        self.offered = Offered(model, request, self.base, self.out_of_time)
 
     def run(self, *, how_close: bool = True) -> Found:
         """Search everything the request allows, or recall what such a search found before. how_close: where nothing fits, also look for the smallest plan."""
@@ -87,7 +75,7 @@ class Search:
         if found is not None:
             cache.found += 1
             return found
-        self._tables = cache.tables(machine_key(self.request))
+        self.tables = cache.tables(machine_key(self.request))
         found = self._searched(how_close)
         cache.keep_tables()
         if (entry := kept(found)) is not None:
@@ -120,8 +108,8 @@ class Search:
             if request.baselines:
                 self._baselines(baselines)
             main.run(min((self.value(c) for c in self._eligible(baselines)), default=np.inf))
-            if self._refused is not None and (main.empty or (main.best is None and not main.priced and "stage" in request.pins.mesh)):
-                raise self._refused
+            if self.refused is not None and (main.empty or (main.best is None and not main.priced and "stage" in request.pins.mesh)):
+                raise self.refused
             leader = min((c for c in (main.best, *self._eligible(baselines)) if c is not None), key=self.value, default=None)
             finer.meshes = self.offered.finer(*self._leaders((*main.priced, *self._eligible(baselines))))
             finer.run(self.value(leader))
@@ -265,91 +253,6 @@ class Search:
             self._best = candidate
             self.progress("search", candidate.cost.step_time_s, self._bound)
 
-    # --- spaces -------------------------------------------------------------------------------------------------------------------------------
-
-    def base(self, microbatches: int) -> Base | None:
-        """Rules, gradients and repeated blocks of the graph of one microbatch; None where the model cannot be read at that batch."""
-        if microbatches not in self._bases:
-            try:
-                self._bases[microbatches] = self._base(microbatches)
-            except PlanError as e:
-                # Static reshapes of a batch mixed with other dims cannot be read at a fraction of it; a live BatchNormalization must not be.
-                if e.code not in ("P037", "P146") or microbatches == 1 or "microbatches" in self.request.pins.techniques or self.request.copies > 1:
-                    raise
-                self._bases[microbatches] = None
-        return self._bases[microbatches]
-
-    def _base(self, microbatches: int) -> Base:
-        """Nodes that are alike in both graphs that another was derived from are alike in that one too."""
-        read = self.model.graph if "microbatches" in self.request.pins.techniques else self.model.sketch
-        graph = read(microbatches)
-        whole, small = (self.base(m) for m in (1, self.model.small)) if self.model.derived(microbatches) else (None, None)
-        if whole is not None and small is not None and whole.runs == small.runs:
-            return whole.at(graph)
-        return Base.of(graph, training=self.training, fold=self.request.fold)
-
-    def pricer(self, mesh: Mesh) -> Pricer:
-        """One pricer a mesh: what it has priced serves every space on that mesh."""
-        if mesh not in self._pricers:
-            self._pricers[mesh] = Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe, self._atlas, offload=self.request.offload, kept=self._tables)
-        return self._pricers[mesh]
-
-    def space_pricer(self, mesh: Mesh) -> Pricer:
-        """What spaces of a mesh are priced by: below every plan's price, whatever is chosen after its splits."""
-        if self.request.bucket != OPEN or not self.training:
-            return self.pricer(mesh)
-        if mesh not in self._bounding:
-            base, counts = self.base(1), self.offered.microbatches(mesh)
-            assert base is not None
-            self._bounding[mesh] = bounding(base, self.pricer(mesh), self.floor(mesh, max(counts, default=1)))
-        return self._bounding[mesh]
-
-    def space(self, mesh: Mesh, micro: int, allowed: Family | None, pinned: bool = True, among: Allowed | None = None) -> Space | None:
-        """The space of a mesh, restricted to a family of plans; with the user's pins unless it is a baseline's. among: nothing but these splits, where pins
-        leave all."""
-        base, pins, inner = self.base(micro), self.request.pins, Mesh(mesh.inner)
-        if base is None:
-            return None
-        if refused := self.offered.unstaged(base, mesh):
-            self._refused = refused
-            return None
-        pinned = pinned and not pins.empty
-        key, limits = (mesh, micro, pinned), Limits(spatial=self.model.batch < self.request.topology.devices, forbidden=pins.forbidden_factors if pinned else frozenset())
-        if key in self._spaces or among is None:
-            found = self._whole(key, base, limits)
-            found = found if found is None or among is None else restrict(found, among)
-        else:
-            left = {i: tuple(s for s in splits if legal(base.rules[i], s, dict(inner.shape), limits)) for i, splits in among.items()}
-            found = build_space(base, self.space_pricer(mesh), limits=limits, allowed=left, zero_axes=mesh.zero_axes, parts=micro) if all(left.values()) else None
-        return found if found is None or allowed is None else restrict(found, allowed(base, inner))
-
-    def _whole(self, key: tuple[Mesh, int, bool], base: Base, limits: Limits) -> Space | None:
-        """The space of a mesh and number of microbatches, with the user's pins or without."""
-        mesh, micro, pinned = key
-        inner = Mesh(mesh.inner)
-        if key not in self._spaces:
-            try:
-                fixed = None
-                if pinned:
-                    fixed = self.offered.held(base, inner, limits)
-                elif len(inner.axes) > 2:
-                    fixed = self.offered.alphabet(base, inner, [c.plan for c, *_ in self._details.values()])
-                self._spaces[key] = build_space(base, self.space_pricer(mesh), limits=limits, allowed=fixed, zero_axes=mesh.zero_axes, parts=micro)
-            except PlanError as e:
-                # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.
-                if e.code != "P025":
-                    raise
-                self._refused, self._spaces[key] = e, None
-        return self._spaces[key]
-
-    def floor(self, mesh: Mesh, microbatches: int) -> float:
-        """Seconds below which no plan on the mesh is, with at most so many microbatches: known without its space."""
-        if self._arithmetic is None:
-            base = self.base(1)
-            assert base is not None
-            self._arithmetic = Arithmetic.of(base, self.pricer(mesh))
-        return self._arithmetic.least(mesh, microbatches, max((v for _, v in self.offered.schedules(mesh)), default=1))
-
     # --- solving and pricing ------------------------------------------------------------------------------------------------------------------
 
     def solve(self, problem: Problem, deeper: int = 1) -> Solution:
@@ -413,10 +316,11 @@ class Search:
         except PlanError as e:
             if e.code != "P068":
                 raise
-            self._refused = e
+            self.refused = e
             return None
         candidate = Candidate(label, mesh, plan, cost, techniques, objective, self.proven(problem, solved, unit_s), solved.status)
         self._details[id(candidate)] = candidate, space, choice, problem
+        self.plans.append(plan)
         return candidate
 
     # --- baselines ----------------------------------------------------------------------------------------------------------------------------
