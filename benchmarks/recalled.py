@@ -1,8 +1,8 @@
-"""What the cache of searches spares: python -m benchmarks.recalled [--quick].
+"""What the cache of searches spares: python -m benchmarks.recalled [--quick] [--turns N].
 
-Each row is a whole `plan` process, asked three times: without a cache, with one that does not know it yet, and with one that does. Between rows the cache stays, so that
-a row shows what a changed model, batch or machine finds of the rows before: nothing, for all costs are others. Printed: user CPU seconds, and what the command says of the cache.
-Exit status 1 when a strategy differs from the one without a cache in anything but its provenance, or when the third process searched.
+Each row is a whole `plan` process, asked three times: without a cache, with one that does not know it yet, and with one that does. A row that changes another finds what that
+one's search left: no search, for it asks for something else, but the tables of moves that both have in common. Printed: user CPU seconds, the least of N by turns, and what
+the command says of the cache. Exit status 1 when a strategy differs from the one without a cache in anything but its provenance, or when the third process searched.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,19 +21,28 @@ from typing import Any
 from planner.cache import OFF, VARIABLE
 
 BASE = ("zoo:llama3-8b", 64, 512)
-ROWS: tuple[tuple[str, str, int, int], ...] = (
-    ("Llama-3 8B, 64 devices", *BASE),
-    ("one layer more", "zoo:llama3-8b,layers=33", *BASE[1:]),
-    ("twice the batch", BASE[0], 64, 1024),
-    ("FFN 14,336 to 16,384", "zoo:llama3-8b,ff=16384", *BASE[1:]),
-    ("twice the devices", BASE[0], 128, 512),
-    ("Llama-3 405B, 4,096 devices", "zoo:llama3-405b", 4096, 2048),
+ROWS: tuple[tuple[str, str, int, int, tuple[str, ...]], ...] = (
+    ("Llama-3 8B, 64 devices", *BASE, ()),
+    ("  one layer more", "zoo:llama3-8b,layers=33", *BASE[1:], ()),
+    ("  FFN 14,336 to 16,384", "zoo:llama3-8b,ff=16384", *BASE[1:], ()),
+    ("  vocabulary 128,000", "zoo:llama3-8b,vocab=128000", *BASE[1:], ()),
+    ("  twice the batch", BASE[0], 64, 1024, ()),
+    ("  70 GiB of memory", *BASE, ("--memory-limit", "70GiB")),
+    ("  twice the devices", BASE[0], 128, 512, ()),
+    ("GPT-3 175B, 1,024 devices", "zoo:gpt3-175b", 1024, 1536, ()),
+    ("  two layers more", "zoo:gpt3-175b,layers=98", 1024, 1536, ()),
+    ("Llama-3 405B, 4,096 devices", "zoo:llama3-405b", 4096, 2048, ()),
+    ("  two layers more", "zoo:llama3-405b,layers=128", 4096, 2048, ()),
 )
+"""Name, model, devices, batch and other options. Indented: a change of the row above that is not."""
+QUICK = 7
+"""Rows without the large models."""
 
 
-def timed(source: str, devices: int, batch: int, folder: Path, cache: str) -> tuple[float, dict[str, Any], str]:
+def timed(row: tuple[str, str, int, int, tuple[str, ...]], folder: Path, cache: str) -> tuple[float, dict[str, Any], str]:
     """One `plan` process: user CPU seconds, its strategy without provenance, and what it said of the cache."""
-    command = [sys.executable, "-m", "planner.cli", source, "--devices", str(devices), "--batch", str(batch), "-o", str(folder / "p.json"), "--force"]
+    _, source, devices, batch, more = row
+    command = [sys.executable, "-m", "planner.cli", source, "--devices", str(devices), "--batch", str(batch), "-o", str(folder / "p.json"), "--force", *more]
     before = os.times().children_user
     done = subprocess.run(command, env={**os.environ, VARIABLE: cache}, capture_output=True, text=True, check=True)
     strategy = json.loads((folder / "p.json").read_text())
@@ -44,17 +54,28 @@ def timed(source: str, devices: int, batch: int, folder: Path, cache: str) -> tu
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description="What the cache of searches spares.")
-    parser.add_argument("--quick", action="store_true", help="without the largest model")
+    parser.add_argument("--quick", action="store_true", help="without the large models")
+    parser.add_argument("--turns", type=int, default=1, metavar="N", help="times that each row is asked: --turns 5 on a machine with other work")
     options = parser.parse_args(argv)
     wrong = 0
-    print(f"{'plan':28s} {'no cache':>9s} {'first':>7s} {'second':>7s} {'ratio':>6s}  recalled first, second")
+    print(f"{'plan':28s} {'no cache':>9s} {'first':>8s} {'ratio':>6s} {'second':>8s} {'ratio':>6s}  recalled first; second")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for label, source, devices, batch in ROWS[: -1 if options.quick else None]:
-            runs = [timed(source, devices, batch, folder, cache) for cache in (OFF, str(folder / "cache"), str(folder / "cache"))]
-            (alone, made, _), (first, kept, found), (second, again, spared) = runs
-            print(f"{label:28s} {alone:7.2f} s {first:5.2f} s {second:5.2f} s {second / alone:6.2f}  {found}, {spared}", flush=True)
-            wrong += made != kept or made != again or spared == "none"
+        folder, before = Path(name), Path(name) / "before"
+        before.mkdir(mode=0o700)
+        for row in ROWS[: QUICK if options.quick else None]:
+            turns = []
+            for turn in range(options.turns):
+                cache = folder / f"cache{turn}"
+                shutil.copytree(before, cache)
+                turns.append([timed(row, folder, where) for where in (OFF, str(cache), str(cache))])
+            (alone, _, _), (first, _, found), (second, _, spared) = (min(way, key=lambda run: run[0]) for way in zip(*turns, strict=True))
+            wrong += any(made != kept or made != again or "search" not in said for (_, made, _), (_, kept, _), (_, again, said) in turns)
+            print(f"{row[0]:28s} {alone:7.2f} s {first:6.2f} s {first / alone:6.2f} {second:6.2f} s {second / alone:6.2f}  {found}; {spared}", flush=True)
+            if not row[0].startswith(" "):  # what the changes below it find
+                shutil.rmtree(before)
+                shutil.copytree(folder / "cache0", before)
+            for turn in range(options.turns):
+                shutil.rmtree(folder / f"cache{turn}")
     print("every strategy equal, every second search recalled" if not wrong else f"{wrong} rows are wrong")
     return 1 if wrong else 0
 

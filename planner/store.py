@@ -100,14 +100,14 @@ class Tables:
             return False
         index, at = np.zeros(len(self._new), ROW), HEAD + len(self._new) * ROW.itemsize
         for k, (key, table) in enumerate(self._new.items()):
-            index[k] = key, at, *table.shape, zlib.crc32(table.tobytes())
+            index[k] = key, at, *table.shape, zlib.crc32(table.data)
             at += table.nbytes
         head = _digest(index.tobytes())
         with contextlib.suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replacing(self.folder / f"{self.machine}-{head.hex()[:16]}{TABLES}") as out:
                 out.write(head + struct.pack("<Q", len(index)) + index.tobytes())
-                out.writelines(table.tobytes() for table in self._new.values())
+                out.writelines(table.data for table in self._new.values())
         self._new, self._new_bytes = {}, 0
         return True
 

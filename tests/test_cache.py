@@ -22,7 +22,7 @@ from planner.api import make_request, open_model
 from planner.cache import Cache
 from planner.cli import main
 from planner.errors import PlanError
-from planner.fingerprint import digest, file_digest, installed, model_key, search_key
+from planner.fingerprint import digest, file_digest, installed, model_key, program, search_key
 from planner.model import Model
 from planner.pins import from_table
 from planner.search import Search
@@ -139,6 +139,16 @@ def test_versions_of_libraries_are_found_where_modules_are(tmp_path: Path) -> No
         (tmp_path / name).mkdir()
     assert installed(("numpy", "scipy"), [str(tmp_path), str(tmp_path / "none")]) == ("Scipy-1.9.egg-info", "numpy-2.0.1.dist-info")
     assert any(found.startswith("numpy-") for found in installed(("numpy",))), "the one that is imported here"
+
+
+def test_the_program_is_all_of_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deep").mkdir()
+    monkeypatch.setattr("costmodels.__file__", str(tmp_path / "__init__.py"))
+    seen = []
+    for name, body in (("deep/a.py", b"x"), ("deep/a.py", b"y"), ("b.toml", b""), ("deep/c.json", b"1"), ("deep/c.txt", b"1")):
+        (tmp_path / name).write_bytes(body)
+        seen.append(program.__wrapped__())
+    assert len(set(seen)) == 4 and seen[-1] == seen[-2], "what says nothing of plans is no part"
 
 
 def test_the_key_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
