@@ -318,7 +318,7 @@ def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[s
 
 
 def dot_flops(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> int:
-    """2MNK of every product per device and step: forward, backward, and what kernels and blocks in `runs` compute again (`again`)."""
+    """2MNK of every product per device and step: forward and backward. again: as compiled, with what kernels and blocks in `runs` compute again and without what is multiplied."""
     return int(sum(f * n for f, n in Counter(flops_by_index(flow, runs, again=again).values()).items()))  # of repeats one term
 
 
@@ -348,7 +348,8 @@ def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) 
             continue
         twice = pipeline is not None and again and pipeline.schedule == "gpipe" and pipeline.late(i)  # head and loss are computed again
         if (id(dots), twice) not in each:
-            each[id(dots), twice] = sum((dot.flops * (1 + twice + (dot.backward + again * dot.again if flow.training else 0)) + dot.beyond for dot in dots), Fraction(0))
+            back = {id(dot): dot.backward + again * (dot.again - dot.multiplied) if flow.training else 0 for dot in dots}
+            each[id(dots), twice] = sum((dot.flops * (1 + twice + back[id(dot)]) + dot.beyond for dot in dots), Fraction(0))
         total[i] = each[id(dots), twice]
     outer = flow
     for run in runs:

@@ -153,7 +153,7 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
         for i in stages.nodes[k]:
             dots = products(tick.flow, i)
             f = sum((dot.flops for dot in dots), Fraction(0))
-            b = sum((dot.flops * (dot.backward + again * dot.again) + dot.beyond for dot in dots), Fraction(0))
+            b = sum((dot.flops * (dot.backward + again * (dot.again - dot.multiplied)) + dot.beyond for dot in dots), Fraction(0))
             if tick.again is None:
                 b += f
             else:

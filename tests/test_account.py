@@ -184,6 +184,17 @@ def test_compilers_send_one_gradient_for_both(microbatches: int) -> None:
     assert not found.differences() and found.compiled
 
 
+@pytest.mark.parametrize(("rows", "columns", "dots", "work"), [(8, 8, 512, 896), (16, 1, 1088, 1120)])
+def test_gradients_that_are_sums_of_one_term_are_no_products(rows: int, columns: int, dots: int, work: int) -> None:
+    """Of a weight where a device has one row, of what a weight of one column is multiplied with: compilers multiply there."""
+    text = f"(float[{rows},16] x) => (float[a,b] y) {{ h = MatMul(x, v) y = MatMul(h, w) }}"
+    graph = add_loss(read_model(onnx_model(text, 18, v=rand(16, 8), w=rand(8, columns)), batch=rows), "mse")
+    plan = Plan((("data", 8),), {node.id: Split.of({rule_of(node, graph)[0].factors[0]: ["data"]}) for node in graph.nodes})
+    found = truth(graph, plan)
+    assert not found.differences() and found.compiled_flops == dots
+    assert account.dot_flops(derive(graph, plan, training=True), again=False) == work
+
+
 def counts(graph: Graph, plan: Plan, kind: str, what: str) -> dict[str, int]:
     """How often a tensor's or a node's collectives of a kind run in each phase."""
     flow = derive(graph, plan, training=True)

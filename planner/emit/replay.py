@@ -138,13 +138,15 @@ def _exchanges(flow: Flow, i: int) -> bool:
 class Product:
     """A dot of a node's kernel: FLOPs of one device's forward pass, how many dots as large its backward pass has, how many more it makes again
     (attention's scores), and whether the backward pass needs the product itself, so that a recomputed node runs it even where nobody reads the
-    node's result. beyond: FLOPs of the backward pass for rows of the neighbours."""
+    node's result. beyond: FLOPs of the backward pass for rows of the neighbours. multiplied: how many of the backward
+    pass are sums of one term, which compilers multiply: work, but no dots."""
 
     flops: Fraction
     backward: int
     again: int = 0
     inside: bool = False
     beyond: Fraction = Fraction(0)
+    multiplied: int = 0
 
 
 def products(flow: Flow, i: int) -> tuple[Product, ...]:
@@ -188,7 +190,13 @@ def dots(graph: Graph, i: int, rule: Rule, grad: frozenset[str], share: Mapping[
                 Product(everything * Fraction(hidden, inputs + hidden), (1 + (2 in hot)) if hot else 0, inside=True))  # fmt: skip
     if node.op == "DeformConv":  # one product for all that makes the patches
         return (Product(everything, (1 in hot) + bool(hot - {1})),)
-    return (Product(everything, len(hot)),)
+    return (Product(everything, len(hot), multiplied=sum(_terms(rule, k, share) == 1 for k in hot) if node.op == "MatMul" else 0),)
+
+
+def _terms(rule: Rule, slot: int, share: Mapping[str, Fraction]) -> Fraction:
+    """Over how many elements a device sums the gradient of an operand: one where a weight has one column, or a device one row."""
+    own = {f for dim in rule.operands[slot] for f in dim}
+    return prod((n * share.get(f, Fraction(1)) for f, n in rule.sizes.items() if f not in own), start=Fraction(1))
 
 
 def _inner_dots(graph: Graph, i: int, share: Mapping[str, Fraction], grad: frozenset[str]) -> tuple[Product, ...]:
