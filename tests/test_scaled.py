@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import planner.reader
-import planner.search
+import planner.spaces
 from planner.api import make_request
 from planner.assemble import Techniques
 from planner.base import STRUCTURE, Base
@@ -164,7 +164,7 @@ def test_a_search_builds_few_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
         built.append((a[1].mesh.shape, k["parts"]))
         return build_space(*a, **k)
 
-    monkeypatch.setattr(planner.search, "build_space", counted)
+    monkeypatch.setattr(planner.spaces, "build_space", counted)
     search = Search(Model.open("zoo:llama3-8b", Workload(batch=512), 64), make_request(devices=64, hardware=None, topology=None))
     found = search.run()
     assert found.best is not None
