@@ -20,13 +20,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.assemble import PICO, Techniques, assemble, least_usage, least_working, usage_of
+from planner.assemble import PICO, assemble, least_usage, least_working, usage_of
+from planner.leaf import FITTING, FREE, LEVEL_ORDER, MESH, PRICED, UNSEEN, Leaf
 from planner.offered import CHUNKS
 from planner.pipeline import MOST_LEVEL
 from planner.possible import RECOMPUTE
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
     from planner.request import Candidate
     from planner.search import Search
 
-LEVEL_ORDER = (2, 1, 0, 3)
-"""Of equal bounds the level that needs less memory goes first; level 3 costs time."""
-UNSEEN, MESH, FITTING, FREE, PRICED = -1, 0, 1, 2, 4
-"""Stages. What is unseen stands for all leaves of a mesh whose space was not built yet."""
 SAME = 1e-7
 """Relative difference below which a bound is as good as the price."""
 LONG_S = 5.0
@@ -56,25 +53,6 @@ ROUNDS = 3
 """Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
 DEEPER, POOL = 10, 200_000_000
 """A leaf whose solve the work limit cut is solved again with so many times the work, least bounds first, until a family has spent so many units on that."""
-
-
-@dataclass(order=True)
-class Leaf:
-    """A point of the outer search, ordered by bound, then by simplicity."""
-
-    bound: float
-    recompute: int
-    micro: int
-    level: int
-    mesh: int
-    stage: int = field(compare=False, default=0)
-    schedule: str = field(compare=False, default="1f1b")
-    virtual: int = field(compare=False, default=1)
-
-    @property
-    def techniques(self) -> Techniques:
-        """As the problem knows them."""
-        return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro, self.schedule, self.virtual)
 
 
 @dataclass

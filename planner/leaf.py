@@ -1,0 +1,32 @@
+"""A leaf of the outer search: a mesh and the techniques on it, with the stage that its bound has reached (planner.explore says what each stage knows)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planner.assemble import Techniques
+from planner.possible import RECOMPUTE
+
+LEVEL_ORDER = (2, 1, 0, 3)
+"""Of equal bounds the level that needs less memory goes first; level 3 costs time."""
+UNSEEN, MESH, FITTING, FREE, PRICED = -1, 0, 1, 2, 4
+"""Stages. What is unseen stands for all leaves of a mesh whose space was not built yet."""
+
+
+@dataclass(order=True)
+class Leaf:
+    """A point of the outer search, ordered by bound, then by simplicity."""
+
+    bound: float
+    recompute: int
+    micro: int
+    level: int
+    mesh: int
+    stage: int = field(compare=False, default=0)
+    schedule: str = field(compare=False, default="1f1b")
+    virtual: int = field(compare=False, default=1)
+
+    @property
+    def techniques(self) -> Techniques:
+        """As the problem knows them."""
+        return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro, self.schedule, self.virtual)
