@@ -28,7 +28,7 @@ def code_of(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
 
 
 def test_a_search_that_is_stopped_at_once_has_no_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert code_of(capsys, "zoo:gpt2-small", "--devices", "8", "--time-limit", "0.000001", "--pin", "tp=8", "-o", str(tmp_path / "p.json")) == (3, "P026")
+    assert code_of(capsys, "zoo:gpt2-small", "--devices", "8", "--time-limit", "0.000001", "--pin", "sequence=8", "-o", str(tmp_path / "p.json")) == (3, "P026")
 
 
 def test_strict_refuses_operators_without_a_rule(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
