@@ -92,7 +92,9 @@ class Base:
     @cached_property
     def model_flops(self) -> Fraction:
         """FLOPs of one microbatch over all devices when nothing is duplicated, padded or computed again."""
-        return sum((dot.flops * (1 + dot.backward) for found in self._dots.values() for dot in found), Fraction(0))
+        alike = {id(found): found for found in self._dots.values()}  # by id, as for `backward`
+        times = Counter(map(id, self._dots.values()))
+        return sum((times[key] * dot.flops * (1 + dot.backward) for key, found in alike.items() for dot in found), Fraction(0))
 
     @cached_property
     def _dots(self) -> Mapping[int, tuple[Product, ...]]:
@@ -245,6 +247,11 @@ class Base:
     def stacks(self) -> Mapping[str, tuple[int, int]]:
         """Weights of repeated blocks -> (first node of the run, of how many repeats one array holds them)."""
         return stacks(self.graph, self.runs)
+
+    @cached_property
+    def reduced(self) -> Mapping[tuple[tuple[int, ...], int], int]:
+        """(shape, repeats of a block whose weights are one array) -> how many trained weights are so."""
+        return Counter((self.graph.tensors[n].shape, self.stacks.get(n, (0, 1))[1]) for n in self.graph.weights if n in self.grad)
 
     @cached_property
     def kinds(self) -> Mapping[int, int]:

@@ -16,7 +16,6 @@ searched: where that is too little for any plan on it, the search prices the com
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import combinations
@@ -75,9 +74,8 @@ def bounding(base: Base, pricer: Pricer, least_s: float) -> Pricer:
 
 def spared_s(base: Base, pricer: Pricer) -> float:
     """No size spares a plan on the mesh more seconds: of the launches that whole gradients would be, of each kind all but one, at the longest latency of any axes."""
-    alike = Counter((base.graph.tensors[n].shape, base.stacks.get(n, (0, 1))[1]) for n in base.graph.weights if n in base.grad)
     wide = _reduced_bytes(pricer)
-    launches = sum(times * min(1 / repeats, prod(shape) * wide / pricer.runtime.bucket_bytes) for (shape, repeats), times in alike.items())
+    launches = sum(times * min(1 / repeats, prod(shape) * wide / pricer.runtime.bucket_bytes) for (shape, repeats), times in base.reduced.items())
     ways = [axes for k in range(len(pricer.sizes)) for axes in combinations(pricer.sizes, k + 1)]
     latency = max((line[0] for axes in ways for kind in KINDS for line in pricer.lines(kind.replace("_", "-"), axes)), default=0.0)
     return len(KINDS) * max(0.0, launches - 1) * latency

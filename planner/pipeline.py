@@ -158,8 +158,15 @@ class Pipeline:
     def sums(self, readers: Iterable[int]) -> Fraction:
         """How often a device adds to the gradient of a weight that it holds, by the nodes that read it: once for the blocks or what comes before them in each of
         their turns, once for what follows them."""
-        places = {self.first if i in self.nodes else self.end if self.late(i) else -1 for i in readers}
-        return sum((self.turns(i) for i in sorted(places)), Fraction(0))
+        places = frozenset(self.first if i in self.nodes else self.end if self.late(i) else -1 for i in readers)
+        if places not in self._sums:
+            self._sums[places] = sum((self.turns(i) for i in sorted(places)), Fraction(0))
+        return self._sums[places]
+
+    @cached_property
+    def _sums(self) -> dict[frozenset[int], Fraction]:
+        """What `sums` found: weights of repeats are read in like places, and fractions take long."""
+        return {}
 
     def wanted(self, i: int) -> int:
         """Those of its turns that are for a microbatch: what comes before the blocks runs for each chunk."""
