@@ -109,6 +109,8 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
     choose("mode", mode, ("auto", "data-parallel", "hybrid", "semi-auto", "propagate", "manual"))
     choose("objective", objective, ("step", "memory"))
     choose("workload", workload, ("train", "infer"))
+    if mode == "manual":
+        raise PlanError("P059", "--mode manual prices one strategy file as it is, and here plans are searched for", help=["plan MODEL --mode manual --pin strategy.json"])
     parsed = pins if isinstance(pins, Pins) else parse_pins(pins)
     if mode == "semi-auto" and parsed.empty:
         raise PlanError("P059", "--mode semi-auto completes pins, and there are none", help=["--pin tp=8 or a TOML file, or --mode auto"])

@@ -42,14 +42,14 @@ class Sweeper:
 
     def front(self, point: Point) -> list[Row]:
         """Plans of a point on the front of step time and memory."""
-        fast = self._plan(point)
+        fast = self._plan(point, objective="step")
         if fast.strategy is None:
             return [fast]
         small = self._plan(point, objective="memory")
         assert small.strategy is not None
         low, high = bytes_of(small), bytes_of(fast)
         limits = [round(low * (high / low) ** (k / (FRONT + 1))) for k in range(1, FRONT + 1)] if high > low else []
-        return front([fast, small, *(self._plan(point, memory_limit_bytes=limit, remedies=False) for limit in limits)])
+        return front([fast, small, *(self._plan(point, objective="step", memory_limit_bytes=limit, remedies=False) for limit in limits)])
 
     def _plan(self, point: Point, *, remedies: bool | None = None, **more: Any) -> Row:
         """One plan. remedies: whether to look for what would help where nothing fits; by default once for each hardware."""

@@ -15,8 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import planner
 from planner.cli import VERBS, main, parser
 from planner.commands.sweep import series
+from planner.errors import PlanError
 from planner.strategy import Strategy
 
 ROOT = Path(__file__).parents[1]
@@ -117,6 +119,10 @@ def test_manual_mode(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None
     made = Strategy.load("m.json")
     assert made.nodes.keys() == Strategy.load(plan_file).nodes.keys()
     assert main([TINY, "--mode", "manual"]) == 2 and main([TINY, "--mode", "manual", "--pin", plan_file, "--devices", "8"]) == 2
+    for said in (["--optimizer", "sgd"], ["--objective", "memory"], ["--solver", "ilp"], ["--precision", "fp32"], ["--freeze", "*"], ["--dim", "seq=8"]):
+        assert main([TINY, "--mode", "manual", "--pin", plan_file, *said]) == 2, f"{said[0]} would be passed over"
+    with pytest.raises(PlanError, match="P059"):
+        planner.plan(TINY, devices=8, mode="manual")
 
 
 def test_emit_with_the_plan_and_apart(capsys: pytest.CaptureFixture[str]) -> None:

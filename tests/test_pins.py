@@ -12,6 +12,7 @@ import planner
 from costmodels.units import show_time
 from planner.errors import PlanError
 from planner.pins import from_table, parse_pins
+from planner.report.tables import comparison
 
 GPT = "zoo:gpt2-small,layers=2"
 
@@ -185,6 +186,7 @@ def test_a_baseline_that_keeps_the_pins_may_be_the_plan() -> None:
 def test_a_summary_says_that_faster_baselines_do_not_keep_the_pins() -> None:
     made = planner.plan("zoo:gpt-tiny", devices=2, batch=64, pins="sequence=2")
     assert made.baselines["data_parallel"]["step_time_s"] < made.costs["step_time_s"] and "do not keep the pins" in " ".join(str(made).split())
+    assert "do not keep the pins" in " ".join(comparison([("dp", made)], 120, False).split())
 
 
 def test_of_a_list_of_sizes_those_that_lie_on_the_links_are_left(tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ def test_the_front_goes_from_the_fastest_plan_to_the_smallest() -> None:
     assert len(figures) == len(rows) > 1 and figures == sorted(figures) and [m for _, m in figures] == sorted((m for _, m in figures), reverse=True)
     fast, small = (planner.plan(MLP, hardware="h100", devices=4, batch=64, objective=what) for what in ("step", "memory"))
     assert figures[0][0] == fast.costs["step_time_s"] and figures[-1][1] == small.costs["memory_per_device_bytes"]
+    assert [r.strategy for r in sweeper(MLP, objective="memory").front(Point("h100", 4, batch=64))] == [r.strategy for r in rows], "whatever single rows would minimise"
 
 
 # --- the command

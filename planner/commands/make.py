@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 RECORDED = ("devices", "hardware", "topology", "batch", "tokens_per_step", "memory_limit", "memory_reserve")
 """Options that a strategy file already answers."""
+ANSWERED = {
+    "workload": "train", "precision": "bf16-mixed", "runtime": "jax-shard_map", "optimizer": "adamw", "lr": 1e-4, "objective": "step", "solver": "auto",
+    "loss": "", "logits": "", "lora": "", "tables": "device", "ignore_index": None, "shift_labels": False,
+    "dim": [], "shape": [], "trainable": [], "freeze": [], "tie": [],
+}  # fmt: skip
+"""So are these, whose values stand for none given."""
 
 
 def arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -175,7 +181,7 @@ def _manual(args: argparse.Namespace) -> Strategy:
 
     if not args.pin:
         raise PlanError("P059", "--mode manual checks and prices a given strategy: which one?", help=["--pin strategy.json"])
-    given = [name for name in RECORDED if getattr(args, name) is not None]
+    given = [name for name in RECORDED if getattr(args, name) is not None] + [name for name, value in ANSWERED.items() if getattr(args, name) != value]
     if given:
         raise PlanError("P059", f"--mode manual takes machine and workload from the strategy: --{given[0].replace('_', '-')} says them again",
                         help=["change them in the strategy file, or plan again"])  # fmt: skip

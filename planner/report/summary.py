@@ -299,6 +299,14 @@ def tuned_words(row: Mapping[str, Any]) -> str:
     return ", ".join(out)
 
 
+def unheld(strategy: Strategy, own: Mapping[str, Any]) -> str:
+    """`; faster ones do not keep the pins`, where a baseline is faster than the best plan under them, of costs `own`: one that kept them would be the plan."""
+    said = strategy.provenance
+    what = "pins" if "pins" in said else "mode" if said.get("mode", "auto") != "auto" else ""
+    faster = any(row["fit"] != "no" and row["step_time_s"] < own["step_time_s"] * (1 - TIE) for key, row in strategy.baselines.items() if key not in TABLES)
+    return f"; faster ones do not keep the {what}" if what and faster and said.get("objective", "step") == "step" else ""
+
+
 def ties(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether each plan's step time lies in the other's range: the model cannot tell them apart."""
     inside = lambda x, y: y["step_time_range_s"][0] <= x["step_time_s"] <= y["step_time_range_s"][1]  # noqa: E731
@@ -326,10 +334,5 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
         cells[5] = ", ".join(words)
     lines = table(rows, right=(1, 2, 3))
     none = "; those that do not fit at their smallest" if any(row["fit"] == "no" for row in strategy.baselines.values()) else ""
-    said = strategy.provenance
-    # A faster one that keeps the pins would be the plan.
-    left = ("pins" in said or said.get("mode", "auto") != "auto") and said.get("objective", "step") == "step" and any(
-        row["fit"] != "no" and row["step_time_s"] < own["step_time_s"] * (1 - TIE) for key, row in strategy.baselines.items() if key not in TABLES)  # fmt: skip
-    held = f"; faster ones do not keep the {'pins' if 'pins' in said else 'mode'}" if left else ""
-    note = f"each tuned over microbatches, recompute and optimizer level{none}{held}; tie: each within the other's range"
+    note = f"each tuned over microbatches, recompute and optimizer level{none}{unheld(strategy, own)}; tie: each within the other's range"
     return [*lines, *(style.dim(line) for line in hang("", note, width))]

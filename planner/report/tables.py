@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.report.notation import spell_rule
 from planner.report.stages import SCHEDULES
-from planner.report.summary import baseline_name, bucket_words, machine, offload_words, ties, title, tuned_words
+from planner.report.summary import baseline_name, bucket_words, machine, offload_words, ties, title, tuned_words, unheld
 from planner.report.words import Style, count, flops, hang, percent, show_bytes, show_time, table, visible
 from planner.strategy import offload_of, schedule_of, virtual_of
 
@@ -53,7 +53,8 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
             out.append([baseline_name(key, row), *_cost(row, best, style), "", "", how])
     drop = (5, 7) if width < WIDE else ()  # MFU and search time
     out = [[c for i, c in enumerate(row) if i not in drop] for row in out]
-    note = "gap: how far above the proven bound; relative: to the best solver; tie: within each other's range; baselines are tuned too"
+    held = "".join(unheld(s, min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])) for _, s in plans[:1])
+    note = f"gap: how far above the proven bound; relative: to the best solver; tie: within each other's range; baselines are tuned too{held}"
     return "\n".join([*lines, *fitted(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7)), *(style.dim(line) for line in hang("", note, width))])
 
 
