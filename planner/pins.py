@@ -329,7 +329,8 @@ def _offload(value: Any) -> tuple[str, ...]:
     """What waits in the host's memory, in the order of OFFLOAD: a list, or words joined by +; "none" for nothing."""
     words = value.split("+") if isinstance(value, str) and value != "none" else [] if value == "none" else value
     if not _words(words) or set(words) - set(OFFLOAD) or len(set(words)) < len(words):
-        raise PlanError("P020", f"offload = {value!r} is not possible", help=[f"none, or of {', '.join(OFFLOAD)}, joined by +"])
+        disk = ["there is no way to disks: what waits lies in the host's memory (docs/offload.md)"] if "disk" in str(value) else []
+        raise PlanError("P020", f"offload = {value!r} is not possible", help=[f"none, or of {', '.join(OFFLOAD)}, joined by +", *disk])
     return tuple(w for w in OFFLOAD if w in words)
 
 

@@ -30,10 +30,10 @@ def test_pins_name_what_is_sent_away() -> None:
     assert parse_pins("offload=optimizer").techniques["offload"] == ("optimizer",) == from_table({"techniques": {"offload": ["optimizer"]}}).techniques["offload"]
     assert parse_pins("offload=none").techniques["offload"] == () == from_table({"techniques": {"offload": []}}).techniques["offload"]
     assert parse_pins("offload=activations+optimizer").techniques["offload"] == ("optimizer", "activations")
-    for wrong in ("weights", "optimizer+optimizer", "optimizer+none", ""):
+    for wrong in ("weights", "optimizer+optimizer", "optimizer+none", "", "optimizer+disk"):
         with pytest.raises(PlanError, match="offload") as e:
             parse_pins(f"offload={wrong}")
-        assert e.value.code == "P020"
+        assert e.value.code == "P020" and any("disks" in line for line in e.value.help) is ("disk" in wrong)
 
 
 def test_state_leaves_the_devices_and_pays_for_its_way(pair: tuple[Strategy, Strategy]) -> None:
