@@ -279,9 +279,13 @@ class Base:
         first: dict[tuple, str] = {}
         for name, uses in graph.consumers.items():
             at = graph.producer.get(name)
-            if name in graph.constants or (at is None and len(uses) == 1):
+            if at is None and (len(uses) == 1 or name in graph.constants):
                 continue  # stored, or handed in, as its only reader wants it
-            made = None if at is None else (shared[at], [o for o in graph.nodes[at].outputs if o].index(name))
+            made = None
+            if at is not None:
+                outputs = graph.nodes[at].outputs
+                k = outputs.index(name)
+                made = shared[at], k - outputs[:k].count("")
             key = (made or name, tuple([(shared[i], slot) for i, slot in uses]), name in self.grad)
             if key in count:
                 count[key] += 1

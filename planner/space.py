@@ -12,7 +12,7 @@ Everything is kept apart (forward, backward, per sharding level) so that one spa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from copy import copy
 
 import numpy as np
 
@@ -54,7 +54,9 @@ class _Builder:
     def _op(self, i: int) -> None:
         kind, times = self.kinds.of(i), self.base.times[i]
         self._kind_of[i], self.op_of[i] = kind, len(self.variables)
-        self.variables.append(replace(kind.variable, name=self.graph.nodes[i].id, count=times, node=i, flops=self.base.rules[i].flops * times))
+        v = copy(kind.variable)
+        v.name, v.count, v.node, v.flops = self.graph.nodes[i].id, times, i, self.base.rules[i].flops * times
+        self.variables.append(v)
 
     def _connect(self, wire: Wire) -> None:
         """Link the producer of a tensor (or its storage) with its readers; the tables serve all tensors of the wire."""

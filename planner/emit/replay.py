@@ -47,7 +47,7 @@ def reads(node: Node, grad: frozenset[str]) -> Reads:
     """What the gradients of a node's operands in `grad` need."""
     if grad.isdisjoint(node.outputs):
         return NOTHING
-    return _reads(node.op, tuple([bool(n) for n in node.inputs]), tuple([n in grad for n in node.inputs]))
+    return _reads(node.op, tuple(map(bool, node.inputs)), tuple(map(grad.__contains__, node.inputs)))
 
 
 @cache
