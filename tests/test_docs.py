@@ -125,10 +125,11 @@ def test_files_that_pages_show_are_read(tmp_path):
     from planner.topology_file import from_file
 
     shown = {name: [m["text"] for m in BLOCK.finditer((ROOT / "docs" / name).read_text()) if m["kind"] == "toml"] for name in ("hardware.md", "modes.md")}
-    chip, machine = (tmp_path / "chip.toml", tmp_path / "machine.toml")
-    for path, text in zip((chip, machine), shown["hardware.md"], strict=True):
+    chip, machine, mixed = (tmp_path / f"{name}.toml" for name in ("chip", "machine", "mixed"))
+    for path, text in zip((chip, machine, mixed), shown["hardware.md"], strict=True):
         path.write_text(text)
     assert device(str(chip)).memory_bytes == device("h100-sxm").memory_bytes and from_file(machine).devices == 64
+    assert [(d.name, n) for d, n in from_file(mixed).groups] == [("h100-sxm", 8), ("a100-80gb", 8)]
     for text, mode, devices in zip(shown["modes.md"], ("semi-auto", "propagate", "semi-auto"), (8, 8, 64), strict=True):
         path = tmp_path / "pins.toml"
         path.write_text(text if "[mesh]" in text else f"[mesh]\ndata = 2\nmodel = 4\n\n{text}")
