@@ -1,4 +1,5 @@
 """What every program defines before the functions of this folder: declared here with empty values, so that the functions can be read and checked.
+Programs are written without this file and bring every name themselves: what is raised here is met only by who calls a function of this folder outside a program.
 
     MESH              axis -> size, outermost first
     COMPUTE           dtype of parameters and activations
