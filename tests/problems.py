@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 
 from planner.problem import FORBIDDEN, Problem, evaluate
+from planner.solvers.prices import Passes, floors, raise_bound, rounding
 
 
 def random_problem(seed: int, nodes: int | None = None, most: int = 4, span: int = 1000) -> Problem:
@@ -68,3 +69,27 @@ def least_with(problem: Problem) -> list[np.ndarray]:
             for least, k in zip(found, x, strict=True):
                 least[k] = min(least[k], verdict.cost)
     return found
+
+
+def wide(seed: int, side: int = 5, strategies: int = 12) -> Problem:
+    """A grid too wide for elimination, in little memory; few options of each node are good."""
+    rng = np.random.default_rng(seed)
+    n = side * side
+    ends = [(i, i + 1) for i in range(n) if (i + 1) % side] + [(i, i + side) for i in range(n - side)]
+    cost = tuple(np.sort(rng.integers(0, 4000, strategies)) for _ in range(n))
+    tables = tuple(rng.integers(0, 300, (strategies, strategies)) for _ in ends)
+    usage = tuple(np.sort(rng.integers(0, 1000, strategies))[::-1].copy() for _ in range(n))
+    return Problem(cost, np.array(ends), np.arange(len(ends)), tables, np.arange(n), np.tile([0, 1], (n, 1)), usage, int(0.8 * sum(int(u.max()) for u in usage)))
+
+
+def floors_hold(problem: Problem, passes: Passes) -> None:
+    """No choice with an option costs less than the floor of the messages, and the bound is one."""
+    if not passes.model.pairs:
+        return
+    turns = itertools.count()
+    raise_bound(passes, lambda _: next(turns) < 40)
+    found = floors(passes, 20)
+    least = np.concatenate(least_with(problem))
+    assert (found <= least + 1e-9 * np.maximum(1, least)).all()
+    assert passes.best.bound <= least.min() + rounding(least.min())
+    assert passes.best.x is None or (evaluate(problem, passes.best.x).feasible and evaluate(problem, passes.best.x).cost == passes.best.cost)

@@ -13,12 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.problem import Budget, Problem, evaluate
-from planner.solvers import auto, solve
+from planner.solvers import auto, prices, solve
 from planner.solvers.model import build
+from planner.solvers.plain import Plain
+from planner.solvers.reduce import Reduction, reduce
 
-from .problems import brute_force, random_problem
+from .problems import brute_force, floors_hold, random_problem, wide
 
 ROOT = Path(__file__).parents[1]
 needs_numba = pytest.mark.skipif(auto.importlib.util.find_spec("numba") is None, reason="the optional extra 'fast' is not installed")
@@ -106,6 +110,60 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = grid(1, 5, 4, 0.3)
     found = solve(problem, "auto", Budget(time_limit_s=20))
     assert found.status == "optimal" and evaluate(problem, found.choice).feasible
+
+
+@needs_numba
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 100_000))
+def test_no_choice_with_an_option_costs_less_than_its_compiled_floor(seed: int) -> None:
+    from planner.solvers import search
+
+    problem = random_problem(seed, nodes=5, most=3)
+    model = build(problem)
+    if model.pairs:
+        floors_hold(problem, search.start(model))
+
+
+@needs_numba
+def test_plain_and_compiled_passes_are_the_same() -> None:
+    from planner.solvers import search
+
+    for seed in range(12):
+        model = build(random_problem(seed, nodes=6))
+        if model.pairs:
+            plain, compiled = Plain(model), search.start(model)
+            price = np.full(0 if model.memory is None else model.memory.rows, 0.7)
+            for _ in range(5):
+                assert plain.sweep(price) == pytest.approx(compiled.sweep(price), rel=1e-12, abs=1e-6)
+            np.testing.assert_allclose(plain.regret, compiled.regret, rtol=1e-9, atol=1e-6)
+
+
+def test_what_is_too_wide_for_elimination_is_proven_with_compiled_loops_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = wide(1, side=6)
+    found, exact = solve(problem, "auto"), solve(problem, "dp")
+    assert found.status == exact.status == "optimal" and solve(problem, "auto") == found
+    assert evaluate(problem, found.choice).cost == evaluate(problem, exact.choice).cost
+    monkeypatch.setattr(auto.importlib.util, "find_spec", lambda name: None)
+    assert evaluate(problem, solve(problem, "auto").choice).cost == evaluate(problem, exact.choice).cost
+
+
+@needs_numba
+def test_what_has_no_room_is_given_on_with_fewer_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, handed = wide(1, side=6), []
+
+    def reduced(of: Problem, only: list[np.ndarray] | None = None) -> Reduction:
+        handed.append(only)
+        return reduce(of, only=only)
+
+    best = evaluate(problem, solve(problem, "dp").choice).cost
+    monkeypatch.setattr(auto, "NARROW", 1)
+    monkeypatch.setattr(auto, "PROVABLE", 0)
+    monkeypatch.setattr(auto, "reduce", reduced)
+    found = solve(problem, "auto", Budget(work=100_000_000))
+    verdict = evaluate(problem, found.choice)
+    assert verdict.feasible and best <= verdict.cost <= 1.01 * best
+    assert found.bound is not None and 0.97 * best <= found.bound <= best + prices.rounding(best)
+    assert handed[0] is None and handed[-1] is not None and sum(map(len, handed[-1])) < auto.FEWER * sum(map(len, problem.cost))
 
 
 def test_the_benchmark_prints_a_table(tmp_path: Path) -> None:

@@ -1,27 +1,26 @@
-"""Leaving options out and halving on memory: sound floors and bounds, and the optimum of brute force at the end."""
+"""Leaving options out and halving on memory: sound floors and bounds, and the optimum of brute force at the end.
+
+What needs compiled loops is tested in test_solvers_auto: compiling them takes twenty seconds, once for a file's process.
+"""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.problem import FORBIDDEN, Budget, Problem, evaluate
-from planner.solvers import auto, dp, narrow, prices, solve
+from planner.solvers import dp, narrow, prices, solve
 from planner.solvers.branch import branch
 from planner.solvers.elimination import compile_tree
 from planner.solvers.lagrange import Clock, Dual, maximise
 from planner.solvers.model import build
 from planner.solvers.plain import Plain
-from planner.solvers.reduce import Reduction, reduce
+from planner.solvers.reduce import reduce
 
-from .problems import brute_force, least_with, random_problem
-
-needs_numba = pytest.mark.skipif(auto.importlib.util.find_spec("numba") is None, reason="the optional extra 'fast' is not installed")
+from .problems import brute_force, floors_hold, random_problem, wide
 
 
 def knapsack(seed: int, nodes: int = 14, bulk: int = 60) -> Problem:
@@ -39,38 +38,10 @@ def knapsack(seed: int, nodes: int = 14, bulk: int = 60) -> Problem:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 100_000), st.booleans())
-def test_no_choice_with_an_option_costs_less_than_its_floor(seed: int, compiled: bool) -> None:
+@given(st.integers(0, 100_000))
+def test_no_choice_with_an_option_costs_less_than_its_floor(seed: int) -> None:
     problem = random_problem(seed, nodes=5, most=3)
-    model = build(problem)
-    if not model.pairs:
-        return
-    passes: prices.Passes = Plain(model)
-    if compiled and auto.importlib.util.find_spec("numba") is not None:
-        from planner.solvers import search
-
-        passes = search.start(model)
-    turns = itertools.count()
-    prices.raise_bound(passes, lambda _: next(turns) < 40)
-    floors = prices.floors(passes, 20)
-    least = np.concatenate(least_with(problem))
-    assert (floors <= least + 1e-9 * np.maximum(1, least)).all()
-    assert passes.best.bound <= least.min() + prices.rounding(least.min())
-    assert passes.best.x is None or (evaluate(problem, passes.best.x).feasible and evaluate(problem, passes.best.x).cost == passes.best.cost)
-
-
-@needs_numba
-def test_plain_and_compiled_passes_are_the_same() -> None:
-    from planner.solvers import search
-
-    for seed in range(12):
-        model = build(random_problem(seed, nodes=6))
-        if model.pairs:
-            plain, compiled = Plain(model), search.start(model)
-            price = np.full(0 if model.memory is None else model.memory.rows, 0.7)
-            for _ in range(5):
-                assert plain.sweep(price) == pytest.approx(compiled.sweep(price), rel=1e-12, abs=1e-6)
-            np.testing.assert_allclose(plain.regret, compiled.regret, rtol=1e-9, atol=1e-6)
+    floors_hold(problem, Plain(build(problem)))
 
 
 @settings(max_examples=30, deadline=None)
@@ -128,30 +99,13 @@ def test_halving_closes_what_prices_and_few_labels_leave() -> None:
     assert left >= 3
 
 
-def wide(seed: int, side: int = 5, strategies: int = 12) -> Problem:
-    """A grid too wide for elimination, in little memory; few options of each node are good."""
-    rng = np.random.default_rng(seed)
-    n = side * side
-    ends = [(i, i + 1) for i in range(n) if (i + 1) % side] + [(i, i + side) for i in range(n - side)]
-    cost = tuple(np.sort(rng.integers(0, 4000, strategies)) for _ in range(n))
-    tables = tuple(rng.integers(0, 300, (strategies, strategies)) for _ in ends)
-    usage = tuple(np.sort(rng.integers(0, 1000, strategies))[::-1].copy() for _ in range(n))
-    return Problem(cost, np.array(ends), np.arange(len(ends)), tables, np.arange(n), np.tile([0, 1], (n, 1)), usage, int(0.8 * sum(int(u.max()) for u in usage)))
-
-
-@pytest.mark.parametrize("name", ["dp", "auto"])
-def test_what_is_too_wide_for_elimination_is_proven_after_narrowing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `dp`, and by `auto` with and without compiled loops; twice the same."""
+def test_what_is_too_wide_for_elimination_is_proven_after_narrowing() -> None:
+    """Twice the same."""
     problem = wide(1, side=6)
     assert compile_tree(build(problem)) is None
-    found = solve(problem, name)
-    assert found.status == "optimal" and solve(problem, name) == found
+    found = solve(problem, "dp")
+    assert found.status == "optimal" and solve(problem, "dp") == found
     assert evaluate(problem, found.choice).peak_usage > 0.9 * (problem.usage_limit or 0)
-    if name == "auto":
-        exact = solve(problem, "dp")
-        assert evaluate(problem, found.choice).cost == evaluate(problem, exact.choice).cost
-        monkeypatch.setattr(auto.importlib.util, "find_spec", lambda name: None)
-        assert evaluate(problem, solve(problem, "auto").choice).cost == evaluate(problem, exact.choice).cost
 
 
 @settings(max_examples=30, deadline=None)
@@ -166,25 +120,6 @@ def test_reducing_to_some_options_finds_the_best_of_them(seed: int, data: st.Dat
     if best is not None and found is not None:
         x = reduction.expand(found.choice)
         assert evaluate(problem, x).cost == best and all(k in kept for k, kept in zip(x.tolist(), only, strict=True))
-
-
-@needs_numba
-def test_what_has_no_room_is_given_on_with_fewer_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, given = wide(1, side=6), []
-
-    def reduced(of: Problem, only: list[np.ndarray] | None = None) -> Reduction:
-        given.append(only)
-        return reduce(of, only=only)
-
-    best = evaluate(problem, solve(problem, "dp").choice).cost
-    monkeypatch.setattr(auto, "NARROW", 1)
-    monkeypatch.setattr(auto, "PROVABLE", 0)
-    monkeypatch.setattr(auto, "reduce", reduced)
-    found = solve(problem, "auto", Budget(work=100_000_000))
-    verdict = evaluate(problem, found.choice)
-    assert verdict.feasible and best <= verdict.cost <= 1.01 * best
-    assert found.bound is not None and 0.97 * best <= found.bound <= best + prices.rounding(best)
-    assert given[0] is None and given[-1] is not None and sum(map(len, given[-1])) < auto.FEWER * sum(map(len, problem.cost))
 
 
 def test_little_work_leaves_a_bound_and_the_same_answer() -> None:
