@@ -126,6 +126,14 @@ def test_step_and_gradients_are_compiled_with_the_same_options(backend: Any, pin
     assert ("dynamic-slice-annotator" in text) is bool(pins)
 
 
+def test_reports_say_where_host_memory_is_not_told_apart(pair: tuple[Strategy, Strategy]) -> None:
+    from planner.verify.worker import parked
+
+    here, away = pair
+    assert [[bool(parked(s.plan, kind)) for kind in ("cpu", "tpu", "gpu")] for s in pair] == [[False] * 3, [True, True, False]]
+    assert "(optimizer)" in parked(away.plan, "cpu")[0] and here.plan.offload == ()
+
+
 def test_programs_lowered_for_devices_without_named_memories_name_them(pair: tuple[Strategy, Strategy]) -> None:
     """Over an abstract mesh, as for devices that are only compiled for: the text is that of devices whose memories have names."""
     import jax

@@ -160,13 +160,13 @@ def figures(predicted: Predicted, compiled: Compiled, plan: Plan, target: Target
         rows.append(Figure(PADDING, None, added, "FLOPs", judged=False, note=f"beside them, by {', '.join(dict.fromkeys(p.by for p in padded))}"))
     rows.append(judged("argument bytes", predicted.argument_bytes, inside, 0.0))
     rows.append(judged("output bytes", predicted.output_bytes, results, 0.0))
-    if predicted.host_argument_bytes:
+    if predicted.host_argument_bytes and target.kind == "gpu":
         rows.append(judged(PARKED, predicted.host_argument_bytes, compiled.host_argument_bytes, 0.0))
     if compiled.argument_bytes != inside - compiled.host_argument_bytes:
         rows.append(Figure("arguments as stored", None, compiled.argument_bytes, judged=False, note="whole tiles"))
     total = sum(memory.values())
     rows.append(Figure("temporaries", sum(_temporaries(predicted, memory)), compiled.temporary_bytes, judged=False, shown=True))
-    if plan.offload:
+    if plan.offload and target.kind == "gpu":
         rows.append(Figure("temporaries on the host", None, compiled.host_temporary_bytes, judged=False))
     own = PEAK_TOLERANCE.get(target.kind)
     if own is None or (compiled.peak_bytes < LARGE and tolerance is None):

@@ -234,9 +234,7 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     how = f"from shapes, {'unrolled' if compiled.unrolled else 'repeated blocks as loops'}, float32"
     precision = strategy.workload.get("precision", "fp32")
     notes = (f"the plan computes in {precision}; CPU collectives would widen it, so its float32 twin is verified",) if precision != "fp32" else ()
-    if plan.offload:
-        notes = (*notes, f"virtual devices have one memory: what the plan sends to the host's ({', '.join(plan.offload)}) is on them here; --target gpu:NAME tells the two apart")
-    notes = (*notes, *at_balance(graph))
+    notes = (*notes, *parked(plan, "cpu"), *at_balance(graph))
     rows = figures(graph, plan, compiled, kind, backend, optimizer, int(strategy.costs["memory_per_device_bytes"]))
     report = VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how, rows, None, "", request["run"], notes)
     write("compiled" if request["run"] else "done", report)
@@ -244,6 +242,13 @@ def work(request: Mapping[str, Any], write: Any) -> None:
         tolerance = TOLERANCE if request["tolerance"] is None else request["tolerance"]
         found, why, more = numbers(model, plan, compiled, backend, tolerance, request["timeout_s"])
         write("done", replace(report, numbers=found, not_run=why, notes=(*notes, *more)))
+
+
+def parked(plan: Plan, kind: str) -> tuple[str, ...]:
+    """What is said of a plan that sends something to the host's memory, of targets whose figures do not tell it from the devices'."""
+    if not plan.offload or kind == "gpu":
+        return ()
+    return (f"what the plan sends to the host's memory ({', '.join(plan.offload)}) is counted with the devices' here; --target gpu:NAME tells the two apart",)
 
 
 def at_balance(graph: Graph) -> tuple[str, ...]:
@@ -282,7 +287,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     notes = ["peak and temporaries are predicted without the allowance for fragmentation that a plan adds"]
     if precision not in ("bf16-mixed", "fp32"):
         notes.append(f"the plan is priced in {precision}, which programs are not emitted in")
-    notes += at_balance(graph)
+    notes += [*parked(plan, target.kind), *at_balance(graph)]
     return VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how, found.figures, None, f"{target.text} is only compiled for", False,
                         tuple(notes), target.machine, found.differences)  # fmt: skip
 
