@@ -25,12 +25,13 @@ import numpy as np
 
 from benchmarks.equivalence_models import Case, Shrunk, feeds_for, onnxruntime_outputs
 from planner.base import Base
+from planner.candidates import candidates
 from planner.errors import PlanError
 from planner.flow import Plan, rule_of
 from planner.graph import Graph
 from planner.model import Model
 from planner.pins import Pins
-from planner.rule import PENDING, Limits, Rule, Split, candidates, legal
+from planner.rule import PENDING, Limits, Rule, Split, legal
 from planner.strategy import Strategy
 
 HARDWARE = Path(__file__).with_name("eager.toml")

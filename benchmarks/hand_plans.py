@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from planner.blocks import classes, find_runs
+from planner.candidates import candidates
 from planner.errors import PlanError
 from planner.flow import Plan, derive, rule_of
 from planner.graph import Graph
 from planner.layout import Layout
-from planner.rule import Limits, Split, candidates, legal
+from planner.rule import Limits, Split, legal
 
 Mesh = tuple[tuple[str, int], ...]
 Fixed = Mapping[str, Mapping[str, Sequence[str]]]

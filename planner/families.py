@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from planner.base import Base
+from planner.candidates import candidates
 from planner.naming import role_named
-from planner.rule import PENDING, Limits, Split, candidates, legal
+from planner.rule import PENDING, Limits, Split, legal
 from planner.space import Link, Space, Variable
 from planner.topology import Mesh
 

@@ -14,13 +14,14 @@ import numpy as np
 
 from planner.atlas import Row
 from planner.base import Base
+from planner.candidates import candidates
 from planner.emit.replay import reads
 from planner.graph import Node
 from planner.kernels import Cuts, inner_times, kept_beside, times_of, working_of
 from planner.layout import Axes, Layout, local_shape
 from planner.moments import puts_off
 from planner.price import Pricer
-from planner.rule import Limits, Rule, Split, candidates
+from planner.rule import Limits, Rule, Split
 from planner.variables import ZERO_LEVELS, Variable
 from planner.weight_costs import CELLS, WeightCosts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from planner.candidates import candidates
 from planner.errors import PlanError
 from planner.families import Allowed, as_named, batch_only
 from planner.flow import Plan
@@ -14,7 +15,7 @@ from planner.parked import tables
 from planner.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
 from planner.possible import RECOMPUTE, WEIGHTS
 from planner.request import Candidate, Request
-from planner.rule import Limits, Split, candidates
+from planner.rule import Limits, Split
 from planner.space import Base
 from planner.spread import by_hand, propagated
 from planner.topology import Mesh

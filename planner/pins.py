@@ -31,13 +31,14 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.units import UnitError, size_bytes
 from planner.buckets import AUTO
+from planner.candidates import candidates
 from planner.copies import COPIES
 from planner.errors import PlanError, did_you_mean
 from planner.layout import STAGE
 from planner.meshes import divisors
 from planner.pipeline import INTERLEAVED, SCHEDULES
 from planner.possible import IN_LOOPS, OFFLOAD, WEIGHTS
-from planner.rule import PENDING, Limits, Rule, Split, candidates, legal
+from planner.rule import PENDING, Limits, Rule, Split, legal
 
 if TYPE_CHECKING:
     from planner.base import Base

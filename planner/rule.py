@@ -23,10 +23,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
-
-import numpy as np
 
 from planner.layout import Axes, Layout, group
 
@@ -257,44 +255,11 @@ class Limits:
     forbidden: frozenset[str] = field(default_factory=frozenset)
 
 
-def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = Limits()) -> tuple[Split, ...]:
-    """All legal splits of the rule over the mesh, the empty one first; axes of one factor keep mesh order.
-
-    An axis of size 1 is never assigned. Legal: not a whole factor; padding within limits; minor factors of a compound dim
-    only where every factor before them is cut down to one; pending axes only for linear rules.
-    """
-    axes = [a for a, n in mesh.items() if n > 1]
-    options = [f for f in rule.factors if f not in rule.whole and rule.sizes[f] > 1 and f not in limits.forbidden and (limits.spatial or f not in rule.spatial)]
-    options += [f for f in rule.paired if f not in limits.forbidden]
-    if rule.linear and limits.pending:
-        options.append(PENDING)
-    splits, bits = _menu(tuple(options), tuple(axes))
-    devices = np.ones(1, np.int64)
-    for a in axes:
-        devices = np.concatenate([devices, devices * mesh[a]])
-    fits = np.broadcast_to(_fits(rule, dict(zip(options, devices[bits], strict=True)), limits), len(splits))
-    return tuple(itertools.compress(splits, fits.tolist()))
+USUAL = Limits()
 
 
-@cache
-def _menu(options: tuple[str, ...], axes: Axes) -> tuple[tuple[Split, ...], np.ndarray]:
-    """Every way to give each of the axes to an option or to none, the empty one first, and bits of the axes that each option gets. [options, splits]"""
-    each = list(itertools.product(range(-1, len(options)), repeat=len(axes)))
-    bits = np.zeros((len(options) + 1, len(each)), np.int64)
-    for k, options_of in enumerate(np.array(each, np.int64).reshape(len(each), len(axes)).T):
-        bits[options_of, np.arange(len(each))] |= 1 << k
-    splits = []
-    for of in each:
-        given: dict[str, list[str]] = {}
-        for a, k in zip(axes, of, strict=True):
-            if k >= 0:
-                given.setdefault(options[k], []).append(a)
-        splits.append(Split.of(given))
-    return tuple(splits), bits[:-1]  # the last row is of axes that no option gets
-
-
-def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Limits()) -> bool:
-    """Whether a split may be used: see `candidates`. An axis serves one factor."""
+def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = USUAL) -> bool:
+    """Whether a split may be used: see planner.candidates. An axis serves one factor."""
     axes = [a for _, each in split.pairs for a in each]
     if len(set(axes)) < len(axes):
         return False
@@ -302,28 +267,28 @@ def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = Li
         return False
     if any(not rule.linear if f == PENDING else f not in rule.paired and (f not in rule.sizes or f in rule.whole) for f, _ in split.pairs):
         return False
-    return bool(_fits(rule, {f: group(cut, mesh) for f, cut in split.pairs}, limits))
+    return bool(fits(rule, {f: group(cut, mesh) for f, cut in split.pairs}, limits))
 
 
-def _fits(rule: Rule, parts: Mapping[str, Any], limits: Limits) -> Any:
+def fits(rule: Rule, parts: Mapping[str, Any], limits: Limits) -> Any:
     """Whether choices of a rule may be cut into so many pieces: numbers, or arrays over splits."""
-    fits: Any = True
+    fit: Any = True
     for f, n in parts.items():
         if f in rule.most:
-            fits = fits & (n <= rule.most[f])
+            fit = fit & (n <= rule.most[f])
         for member in rule.paired.get(f, ()):
-            fits = fits & ((n == 1) | (rule.sizes[member] % _pieces(rule, member, parts) == 0))
+            fit = fit & ((n == 1) | (rule.sizes[member] % _pieces(rule, member, parts) == 0))
         if f in rule.sizes and f not in rule.paired:
             size, wide = rule.sizes[f], -(-rule.sizes[f] // n) * n
-            fits = fits & (size >= n) & ((wide == size) | ((wide - size) / wide <= (-1.0 if f in rule.no_pad else limits.waste)))
+            fit = fit & (size >= n) & ((wide == size) | ((wide - size) / wide <= (-1.0 if f in rule.no_pad else limits.waste)))
     for dim in rule.compound:
         alone: Any = True  # every factor before is cut down to one
         for f in dim:
             # A padded factor inside a compound dim would interleave padding with data.
             n = _pieces(rule, f, parts)
-            fits = fits & ((n == 1) | (alone & (rule.sizes[f] % n == 0)))
+            fit = fit & ((n == 1) | (alone & (rule.sizes[f] % n == 0)))
             alone = alone & (rule.sizes[f] <= n)
-    return fits
+    return fit
 
 
 def _pieces(rule: Rule, factor: str, parts: Mapping[str, Any]) -> Any:

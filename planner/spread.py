@@ -12,9 +12,10 @@ from __future__ import annotations
 from math import prod
 
 from planner.base import Base
+from planner.candidates import candidates
 from planner.families import Allowed
 from planner.naming import role_named
-from planner.rule import Limits, Split, candidates
+from planner.rule import Limits, Split
 from planner.topology import Mesh
 
 Dims = tuple[tuple[str, ...], ...]

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.candidates import candidates
 from planner.emit.body import Body
 from planner.emit.source import helper_sources, user_function
 from planner.emit.text import spec_text
 from planner.flow import Plan, derive, rule_of
 from planner.graph import Graph, Node, Tensor
 from planner.layout import Layout, padded
-from planner.rule import Rule, Split, candidates, legal
+from planner.rule import Rule, Split, legal
 
 MESH = (("data", 2), ("model", 4))
 

@@ -15,12 +15,13 @@ import planner
 from planner.annotations import fewest, pins_file
 from planner.api import open_model
 from planner.base import Base
+from planner.candidates import candidates
 from planner.cli import main
 from planner.commands.views import priced
 from planner.errors import PlanError
 from planner.meshes import pinned_mesh
 from planner.pins import from_table
-from planner.rule import Split, candidates
+from planner.rule import Split
 from planner.spread import Spread
 from planner.strategy import Strategy
 from planner.topology import Mesh, for_devices

@@ -12,6 +12,7 @@ from costmodels.precision import load_recipe
 from costmodels.runtime import RUNTIMES
 from planner.atlas import Atlas
 from planner.base import Base
+from planner.candidates import candidates
 from planner.errors import PlanError
 from planner.flow import Plan, rule_of
 from planner.kernels import kernel_times
@@ -19,7 +20,7 @@ from planner.meshes import meshes
 from planner.onnx_backend.program import compiled
 from planner.price import Pricer
 from planner.reader import lower_control, read_model
-from planner.rule import Split, candidates
+from planner.rule import Split
 from planner.topology import for_devices
 from planner.training import add_loss
 from planner.verify.numerics import compare, seeded_values

@@ -60,7 +60,7 @@ def test_planted_wrong_rules_fail(name: str) -> None:
         rule = parse(line, graph.shapes(node.inputs), graph.shapes(node.outputs))
     except ValueError:
         return  # refused before it can do harm
-    from planner.rule import candidates
+    from planner.candidates import candidates
     from tests.oracle import MESH
 
     found = 0

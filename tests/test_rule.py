@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.candidates import candidates
 from planner.layout import Layout
 from planner.ops.shape import reshape_factors
-from planner.rule import Limits, Rule, Split, candidates, legal, parse
+from planner.rule import Limits, Rule, Split, legal, parse
 
 MESH = {"data": 2, "model": 4}
 ORDER = ("data", "model")

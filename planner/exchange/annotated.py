@@ -14,10 +14,11 @@ from itertools import permutations, product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from planner.candidates import candidates
 from planner.errors import PlanError
 from planner.layout import STAGE, Axes
 from planner.pins import Pins, from_table
-from planner.rule import PENDING, Limits, Split, candidates
+from planner.rule import PENDING, Limits, Split
 
 if TYPE_CHECKING:
     from planner.base import Base
