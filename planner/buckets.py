@@ -117,9 +117,13 @@ def seconds(uses: Iterable[Use], pricer: Pricer, sizes: Mapping[Way, float]) -> 
     """Every collective with its seconds, and those of them that hide under the backward pass: the profile's share of the gradients', but for the last launch. Which axes
     that is over is the compiler's choice: the one that takes longest."""
     uses = tuple(uses)
-    alike = {(u.kind, u.axes, u.payload_bytes, u.count, u.bucketed, u.stacked): u for u in uses}
-    known = {key: pricer.use_s(use, sizes.get((use.kind, use.axes), 0.0)) for key, use in alike.items()}
-    each = [(u, known[u.kind, u.axes, u.payload_bytes, u.count, u.bucketed, u.stacked]) for u in uses]
+    known: dict[tuple, float] = {}
+    each = []
+    for use in uses:
+        key = use.kind, use.axes, use.payload_bytes, use.count, use.bucketed, use.stacked, use.strided
+        if key not in known:
+            known[key] = pricer.use_s(use, sizes.get((use.kind, use.axes), 0.0))
+        each.append((use, known[key]))
     whole = sum(s for use, s in each if use.phase == "gradient")
     share = pricer.runtime.overlap if whole else 0.0
     if share and sizes:

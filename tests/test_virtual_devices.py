@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from costmodels.collectives import PIECEWISE
 from costmodels.device import Device, from_table
 from costmodels.precision import load_recipe
 from costmodels.runtime import RUNTIMES
+from planner.account import Use
+from planner.buckets import seconds
 from planner.price import Pricer
 from planner.strategy import Strategy
 from planner.topology import Level, Mesh, MeshAxis, Topology
@@ -73,6 +76,15 @@ def test_only_virtual_devices_pay_for_loops_and_orders() -> None:
         more = here.collective_s(kind, ("x",), 2**20, strided=True) - here.collective_s(kind, ("x",), 2**20)
         assert more == pytest.approx(8 * 2**20 / 5e9 if kind in PIECEWISE else 0.0)
         assert there.collective_s(kind, ("x",), 2**20, strided=True) == there.collective_s(kind, ("x",), 2**20)
+
+
+def test_collectives_that_only_their_pieces_tell_apart_have_prices_of_their_own() -> None:
+    here = pricer("memory")
+    plain = Use("all-gather", ("x",), 2**20, 1, "forward", "tensor")
+    uses = [plain, replace(plain, strided=True), plain]
+    prices = [s for _, s, _ in seconds(uses, here, {})]
+    assert prices == [here.use_s(use) for use in uses]
+    assert prices[0] < prices[1]
 
 
 def test_virtual_devices_send_only_all_reduces_together() -> None:
