@@ -157,3 +157,49 @@ def drawn(count: int, seed: int) -> Iterator[Row]:
             seen.add((source, pins))
             kink = source == T5 and micro > 1  # at batch 32 an operand of a ReLU lies within rounding of zero in the third step
             yield Row(f"drawn {len(seen)}", source, pins, batch=64 if micro * data > 8 or kink else 32)
+
+
+DEEPSEEK = "zoo:deepseek-tiny"
+POOL = ((GPT, 4), (LLAMA, 4), (MIXTRAL, 4), (T5, 2), (RESNET, 0), ("zoo:t5-tiny,layers=4", 4), (DEEP, 8), ("zoo:llama-tiny,layers=8", 8), ("zoo:mixtral-tiny,layers=8", 8),
+        (DEEPSEEK, 0), ("zoo:gpt-tiny,layers=5,seq=32", 5), (RESNET, 0), (UNET, 0))  # fmt: skip
+"""(model, blocks that can be dealt out over stages, 0: it is cut into unequal ones) of `mixed`."""
+ATTENDING = ("gpt", "llama", "t5")
+
+
+def mixed(count: int, seed: int) -> Iterator[Row]:
+    """Combinations of everything that a row of `ALONE` has alone, as far as pins do not contradict each other: of stages with their chunks, positions (left to the search, on a
+    ring, by all-to-all), experts, tensors, copies, levels in groups, recomputation and all kinds of host memory. None of them twice."""
+    rng, seen = random.Random(seed), set[tuple[str, str, str]]()
+    while len(seen) < count:
+        source, blocks = POOL[len(seen) % len(POOL)]
+        name = source.removeprefix("zoo:").partition("-")[0]
+        unequal = not blocks and name != "deepseek"
+        stages = rng.choice((1, 2, 2, 4)) if unequal or blocks > 2 else rng.choice((1, 2))
+        left = DEVICES // stages
+        axes = [("pp", stages)]
+        second = "sequence" if name in ATTENDING else "expert" if name in ("mixtral", "deepseek") else ""
+        width = rng.choice([n for n in (1, 2, 2, 4) if n <= left]) if second else 1
+        how = rng.choice(("free", "ring", "heads")[: 3 if width == 2 else 2]) if second == "sequence" and width > 1 else "free"
+        tensor = rng.choice([n for n in (1, 2, 2, 4) if n <= left // width])
+        data = left // width // tensor
+        axes += [("dp", data), (second, width), *((("model", 2), ("model2", 2)) if tensor == 4 and rng.random() < 0.5 else (("tp", tensor),))]
+        chunks = rng.choice([v for v in (1, 1, 2, 4) if stages > 1 and ((unequal and stages * v <= 8) or (blocks and blocks % (stages * v) == 0))] or [1])
+        micro = stages * rng.choice((1, 2)) if stages > 1 else rng.choice((1, 2, 4))
+        level = rng.choice((0, 1, 2) if stages > 1 else (0, 1, 2, 3))
+        recompute = rng.choice(("none", "block", "block-keep")) if blocks or (not unequal and stages == 1) else ""
+        copies = stages == 1 and micro > 1 and rng.random() < 0.4
+        parts = [f"{a}={n}" for a, n in axes if n > 1] + [f"micro={micro}", f"zero={level}"]
+        parts += [f"zero_group={rng.choice((2, data))}"] if level and data > 2 and rng.random() < 0.4 else []
+        parts += [f"recompute={recompute}"] if recompute else []
+        parts += ["copies=2"] if copies else []
+        parts += [f"virtual={chunks}" if chunks > 1 else f"schedule={rng.choice(('gpipe', '1f1b') if level < 2 else ('1f1b',))}"] if stages > 1 else []
+        parts += [f"tensor={rng.choice(('megatron', 'megatron-sp'))}"] if tensor > 1 and width == 1 and name in (*ATTENDING, "mixtral") and rng.random() < 0.4 else []
+        away = [w for w in ("optimizer",) if rng.random() < 0.4]
+        away += [w for w in ("activations",) if stages == 1 and recompute in ("block", "block-keep") and rng.random() < 0.4]
+        away += [w for w in ("parameters",) if stages == 1 and away[:1] == ["optimizer"] and recompute in ("block", "block-keep") and not copies and rng.random() < 0.4]
+        parts += [f"offload={'+'.join(away)}"] if away else []
+        nodes = {"free": {}, "ring": RING, "heads": {"*Attention": {"split": {"g": ["sequence"], **({"b": ["data"]} if data > 1 else {})}}}}[how]
+        pins = ",".join(parts)
+        if (source, pins, how) not in seen:
+            seen.add((source, pins, how))
+            yield Row(f"mixed {len(seen)}", source, pins, batch=64 if micro * data > 8 or name == "t5" else 32, nodes=nodes)

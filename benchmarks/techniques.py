@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import planner
-from benchmarks.technique_rows import ALONE, DEVICES, Row, drawn
+from benchmarks.technique_rows import ALONE, DEVICES, Row, drawn, mixed
 from planner.errors import PlanError
 from planner.pins import Pins, parse_pins
 from planner.verify.worker import environment
@@ -181,10 +181,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="rows whose name or model has this word")
     parser.add_argument("--drawn", type=int, default=DRAWN)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mixed", type=int, default=0, help="combinations of everything, beside the drawn ones (with --only mixed: these alone)")
     parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--page", type=Path)
     args = parser.parse_args(arguments)
-    rows = [*ALONE, *drawn(args.drawn, args.seed)]
+    rows = [*ALONE, *drawn(args.drawn, args.seed), *mixed(args.mixed, args.seed)]
     outcomes = stored(args.records)
     if args.page:
         args.page.write_text(document(outcomes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from math import gcd
 
 from planner.candidates import candidates
 from planner.errors import PlanError
@@ -224,7 +225,8 @@ class Offered:
         pinned = self.request.pins.techniques.get("microbatches")
         if pinned:
             if self.model.batch % int(pinned):
-                raise PlanError("P035", f"batch {self.model.batch} does not divide into {pinned} microbatches")
+                raise PlanError("P035", f"batch {self.model.batch} does not divide into {pinned} microbatches",
+                                help=[f"--batch {-(-self.model.batch // int(pinned)) * int(pinned)}, or micro={gcd(self.model.batch, int(pinned))}"])  # fmt: skip
             return (int(pinned),)
         batch = self.model.batch
         usual = (1, *(m for m in MICROBATCHES if batch % m == 0)) if self.training else (1,)
@@ -252,16 +254,20 @@ class Offered:
             instead = [f"virtual={fewer}"] if (fewer := self.most_stages(base) // mesh.stages) > 1 else []
         elif run is None and techniques.get("recompute", "block") != "block":
             what = f"stages without a block in common run their forward pass again (recompute=block), pinned is {techniques['recompute']}"
+            instead = ["recompute=block"]
         elif level > most:
             what = f"under {schedule} the optimizer level is at most {most}, pinned is {level}"
+            instead = [f"zero={most}", *(f"schedule={s}" for s in SCHEDULES if level <= MOST_LEVEL[s])][:2]
         elif micro == 1:
             what = "they need at least two microbatches, pinned is one"
+            instead = [f"micro={mesh.stages}"] if self.model.batch % mesh.stages == 0 else []
         elif run is not None and not self.schedules(mesh):
             what = f"{run[2]} repeated blocks do not divide into {mesh.stages} stages of {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} chunks"
             other = next((v for v in range(2, run[2] // mesh.stages + 1) if run[2] % (mesh.stages * v) == 0), 0)
             instead = [f"virtual={other}"] if other else []
         elif (schedule == INTERLEAVED or chunks > 1) and micro % mesh.stages:
             what = f"chunks are passed by groups of {mesh.stages} microbatches, and {micro} do not divide into them"
+            instead = [f"micro={m}" for m in (-(-micro // mesh.stages) * mesh.stages,) if self.model.batch % m == 0]
         if not what:
             return None
         return PlanError("P068", f"{mesh.stages} pipeline stages are not possible: {what}", help=[*instead, "pin less, or other stages"] if self.most_stages(base) else [])

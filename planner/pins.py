@@ -163,7 +163,7 @@ class Pins:
             hits = [i for i, node in enumerate(graph.nodes) if node.id == glob] or [i for i, node in enumerate(graph.nodes) if _matches(glob, node, graph.labels)]
             if not hits:
                 known = [n.id for n in graph.nodes] + [n.scope for n in graph.nodes if n.scope]
-                raise PlanError("P023", f"pin {glob!r} matches no node, tensor or scope", help=[h for h in [did_you_mean(glob, known)] if h])
+                raise PlanError("P023", f"pin {glob!r} matches no node, tensor or scope", help=[did_you_mean(glob, known) or "`plan ops MODEL` prints the names of all operators"])
             usable = 0
             for i in hits:
                 splits = self._pinned(base, i, glob, table, mesh)
@@ -179,7 +179,7 @@ class Pins:
             if not usable:
                 node = graph.nodes[hits[0]]
                 raise PlanError("P025", f"pin {glob!r}: {dict(table)} is not possible for {node.id!r} ({node.op})",
-                                detail=[f"factors {dict(base.rules[hits[0]].sizes)}, mesh {dict(mesh)}"], help=_unknown(table, base.rules[hits[0]], mesh))  # fmt: skip
+                                detail=[f"factors {dict(base.rules[hits[0]].sizes)}, mesh {dict(mesh)}"], help=_instead(table, base.rules[hits[0]], mesh))  # fmt: skip
         return out
 
     def _pinned(self, base: Base, i: int, glob: str, table: Mapping[str, Any], mesh: Mapping[str, int]) -> tuple[Split, ...]:
@@ -202,13 +202,19 @@ class Pins:
         return base.reachable(i, candidates(rule, mesh))
 
 
-def _unknown(table: Mapping[str, Any], rule: Rule, mesh: Mapping[str, int]) -> list[str]:
-    """Help on axes that the mesh has not, and factors that the operator has not."""
+def _instead(table: Mapping[str, Any], rule: Rule, mesh: Mapping[str, int]) -> list[str]:
+    """Help on axes that the mesh has not, factors that the operator has not or that are not cut so; else where to look."""
     split = table.get("split", {})
     axes = dict.fromkeys(a for own in (*split.values(), *table.get("layout", [])) for a in own if a not in mesh)
-    factors = [f for f in split if f not in rule.sizes and f not in rule.paired and f != PENDING]
     found = [f"the mesh has no axis {a!r}: it has {', '.join(mesh) or 'none'}" for a in axes]
-    return found + [f"the operator has no factor {f!r}: it has {', '.join(rule.sizes)}" for f in factors]
+    for f, own in split.items():
+        if f not in rule.sizes and f not in rule.paired and f != PENDING:
+            found.append(f"the operator has no factor {f!r}: it has {', '.join(rule.sizes)}")
+        elif not axes and not legal(rule, Split.of({f: tuple(own)}), mesh, Limits(waste=0.5)):
+            fits = [n for n in divisors(max(rule.sizes.get(m, 1) for m in rule.members(f))) if n > 1 and legal(rule, Split(((f, ("x",)),)), {"x": n}, Limits())]
+            pieces = prod(mesh[a] for a in own)
+            found.append(f"{f!r} is not cut into {pieces} by {' + '.join(own)}: " + (f"it is into {' or '.join(map(str, fits[:6]))}" if fits else "it stays whole"))
+    return found or ["an axis cuts one dim of an operator: `plan ops MODEL` prints the factors of every operator, and which stay whole"]
 
 
 def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:

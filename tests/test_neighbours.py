@@ -9,6 +9,7 @@ import pytest
 
 import planner
 from planner.flow import rule_of
+from planner.pins import from_table
 from tests.oracle import Case, all_splits, build, mismatch
 from tests.oracle_neighbours import neighbour_cases, row_cases
 
@@ -64,6 +65,21 @@ def test_keys_pass_by_on_a_ring(tmp_path: Path) -> None:
     one = 8 * 16 * 64 * 4
     # k and v past 3 devices in each pass, their gradients past 3 and home.
     assert strategy.costs["communication_bytes_per_device"]["collective-permute"]["sequence"]["payload"] == 2 * 2 * one * (3 + 3 + 4)
+
+
+@pytest.mark.parametrize("layers, recompute", [(1, "none"), (2, "block-keep")])
+def test_a_ring_of_two_devices_keeps_no_scores(layers: int, recompute: str) -> None:
+    """Where both passes stand in one computation (a block alone, or computed again) its loops run once: compilers made one loop of both, and kept a block's scores."""
+    from planner.verify.compiled import truth
+    from planner.verify.worker import recorded_model
+
+    source = f"zoo:gpt-tiny,layers={layers},seq=32"
+    techniques = {"zero_stage": 0, "microbatches": 1, "recompute": recompute}
+    pins = from_table({"mesh": {"data": 4, "sequence": 2}, "techniques": techniques, "*Attention": {"split": {"ring": ["sequence"]}}})
+    strategy = planner.plan(source, devices=8, batch=16, pins=pins, precision="fp32", baselines=False)
+    graph = recorded_model(strategy, source).graph(1)
+    found = truth(graph, strategy.plan_for(graph), unroll=False)
+    assert found.differences() == () and ("collective-permute", "sequence") in found.compiled
 
 
 def test_rows_travel_as_predicted() -> None:

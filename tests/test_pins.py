@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,23 @@ def test_a_factor_that_does_not_exist() -> None:
         planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"model": 4}, node("mlp"): {"split": {"zz": ["tp"], "n": ["model"]}}}))
     assert e.value.code == "P025"
     assert [h.partition(":")[0] for h in e.value.help] == ["the mesh has no axis 'tp'", "the operator has no factor 'zz'"]
+
+
+@pytest.mark.parametrize(("pins", "nodes", "help"), [
+    ("sequence=4,dp=2", {"*Attention": {"split": {"g": ["sequence"]}}}, "'g' is not cut into 4 by sequence: it is into 2"),
+    ("sequence=4,dp=2", {"*Attention": {"split": {"t": ["sequence"]}}}, "'t' is not cut into 4 by sequence: it stays whole"),
+    ("tp=4,dp=2", {"*q_proj.weight": {"layout": [["model"], ["model"]]}}, "`plan ops MODEL` prints the factors"),
+    ("tp=4,dp=2", {"zzz.qqq": {"split": {"n": ["model"]}}}, "`plan ops MODEL` prints the names"),
+    ("dp=8,micro=3", {}, "--batch 33, or micro=1"),
+    ("pp=2,micro=4,schedule=gpipe,zero=2", {}, "schedule=1f1b"),
+    ("pp=4,micro=1", {}, "micro=4"),
+    ("pp=2,micro=1,virtual=2", {}, "micro=2"),
+])  # fmt: skip
+def test_what_cannot_be_comes_with_a_next_step(pins: str, nodes: dict, help: str) -> None:
+    both = replace(parse_pins(pins), nodes=nodes)
+    with pytest.raises(PlanError) as e:
+        planner.plan("zoo:llama-tiny,layers=4", devices=8, batch=32, pins=both, baselines=False)
+    assert any(help in h for h in e.value.help)
 
 
 def test_tensor_pin_cuts_columns_and_rows_as_megatron_does() -> None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.parts.exchange import pass_on
+from planner.emit.parts.exchange import after, pass_on
 from planner.emit.parts.kernels import QUERY_BLOCK, attention_scores, same_batch
 
 
@@ -39,8 +39,9 @@ def ring_attention(q, k, v, mask, scale, causal, guard, start, axes):
         return out, ((q, k, v, mask, start), out, level)
 
     def backward(kept, g):
-        """Gradients of all operands."""
+        """Gradients of all operands. Of two devices the loops run once, so that compilers would keep the forward pass's scores for this one."""
         operands, out, level = kept
+        operands = after(operands, g) if lax.axis_size(axes) == 2 else operands
         return ring_backward(operands, out, level, g, scale, causal, axes)
 
     run.defvjp(keep, backward)
