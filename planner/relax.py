@@ -91,17 +91,35 @@ class Relaxed:
         """No plan of the space is faster (seconds): as few microbatches as it is of, nothing replayed, each weight at its cheapest optimizer level, no memory
         limit. below_s: from now on bounds are of plans faster than that, options that none of them has are not looked at."""
         endless = [Techniques(z, microbatches=0) for z in levels]
-        cost, tree = _units(np.minimum.reduce([self._seconds(t) for t in endless]), 1.0), self._compiled(endless[0])
+        cost = _units(np.minimum.reduce([self._seconds(t) for t in endless]), 1.0)
+        if np.isfinite(below_s):
+            # Before any table of conversions: what an option costs by itself, and every other variable at its cheapest.
+            lowest = np.minimum.reduceat(cost, self.offset[:-1])
+            near = self._below(cost + np.repeat(lowest.sum() - lowest, np.diff(self.offset)), below_s)
+            if not np.logical_or.reduceat(near, self.offset[:-1]).all():
+                return below_s
+            cost = self._keep(near, cost)
+        tree = self._compiled(endless[0])
         if np.isinf(below_s) or not isinstance(tree, Tree):
             self._least = cost, tree.run(cost)[0]
             return self._proven(self._least[1])
         value, each = tree.marginals(cost)
-        self._least = cost, value
         if (bound := self._proven(value)) < below_s:
-            near = each * (1 - ROUNDING) - STEP < below_s * PICO
-            self.kept, self.offset = self.kept[near], np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1]))))
-            self._trees, self._least = {}, (cost[near], value)
-        return bound
+            cost = self._keep(self._below(each, below_s), cost)
+        self._least = cost, value
+        return min(bound, max(below_s, 0.0)) if np.isinf(value) else bound
+
+    @staticmethod
+    def _below(each: np.ndarray, below_s: float) -> np.ndarray:
+        """Which options may be in a plan below that. each: what a plan with the option costs at least."""
+        found: np.ndarray = each * (1 - ROUNDING) - STEP < below_s * PICO
+        return found
+
+    def _keep(self, near: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        """Look at these options only; their costs."""
+        self.kept, self.offset = self.kept[near], np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1]))))
+        self._trees = {}
+        return cost[near]
 
     def quick(self, techniques: Techniques, microbatches: int) -> float:
         """No more than the bound of `free`, without an elimination: what `least` found, and of every variable the least that these techniques add to its options.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class MeshAxis:
     name: str
     parts: tuple[tuple[int, int], ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Devices along the axis."""
         return prod(n for _, n in self.parts)
@@ -70,22 +71,22 @@ class Mesh:
     axes: tuple[MeshAxis, ...]
     group: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def stages(self) -> int:
         """Pipeline stages: the size of axis "stage", which only planner.pipeline uses; 1 without."""
         return next((a.size for a in self.axes if a.name == STAGE), 1)
 
-    @property
+    @cached_property
     def inner(self) -> tuple[MeshAxis, ...]:
         """The axes that operators may be cut over."""
         return tuple(a for a in self.axes if a.name != STAGE)
 
-    @property
+    @cached_property
     def zero_axes(self) -> tuple[str, ...]:
         """Axes that optimizer sharding may cut over, outermost first."""
         return self.group or tuple(a.name for a in self.inner)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[tuple[str, int], ...]:
         """(name, size) pairs."""
         return tuple((a.name, a.size) for a in self.axes)

@@ -115,11 +115,11 @@ class Tree:
 
         The value is +inf (or >= INF_INT) when every choice is forbidden; the choice is then meaningless.
         """
-        value, tables = self._fill(unary)
+        value, tables, _ = self._fill(unary)
         return value, self.decode(tables), tables
 
-    def _fill(self, unary: np.ndarray) -> tuple[float, list[np.ndarray]]:
-        """Minimum, and every node's table."""
+    def _fill(self, unary: np.ndarray, *, keep: bool = False) -> tuple[float, list[np.ndarray], list[np.ndarray | None]]:
+        """Minimum, every node's table, and the messages that were sent (keep: all of them, else those that nobody has read)."""
         offset, n = self.model.offset.tolist(), self.model.nodes
         if self.scratch is not None:
             self.tables = self.scratch.tables(self.shape)
@@ -138,7 +138,8 @@ class Tree:
                 np.minimum(table, INF_INT, out=table)
             for c in self.children[v]:
                 others.append(messages[c].reshape(self.message_shape[c]))  # type: ignore[union-attr]
-                messages[c] = None
+                if not keep:
+                    messages[c] = None
             for part in others:
                 np.add(table, part, out=table)
                 if self.integer:
@@ -148,11 +149,11 @@ class Tree:
                 messages[v] = best
             else:
                 value += int(best) if self.integer else float(best)
-        return value, tables
+        return value, tables, messages
 
     def marginals(self, unary: np.ndarray) -> tuple[float, np.ndarray]:
         """Minimum, and of the choices with each strategy the least cost [positions]: messages go back from parents to children. Float costs only."""
-        value, tables = self._fill(unary)
+        value, tables, messages = self._fill(unary, keep=True)
         offset, least = self.model.offset.tolist(), np.full(len(unary), np.inf)
         if not np.isfinite(value):
             return value, least
@@ -161,7 +162,8 @@ class Tree:
             if scope:
                 parent = scope[0]
                 away = tuple(axis for axis, u in enumerate((parent, *self.scope[parent])) if u not in scope)
-                sent, rest = table.min(axis=0), tables[parent].min(axis=away)
+                sent, rest = messages[v], tables[parent].min(axis=away)
+                assert sent is not None
                 table += np.subtract(rest, sent, out=np.zeros_like(sent), where=np.isfinite(sent))
             else:
                 table += value - table.min()
