@@ -107,7 +107,7 @@ class Relaxed:
         if (bound := self._proven(value)) < below_s:
             cost = self._keep(self._below(each, below_s), cost)
         self._least = cost, value
-        return min(bound, max(below_s, 0.0)) if np.isinf(value) else bound
+        return min(bound, below_s)  # of plans with the options left out nothing more is known
 
     @staticmethod
     def _below(each: np.ndarray, below_s: float) -> np.ndarray:

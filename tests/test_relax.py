@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 
 from planner.api import make_request
@@ -13,6 +14,7 @@ from planner.problem import Budget, evaluate
 from planner.relax import Relaxed
 from planner.search import Search
 from planner.solvers.dp import solve
+from planner.solvers.elimination import Tree
 from planner.solvers.minibucket import MiniBuckets
 
 
@@ -85,6 +87,24 @@ def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> No
             else:
                 assert same is None or same[1] >= target * (1 - 1e-9)
         assert below >= 3
+
+
+def test_what_is_looked_at_below_a_target_is_what_some_plan_below_it_has() -> None:
+    request = make_request(devices=16, hardware=None, topology=None)
+    search = Search(Model.open("zoo:llama3-8b,layers=2", Workload("train", batch=64), 16), request)
+    space = search.space(search.offered.meshes()[2], 1, None)
+    assert space is not None
+    first = Relaxed(space)
+    best = first.least((0,))
+    tree = first._compiled(Techniques(0, microbatches=0))
+    assert isinstance(tree, Tree)
+    each = tree.marginals(first._least[0])[1] / PICO
+    for more in (1.001, 1.02, 1.3, 3.0):
+        narrow = Relaxed(space)
+        assert narrow.least((0,), more * best) == pytest.approx(best, rel=1e-9)
+        assert narrow.kept.tolist() == np.flatnonzero(each < more * best).tolist()
+    for less in (0.5, 0.99):
+        assert Relaxed(space).least((0,), less * best) == less * best  # nothing more is known of what was left out
 
 
 @pytest.mark.parametrize("source", ["zoo:resnet18", "zoo:gpt-tiny,layers=8,seq=32"])
