@@ -192,7 +192,7 @@ class Explorer:
             if usage >= size:
                 continue
             space = self._space(leaf)
-            found = self.search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label, self._copies) if space else None
+            found = self.search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label, self._copies, size) if space else None
             idle += 1
             if found is not None:
                 self.priced.append(found)
@@ -330,7 +330,7 @@ class Explorer:
         if space is None or least_usage(space, leaf.techniques) > limit:
             return None
         if self.memory_first:
-            self._take(search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label, self._copies))
+            self._take(search.price_smallest(space, self.meshes[leaf.mesh], leaf.techniques, self.label, self._copies, self._to_beat))
             return leaf.bound
         worth = self._to_beat
         problem = assemble(space, leaf.techniques, None, unit_s=self.unit_s)

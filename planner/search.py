@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.assemble import PICO, Techniques, assemble, splits_of
+from planner.assemble import PICO, Techniques, assemble, least_working, splits_of, usage_of
 from planner.buckets import priced
 from planner.copied import in_copies
 from planner.errors import PlanError
@@ -290,16 +290,22 @@ class Search(Spaces):
         least = min(self._bounds.values(), default=0.0)
         return min(least, self._best.cost.step_time_s) if least and self._best is not None else None
 
-    def price_smallest(self, space: Space, mesh: Mesh, techniques: Techniques, label: str, copies: int = 1) -> Candidate | None:
-        """The fastest of the plans that need the least memory under these techniques."""
+    def price_smallest(self, space: Space, mesh: Mesh, techniques: Techniques, label: str, copies: int = 1, below: float = np.inf) -> Candidate | None:
+        """The fastest of the plans that need the least memory under these techniques; None where that is not below so many bytes."""
         problem = assemble(space, techniques, None)
         by_size = replace(problem, cost=tuple(u + np.where(c >= FORBIDDEN, c, 0) for c, u in zip(problem.cost, problem.live_usage, strict=True)),
                           tables=tuple(np.where(t >= FORBIDDEN, t, 0) for t in problem.tables))  # fmt: skip
         solved = self.solve(by_size)
         if not solved.choice:
             return None
-        fastest = self.solve(replace(problem, usage_limit=evaluate(problem, solved.choice).peak_usage))
-        return self.price(space, mesh, techniques, fastest if fastest.choice else replace(solved, bound=None), label, copies=copies)
+        least = evaluate(problem, solved.choice).peak_usage
+        if least + least_working(space, techniques) >= below:
+            return None
+        fastest = self.solve(replace(problem, usage_limit=least))
+        found = fastest if fastest.choice else replace(solved, bound=None)
+        if sum(usage_of(space, techniques, found.choice)) >= below:  # known before the whole plan is priced
+            return None
+        return self.price(space, mesh, techniques, found, label, copies=copies)
 
     def price(self, space: Space, mesh: Mesh, techniques: Techniques, solved: Solution, label: str, unit_s: float = 1 / PICO,
               copies: int = 1) -> Candidate | None:  # fmt: skip

@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import planner
 from costmodels.units import show_time
 from planner.api import make_request
+from planner.assemble import usage_of
 from planner.errors import PlanError
 from planner.model import Model, Workload
 from planner.request import Found
@@ -120,6 +122,15 @@ def test_memory_objective_needs_no_more_memory() -> None:
     fast, small = search(GPT, 8, 64), search(GPT, 8, 64, objective="memory")
     assert fast.best is not None and small.best is not None
     assert small.best.cost.memory.total < fast.best.cost.memory.total
+
+
+def test_for_memory_no_plan_is_priced_that_is_known_to_be_larger() -> None:
+    """Of a leaf's smallest plan state, activations and working set are known before it is priced as a whole, and that price is never below them."""
+    made = Search(Model.open(GPT, Workload("train", batch=64), 8), make_request(devices=8, hardware=None, topology=None, objective="memory", baselines=False))
+    best, sizes = made.run().best, [(c.cost.memory.total, sum(usage_of(space, c.techniques, choice))) for c, space, choice, _ in made._details.values()]
+    assert best is not None and all(known <= total + 1 for total, known in sizes)
+    least = np.minimum.accumulate([total for total, _ in sizes])
+    assert all(known < so_far for (_, known), so_far in zip(sizes[1:], least, strict=False))
 
 
 def test_less_memory_is_respected_and_costs_time() -> None:

@@ -138,6 +138,49 @@ def test_a_budget_of_work_is_deterministic_and_anytime() -> None:
     assert first.bound is not None and evaluate(problem, first.choice).cost >= first.bound
 
 
+def test_a_limit_that_only_the_smallest_options_keep_takes_eliminations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the smallest plan is found by. Problems whose smallest usage some choice has."""
+    from planner.solvers import dp
+    from planner.solvers.elimination import compile_tree
+    from planner.solvers.model import build
+
+    def unwanted(*_: object) -> None:
+        raise AssertionError("prices of memory, where no choice of options is left")
+
+    monkeypatch.setattr(dp, "Dual", unwanted)
+    checked = 0
+    for seed in range(120):
+        drawn = random_problem(seed)
+        if not len(drawn.live_node):
+            continue
+        each = [np.zeros(len(c), np.int64) for c in drawn.cost]
+        for i, use in zip(drawn.live_node.tolist(), drawn.live_usage, strict=True):
+            each[i] = each[i] + use
+        problem = replace(drawn, live_node=np.arange(len(each)), live_span=np.tile([[0, 1]], (len(each), 1)), live_usage=tuple(each), usage_limit=sum(int(u.min()) for u in each))
+        best, found = brute_force(problem), solve(problem, "dp")
+        assert (found.status, found.choice and evaluate(problem, found.choice).cost) == (("optimal", best) if best is not None else ("infeasible", ())), seed
+        tree = compile_tree(build(problem))
+        assert tree is not None and found.work <= 2 * tree.entries
+        checked += best is not None
+    assert checked > 40
+
+
+def test_options_that_no_choice_within_the_limit_has_are_known() -> None:
+    from planner.solvers.dp import affordable
+    from planner.solvers.model import build
+
+    left_out = 0
+    for seed in range(120):
+        model = build(problem := random_problem(seed))
+        if model.memory is None or (model.memory.extreme(False) > model.memory.limit).any():
+            continue
+        for kept, least in zip(affordable(model), least_with(problem), strict=True):
+            out = np.setdiff1d(np.arange(len(least)), kept)
+            assert not np.isfinite(least[out]).any()
+            left_out += len(out)
+    assert left_out > 20
+
+
 def test_labels_grown_again_keep_what_a_narrow_beam_dropped() -> None:
     """Regrets count from the value under the prices, also after an earlier beam raised the bound."""
     from planner.solvers.dp import clock_of, solve_model

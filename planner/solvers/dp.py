@@ -1,6 +1,7 @@
 """`dp`: the exact optimum by variable elimination, memory limit included.
 
-1. Eliminate without memory (`elimination`). If the minimiser fits, it is the optimum.
+1. Eliminate without memory (`elimination`). If the minimiser fits, it is the optimum. Where options that fit beside the smallest of all others fit in any
+   combination (a limit that nothing but the smallest choice keeps), eliminate those alone.
 2. Otherwise price the rows (`lagrange`): the best bound L(p), and feasible choices met on the way. Options whose least cost under these prices
    is above the best known one are left out, and the prices found again.
 3. Close what is left of the gap by growing some labels with Pareto dominance (`labels`).
@@ -113,6 +114,13 @@ def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...
     assert model.memory is not None
     if (model.memory.extreme(False) > model.memory.limit).any():
         return Outcome(None, np.inf, True)
+    kept = affordable(model)
+    if not all(map(len, kept)):
+        return Outcome(None, np.inf, True)
+    left = restrict(model, kept)
+    if (left.memory.extreme(True) <= left.memory.limit).all():  # type: ignore[union-attr]
+        found = solve_model(left, clock)
+        return found if found.choice is None else replace(found, choice=narrow.chosen(kept, found.choice))
     dual = Dual(model, tree, clock)
     if start is not None:
         given = polish(model, np.asarray(start, np.int64))
@@ -123,6 +131,18 @@ def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...
     except KeyboardInterrupt:
         clock.stopped = "interrupt"
         return Outcome(dual.best, dual.bound)
+
+
+def affordable(model: Model) -> list[np.ndarray]:
+    """Per node the options that some choice within the memory limit may have: those that fit beside the smallest of every other node."""
+    memory = model.memory
+    assert memory is not None
+    room = np.append(memory.limit - memory.extreme(False), np.inf)
+    least = np.minimum.reduceat(room, np.ravel([memory.row_lo, memory.row_hi], "F"))[::2]  # [intervals] over the rows of each
+    more = memory.use_value - np.repeat(np.minimum.reduceat(memory.use_value, memory.start[:-1]), np.diff(memory.start))
+    fits = np.ones(len(model.cost), bool)
+    fits[memory.use_at[more > np.repeat(least, np.diff(memory.start))]] = False
+    return [np.flatnonzero(row) for row in np.split(fits, model.offset[1:-1])]
 
 
 def _close(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, ...], prove: bool) -> Outcome:
