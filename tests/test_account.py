@@ -160,6 +160,16 @@ def test_biases_of_one_sum_have_one_gradient() -> None:
     assert [(u.what, u.kind, u.count) for u in scattered] == [(label, "reduce-scatter", 2)]
 
 
+def test_gradients_of_a_slice_and_of_what_was_scattered_are_gathered_once() -> None:
+    """Both operands of a sum have its gradient: of one the piece was cut out, of the other partial sums were scattered."""
+    text = "(float[16,16] x) => (float[a,b] y) { h = MatMul(x, v) g = MatMul(x, u) t = Tanh(g) q = MatMul(t, w) s = Add(h, q) y = Tanh(s) }"
+    graph = add_loss(read_model(onnx_model(text, 18, v=rand(16, 16), u=rand(16, 16), w=rand(16, 16)), batch=16), "mse")
+    cuts = {"h": {}, "g": {"n": ["model"]}, "q": {"k": ["model"]}, **dict.fromkeys("tsy", {"d1": ["model"]})}
+    splits = {n.id: Split.of({rule_of(n, graph)[0].factors[0]: ["data"], **cuts.get(n.outputs[0], {})}) for n in graph.nodes}
+    found = truth(graph, Plan((("data", 4), ("model", 2)), splits))
+    assert not found.differences() and found.compiled["all-gather", "model"] == 2 * 4 * 16 * 4  # this gradient and that of the result: rows, columns, float32
+
+
 @pytest.mark.parametrize(("op", "zero"), [("MatMul", 0), ("Conv", 0), *(pytest.param(op, zero, marks=pytest.mark.slow) for op in ("MatMul", "Conv") for zero in (1, 2))])
 def test_equal_gradients_of_microbatches_are_reduced_once(op: str, zero: int) -> None:
     """In a loop over microbatches (MatMul), where compilers do not see that two sums are equal, and written out as CPUs get convolutions, where they do."""

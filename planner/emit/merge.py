@@ -73,6 +73,11 @@ def _key(step: Step) -> tuple:
     return (kind, step.axes, step.dim, step.to_dim, step.size)
 
 
+def _back(step: Step) -> tuple:
+    """A step's backward instruction: the gradient of a slice and that of what was scattered are gathered alike."""
+    return (step.backward, *_key(step)[1:]) if step.backward == "all-gather" else _key(step)
+
+
 def _forward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], number) -> frozenset[Place]:  # type: ignore[no-untyped-def]
     graph = flow.graph
     value: dict[str, int] = {}
@@ -141,7 +146,7 @@ def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], lea
             if not uses[path]:
                 continue
             step, at = path[-1], _sum(uses[path], number)
-            back = at if step.kind == "all-reduce" else number(("back", _key(step), at))
+            back = at if step.kind == "all-reduce" else number(("back", _back(step), at))
             if step.backward:
                 if back in seen:
                     found.add((name, path))
