@@ -25,11 +25,12 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
          lr: float = 1e-4, precision: str = DEFAULT_PRECISION, loss: str = "", logits: str = "", shift_labels: bool = False,
          ignore_index: int | None = None, trainable: Sequence[str] = (), freeze: Sequence[str] = (), tie: Sequence[str] = (), lora: str = "", tables: str = "device",
          time_limit_s: float | None = None, seed: int = 0, fold: bool = True, baselines: bool = True, strict: bool = False, progress: Any = None,
-         remedies: bool = True, cache: Cache | str | Path | None = None) -> Strategy:  # fmt: skip
+         remedies: bool = True, cache: Cache | str | Path | None = None, backend: str = "") -> Strategy:  # fmt: skip
     """Search for the best way to spread a model over a machine.
 
     source: an ONNX file, `zoo:SPEC`, a Hugging Face config.json, or an onnx ModelProto. Exactly one of hardware (with devices) and topology describes the machine. remedies: where
     nothing fits, plan what would help and say it in the error. cache: a folder where searches are kept and recalled from (planner.cache); it changes no answer.
+    backend: of the program that is to be written; what such a program cannot do is refused before the search, and not chosen.
     Returns a Strategy. Raises PlanError: exit_code 2 for bad input, 3 when no plan fits. Never imports jax.
     """
     from planner.compose import COST_MODEL_VERSION, TOOL_VERSION, compose
@@ -41,10 +42,15 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
                            pins=None if annotated else pins, objective=objective,
                            memory_limit_bytes=memory_limit_bytes, memory_reserve_bytes=memory_reserve_bytes, runtime=runtime, optimizer=optimizer,
                            precision=precision, time_limit_s=time_limit_s, seed=seed, fold=fold, baselines=baselines,
-                           cache=cache)  # fmt: skip
+                           cache=cache, backend=backend)  # fmt: skip
     model = open_model(source, request.topology.devices, workload=workload, batch=batch, tokens_per_step=tokens_per_step, dims=dims, shapes=shapes, loss=loss,
                        logits=logits, shift_labels=shift_labels, ignore_index=ignore_index, trainable=trainable, freeze=freeze, tie=tie, lora=lora,
                        optimizer=optimizer, lr=lr, tables=tables)  # fmt: skip
+    refuse_tables(request.offload, tables)
+    if backend:
+        from planner.emit.program import check_kernels
+
+        check_kernels(model.graph(1))
     model.graph(1)
     if annotated:
         request = replace(request, pins=annotated_pins(model))
@@ -87,7 +93,7 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
                  pins: Any = None, objective: str = "step", memory_limit_bytes: int | None = None, memory_reserve_bytes: int | None = None,
                  runtime: str = DEFAULT_RUNTIME, optimizer: str = "adamw", precision: str = DEFAULT_PRECISION, time_limit_s: float | None = None,
                  seed: int = 0, fold: bool = True, baselines: bool = True,
-                 cache: Cache | str | Path | None = None) -> Any:  # fmt: skip
+                 cache: Cache | str | Path | None = None, backend: str = "") -> Any:  # fmt: skip
     """Check the options against what exists and build the search request."""
     from costmodels.memory import capacity
     from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
@@ -121,10 +127,12 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
         parsed = replace(parsed, techniques={"zero_stage": 0, "recompute": "none", "microbatches": parsed.techniques.get("copies", 1), "copies": 1, **parsed.techniques})
     refuse_copies(parsed, workload, runtime)
     refuse_training(parsed, workload)
+    partitioned = refuse_partitioned(parsed, runtime, backend)
     profile = searched(RUNTIMES[runtime], pinned_bucket(parsed, machine.device, workload, runtime))
     return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
                    profile, solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines,
-                   pinned_offload(parsed, workload, runtime), cache if isinstance(cache, Cache) or cache is None else Cache.chosen(cache))  # fmt: skip
+                   offload=pinned_offload(parsed, workload, runtime), cache=cache if isinstance(cache, Cache) or cache is None else Cache.chosen(cache),
+                   partitioned=partitioned)  # fmt: skip
 
 
 def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:
@@ -144,9 +152,36 @@ def refuse_copies(pins: Any, workload: str, runtime: str) -> None:
 
     copies = pins.techniques.get("copies", 1)
     why = ("inference has no microbatches" if workload != "train" else f"--runtime {runtime} is priced as that framework runs" if RUNTIMES[runtime].kernels is not None
-           else "they are written for shard_map only" if runtime == "jax-jit" else "")  # fmt: skip
+           else "")  # fmt: skip
     if copies > 1 and why:
         raise PlanError("P024", f"pin copies = {copies} contradicts the request: {why}", help=["remove the pin"])
+
+
+def refuse_partitioned(pins: Any, runtime: str, backend: str) -> bool:
+    """Whether the program's collectives are placed by the compiler's partitioner. Raises PlanError P024 for pins that only programs with collectives of their own keep."""
+    from planner.layout import STAGE
+
+    if backend:
+        choose("backend", backend, ("shard_map", "jit"))
+    asked = "--backend jit" if backend == "jit" else "--runtime jax-jit" if runtime == "jax-jit" else ""
+    if not asked:
+        return False
+    techniques, stages = pins.techniques, min(pins.mesh.get(STAGE, (1,)))
+    pinned = {"copies": techniques.get("copies", 1), "offload": "+".join(techniques.get("offload", ())), "pp": stages,
+              "schedule": techniques.get("schedule", ""), "virtual": techniques.get("virtual", 1)}  # fmt: skip
+    for key, value in pinned.items():
+        if value not in (1, ""):
+            what = {"copies": "several copies of the batch at the same time are", "offload": "what waits in the host's memory is"}.get(key, "pipeline stages are")
+            instead = "--backend shard_map" if backend == "jit" else "--runtime jax-shard_map"
+            raise PlanError("P024", f"pin {key} = {value} contradicts {asked}: {what} written for shard_map only", help=[f"{instead}, or remove the pin"])
+    return True
+
+
+def refuse_tables(offload: tuple[str, ...], tables: str) -> None:
+    """Raises PlanError P076 where optimizer state and tables are both sent to hosts, which no program does."""
+    if offload and tables != "device":
+        raise PlanError("P076", f"tables on hosts (--tables {tables}) and pin offload = {'+'.join(offload)} do not go together in a program",
+                        help=["pin offload=none, or --tables device"])  # fmt: skip
 
 
 def refuse_training(pins: Any, workload: str) -> None:

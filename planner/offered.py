@@ -9,6 +9,7 @@ from planner.candidates import candidates
 from planner.errors import PlanError
 from planner.families import Allowed, as_named, batch_only
 from planner.flow import Plan
+from planner.hosted import PLACES
 from planner.meshes import divisors, finer_meshes, grouped, mesh_on_levels, meshes, pinned_mesh, staged_meshes
 from planner.model import Model
 from planner.naming import role_named
@@ -46,6 +47,8 @@ class Offered:
     def meshes(self) -> tuple[Mesh, ...]:
         """Meshes of one and two axes, with and without stages, or those that pins and mode leave; of pins of a schedule those with stages. Raises PlanError P015, P022, P024."""
         found, techniques = self._grouped(), self.request.pins.techniques
+        if self.request.partitioned:  # of a list of pinned stages
+            found = tuple(m for m in found if m.stages == 1)
         asked = next((f"{k} = {techniques[k]!r}" for k in ("schedule", "virtual") if techniques.get(k, 1) != 1), "")
         if asked and not any(m.stages > 1 for m in found):
             other = f"a mesh of {', '.join(self.request.pins.mesh)}" if self.request.pins.mesh else "what else is asked for, which leaves no pipeline stages,"
@@ -123,7 +126,7 @@ class Offered:
         base, pins, topology = self.base(1), self.request.pins, self.request.topology
         most = self.most_stages(base) if base is not None else 0
         sent = "activations" in pins.techniques.get("offload", ()) or bool(set(WEIGHTS) & set(self.request.offload))
-        if not most or pins.axes or sent or self.request.copies > 1 or self.request.mode == "data-parallel" or self.out_of_time():
+        if not most or pins.axes or sent or self.request.partitioned or self.request.copies > 1 or self.request.mode == "data-parallel" or self.out_of_time():
             return ()
         return tuple(m for n in divisors(topology.devices) if 1 < n <= most for m in staged_meshes(topology, n))
 
@@ -174,6 +177,8 @@ class Offered:
         request = self.request
         own = request.mode in ("auto", "semi-auto", "data-parallel") and "offload" not in request.pins.techniques
         if not own or not self.training or request.runtime.kernels is not None or not request.recipe.state_bytes:
+            return None
+        if request.partitioned or self.model.workload.tables != PLACES[0]:  # no program does so
             return None
         levels = MORE_OFFLOAD if request.copies <= 1 else MORE_OFFLOAD[:2]  # weights are brought for one microbatch at a time
         return next((more for more in levels if len(more) > len(request.offload)), None)

@@ -47,6 +47,8 @@ class Request:
     seed: int = 0
     fold: bool = True
     baselines: bool = True
+    partitioned: bool = False
+    """Whether the program is one whose collectives the compiler's partitioner places (jit): such have no pipeline stages, no copies, and nothing in the host's memory."""
     offload: tuple[str, ...] = ()
     """What waits in the host's memory in every plan of the search (planner.possible.OFFLOAD)."""
     cache: Cache | None = field(default=None, compare=False, repr=False)

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             if args.mode == "manual":
                 strategy = _manual(args)
             else:
-                strategy = api.plan(args.model, progress=line.report, **given)
+                strategy = api.plan(args.model, progress=line.report, backend=args.backend if args.emit else "", **given)
         except PlanError as e:
             if line.interrupted and e.code == "P026":
                 raise KeyboardInterrupt from e

@@ -50,14 +50,11 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     Raises PlanError when pinned layouts cannot be joined.
     """
     check_kernels(graph)
-    if plan.offload and backend != "shard_map":
-        raise PlanError("P076", "what waits in the host's memory is written for shard_map only", help=["--backend shard_map"])
+    refuse_partitioned(plan, backend)
     if graph.hosted and plan.offload:
         raise PlanError("P076", "tables on hosts and optimizer state there do not go together in a program", help=["pin offload=none, or --tables device"])
     if unroll and (sent := [what for what in plan.offload if what in IN_LOOPS]):  # the GPU compiler holds more on the device then than it would without
         raise PlanError("P076", f"blocks whose {' and '.join(sent)} wait in the host's memory are written as a loop only", help=["leave --unroll out"])
-    if plan.copies > 1 and backend != "shard_map":  # the partitioner would reduce the gradient of each copy by itself
-        raise PlanError("P076", "several copies of the batch at the same time are written for shard_map only", help=["--backend shard_map, or pin copies=1"])
     flow = derive(graph, plan, training=workload == "train")
     stages = stages_of(flow)
     runs, reasons = emitted_runs(flow)
@@ -82,6 +79,18 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
     doc = f"{whose}{rows}{local}." if workload == "train" else "The model."
     w.functions.append(Function(name, doc, body, ("params", "frozen", "batch"), as_tuple=workload == "infer"))
     return _program(w, workload, header, weights_file, compute, model_folder)
+
+
+def refuse_partitioned(plan: Plan, backend: Backend) -> None:
+    """Refuse a plan whose collectives the compiler's partitioner cannot place. Plans searched for such a program are none."""
+    if backend == "shard_map":
+        return
+    only = {"what waits in the host's memory is": bool(plan.offload), "several copies of the batch at the same time are": plan.copies > 1,  # it would reduce each copy's gradient
+            "pipeline stages are": plan.stages > 1}  # fmt: skip
+    for what, there in only.items():
+        if there:
+            raise PlanError("P068" if plan.stages > 1 else "P076", f"{what} written for shard_map only",
+                            help=["--backend shard_map", "plan MODEL --emit FILE.py --backend jit finds a plan without"])  # fmt: skip
 
 
 def _program(w: Writer, workload: Workload, header: str, weights_file: str, compute: str, model_folder: str) -> Program:

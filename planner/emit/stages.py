@@ -14,7 +14,6 @@ from planner.emit.runs import dealt_run, outer_flow
 from planner.emit.source import literal
 from planner.emit.values import precise
 from planner.emit.writer import Function, Writer
-from planner.errors import PlanError
 from planner.flow import Flow
 from planner.layout import Layout
 from planner.pipeline import needed
@@ -27,8 +26,6 @@ def write_stages(w: Writer) -> None:
     graph, pipeline = w.flow.graph, w.pipeline
     assert pipeline is not None
     run = dealt_run(w.flow, w.runs, pipeline, w.reasons)
-    if w.backend != "shard_map":
-        raise PlanError("P068", "pipeline stages are written for shard_map only", help=["--backend shard_map"])
     flow = w.flow
     for r in w.runs:
         flow = outer_flow(flow, r)
