@@ -28,7 +28,9 @@ COPIES = 2
 def in_copies(search: Search, best: Candidate, priced: Sequence[Candidate]) -> Candidate:
     """The best plan, or one of those priced in copies where that is worth it."""
     request = search.request
-    if request.copies or request.partitioned or set(WEIGHTS) & set(request.offload) or not search.training or request.objective != "step" or request.mode not in ("auto", "semi-auto"):
+    if request.copies or request.partitioned or set(WEIGHTS) & set(request.offload) or not search.training:
+        return best
+    if request.objective != "step" or request.mode not in ("auto", "semi-auto"):
         return best
     worth, found = best.cost.step_time_s * (1 - WORTH), best
     least = {id(c): c.cost.step_time_s - search.pricer(c.mesh).copies_hidden * c.cost.exposed_communication_time_s for c in (best, *priced)}

@@ -14,6 +14,7 @@
                           layout = [["data"], []]        of the first result, or of the parameter where the name is a parameter's
 
 A split holds the factors it names, each cut by the axes listed and no others (`n = []`: left whole); the other axes are free to cut the other factors.
+Axes may have the short form's names (`tp`, `dp`, `pp`), which mean model, data and stage.
 A short form for the command line: `tp=8,pp=4,micro=8,recompute=block,zero=3,dp=8,offload=optimizer`.
 """
 
@@ -152,7 +153,8 @@ class Pins:
         if not found:
             pinned = ", ".join(f"{a} {' or '.join(map(str, sizes))}" for a, sizes in self.mesh.items())
             raise PlanError("P022", f"the pinned mesh ({pinned}) does not multiply to {devices} devices", help=["axis sizes that divide the devices"])
-        return found
+        # One stage is none.
+        return [{a: n for a, n in table.items() if (a, n) != (STAGE, 1)} or {"data": 1} for table in found]
 
     def allowed(self, base: Base, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
         """Per class of nodes the splits the pins leave. A glob that matches nothing, or a split that is not legal, is an error."""
@@ -263,7 +265,30 @@ def parse_pins(text: str | Path | None) -> Pins:
         raise PlanError("P020", f"cannot read pins {str(text)!r}: {e.strerror}", help=["a TOML file, or the short form tp=8,micro=2"]) from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise PlanError("P020", f"{text} is not TOML: {e}") from e
-    return from_table(data)
+    return from_table(_spelled_out(data))
+
+
+def _spelled_out(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A document in which the axes of the short form (`tp`, `dp`, `pp`) have the names that they stand for, in [mesh], splits and layouts."""
+    mesh = data.get("mesh", {})
+    if not isinstance(mesh, dict):
+        return dict(data)
+    twice = next((short for short in mesh if SHORT.get(short, short) != short and SHORT[short] in mesh), None)
+    if twice is not None:
+        raise PlanError("P020", f"[mesh] has both {twice!r} and {SHORT[twice]!r}, which are one axis", help=["leave one of them"])
+
+    def full(axes: Any) -> Any:
+        return [SHORT.get(a, a) if isinstance(a, str) else a for a in axes] if isinstance(axes, list) else axes
+
+    def placed(table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        split, layout = table.get("split"), table.get("layout")
+        own = {"split": {f: full(axes) for f, axes in split.items()}} if isinstance(split, dict) else {}
+        return table | own | ({"layout": [full(axes) for axes in layout]} if isinstance(layout, list) else {})
+
+    found = {k: v if k in SECTIONS else placed(v) for k, v in data.items()}
+    return found | ({"mesh": {SHORT.get(a, a): v for a, v in mesh.items()}} if mesh else {})
 
 
 def from_table(data: Mapping[str, Any]) -> Pins:
@@ -320,7 +345,8 @@ def _levels(axis: str, value: Any) -> tuple[str, ...]:
 
 def _technique(key: str, value: Any) -> Any:
     if key not in TECHNIQUES:
-        raise PlanError("P020", f"unknown technique {key!r}", help=[f"one of {', '.join(TECHNIQUES)}"])
+        meant = [f"did you mean {SHORT[key]!r}?"] if SHORT.get(key) in TECHNIQUES else []
+        raise PlanError("P020", f"unknown technique {key!r}", help=[*meant, f"one of {', '.join(TECHNIQUES)}"])
     if key == "offload":
         return _offload(value)
     if key == "bucket":

@@ -13,6 +13,7 @@ import planner
 from costmodels.units import show_time
 from planner.errors import PlanError
 from planner.pins import from_table, parse_pins
+from planner.report.summary import summary, tuned_over
 from planner.report.tables import comparison
 
 GPT = "zoo:gpt2-small,layers=2"
@@ -268,3 +269,45 @@ def test_the_pin_that_stands_in_the_way_is_quoted_with_a_price_that_holds() -> N
     left = {"data": "offload=none,zero=0", "offload": "dp=4,zero=0", "zero_stage": "dp=4,offload=none"}[pin[1]]
     fits = planner.plan(GPT, **common, pins=left, memory_limit_bytes=limit)
     assert f"re-priced: {show_time(fits.costs['step_time_s'])}" in quoted and fits.costs["memory_per_device_bytes"] <= limit
+
+
+def test_short_names_of_axes_mean_the_same_in_a_file(tmp_path: Path) -> None:
+    """`pp = 2` used to be an axis of that name, and data over it."""
+    short, full = tmp_path / "short.toml", tmp_path / "full.toml"
+    text = '[mesh]\n{0} = 2\n{1} = 2\n{2} = {{ size = 2, level = "node" }}\n["*mlp*"]\nsplit = {{ n = ["{2}"] }}\n["x"]\nlayout = [["{1}"], ["{2}"], []]\n'
+    short.write_text(text.format("pp", "dp", "tp"))
+    full.write_text(text.format("stage", "data", "model"))
+    assert parse_pins(short) == parse_pins(full) and parse_pins(full).mesh == {"stage": (2,), "data": (2,), "model": (2,)}
+    short.write_text("[mesh]\npp = 2\ndp = 4\n")
+    assert parse_pins(short) == parse_pins("pp=2,dp=4")
+    assert planner.plan(GPT, devices=8, batch=16, pins=short, baselines=False).mesh_shape == (("stage", 2), ("data", 4))
+    for wrong, says in (("[mesh]\ndp = 2\ndata = 4\n", "both 'dp' and 'data'"), ("[techniques]\nmicro = 2\n", "did you mean 'microbatches'"), ("mesh = 3\n", "no table"),
+                        ('[mesh]\ndp = 2\n["x"]\nsplit = 3\n', "'x' needs"), ('[mesh]\ndp = 2\n["x"]\nsplit = { n = "dp" }\n', "'x' needs")):  # fmt: skip
+        short.write_text(wrong)
+        with pytest.raises(PlanError, match="P020") as e:
+            parse_pins(short)
+        assert says in f"{e.value} {e.value.help}", wrong
+
+
+@pytest.mark.parametrize(("devices", "pins", "mesh"), [(4, "pp=1,tp=1,dp=4", {"data": 4, "model": 1}), (1, "pp=1", {"data": 1}), (4, "pp=1,dp=2", {"data": 2, "model": 2})])
+def test_one_stage_is_no_pipeline(devices: int, pins: str, mesh: dict[str, int]) -> None:
+    """It used to be an axis of one device, in files that nothing could read again."""
+    made = planner.plan("zoo:gpt-tiny", devices=devices, batch=8, pins=pins, baselines=False)
+    assert dict(made.mesh_shape) == mesh
+    assert planner.emit(made, "zoo:gpt-tiny")
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ({}, "each tuned over microbatches, recompute and optimizer level"),
+    ({"pins": "micro=2"}, "each tuned over recompute and optimizer level, with microbatches as pinned"),
+    ({"pins": "micro=2,recompute=block,zero=1"}, "each tuned over optimizer level, with microbatches and recompute as pinned"),
+    ({"devices": 1, "batch": 2, "pins": "micro=2,recompute=none"}, "with microbatches and recompute as pinned"),
+    ({"workload": "infer"}, ""),
+])  # fmt: skip
+def test_the_summary_says_what_baselines_were_tuned_over(options: dict[str, Any], says: str) -> None:
+    made = planner.plan(GPT, **{"devices": 4, "batch": 8, **options})
+    assert tuned_over(made) == says
+    assert "tie: each within" in summary(made, 200).splitlines()[-1]
+    pinned = made.provenance.get("pins", {}).get("techniques", {})
+    for row in made.baselines.values():
+        assert all(row[key] == pinned[key] for key in ("microbatches", "recompute") if key in pinned)

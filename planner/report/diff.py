@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from planner.report.words import Style, hang, percent, show_bytes, show_time, table
+from planner.report.words import Style, hang, listed, percent, show_bytes, show_time, table
 
 if TYPE_CHECKING:
     from planner.diff import Change, Diff, Figure
@@ -47,11 +46,6 @@ def render(d: Diff, width: int = 100, colour: bool = False) -> str:
     moved = [f for f in d.figures if f.before or f.after]
     rows = [["", "before", "after", "change"], *([f.what, quantity(f.before, f.unit), quantity(f.after, f.unit), change(f)] for f in moved)]
     return "\n".join([*lines, "", *table(rows, right=(1, 2, 3))])
-
-
-def listed(names: Sequence[str]) -> str:
-    """`model, workload and machine`."""
-    return " and ".join(x for x in (", ".join(names[:-1]), names[-1]) if x)
 
 
 def _change(c: Change, width: int) -> list[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from planner.layout import STAGE
 from planner.report.notation import extent_names, residual, short_labels, spell_weight, weight_groups
 from planner.report.stages import lockstep, stages, stages_words, ticks
-from planner.report.words import Style, bar, count, flops, hang, labelled, pack, percent, short, show_bytes, show_time, table, visible
+from planner.report.words import Style, bar, count, flops, hang, labelled, listed, pack, percent, short, show_bytes, show_time, table, visible
 from planner.strategy import bucket_of, copies_of, offload_of
 
 if TYPE_CHECKING:
@@ -299,6 +299,19 @@ def tuned_words(row: Mapping[str, Any]) -> str:
     return ", ".join(out)
 
 
+def tuned_over(strategy: Strategy) -> str:
+    """`each tuned over microbatches, recompute and optimizer level`: of that what no pin decides for baselines, and what there are blocks for."""
+    pinned = strategy.provenance.get("pins", {}).get("techniques", {})
+    if strategy.workload["kind"] != "train":
+        return ""
+    level = strategy.topology["devices"] > 1
+    every = {"microbatches": "microbatches", "recompute": "recompute"} if strategy.blocks else {"microbatches": "microbatches"}
+    open_ = [word for key, word in every.items() if key not in pinned] + (["optimizer level"] if level else [])
+    kept = [word for key, word in every.items() if key in pinned]
+    words = [f"each tuned over {listed(open_)}"] if open_ else []
+    return ", ".join([*words, *([f"with {listed(kept)} as pinned"] if kept else [])])
+
+
 def unheld(strategy: Strategy, own: Mapping[str, Any]) -> str:
     """`; faster ones do not keep the pins`, where a baseline is faster than the best plan under them, of costs `own`: one that kept them would be the plan."""
     said = strategy.provenance
@@ -334,5 +347,5 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
         cells[5] = ", ".join(words)
     lines = table(rows, right=(1, 2, 3))
     none = "; those that do not fit at their smallest" if any(row["fit"] == "no" for row in strategy.baselines.values()) else ""
-    note = f"each tuned over microbatches, recompute and optimizer level{none}{unheld(strategy, own)}; tie: each within the other's range"
+    note = f"{tuned_over(strategy)}{none}{unheld(strategy, own)}; tie: each within the other's range".removeprefix("; ")
     return [*lines, *(style.dim(line) for line in hang("", note, width))]

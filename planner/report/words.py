@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from costmodels.units import show_bytes, show_time
 
-__all__ = ["Style", "bar", "count", "flops", "hang", "labelled", "pack", "percent", "short", "show_bytes", "show_time", "signed_time", "table", "visible"]
+__all__ = ["Style", "bar", "count", "flops", "hang", "labelled", "listed", "pack", "percent", "short", "show_bytes", "show_time", "signed_time", "table", "visible"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _QUANTITY = re.compile(r"(\d) (%|[KMGT]?i?B\b|[mu]?s\b|[EPTGM]?FLOP\b)")
@@ -151,3 +151,8 @@ def bar(parts: Sequence[tuple[float, str]], total: float, columns: int) -> str:
         run += value
         text += mark * (round(columns * min(1.0, run / total)) - len(text) if total > 0 else 0)
     return text + "." * (columns - len(text))
+
+
+def listed(names: Sequence[str]) -> str:
+    """`model, workload and machine`."""
+    return " and ".join(x for x in (", ".join(names[:-1]), names[-1]) if x)

@@ -9,7 +9,7 @@ from planner.report.html.derive import Move, short_name
 from planner.report.html.tags import Child, Markup, el, join, name
 from planner.report.html.verdict import FITS
 from planner.report.html.view import View, decided, meter, note, runner_up, split_words, table
-from planner.report.summary import baseline_name, ties, tuned_words
+from planner.report.summary import baseline_name, ties, tuned_over, tuned_words
 
 SHOWN = 10
 
@@ -110,5 +110,6 @@ def baselines(v: View) -> Markup:
         over = f.size(r["memory_per_device_bytes"])
         rows.append([el("span", el("b", title) if r is own else name(title), el("small", words) if words else None, class_="what"), bar, f.time(r["step_time_s"]),
                      "" if r is own else f"{ratio:,.2f}×", over, el("span", fits, class_=f"fit {cls}")])  # fmt: skip
-    text = f"Each baseline is tuned over microbatches, recompute and optimizer level. Whiskers are ranges; a tie lies within the other’s range. {f.size(limit)} are usable."
+    tuned = f"Each baseline is {words.removeprefix('each ')}. " if (words := tuned_over(v.strategy)) else ""
+    text = f"{tuned}Whiskers are ranges; a tie lies within the other’s range. {f.size(limit)} are usable."
     return join(table(["", "", "step", "relative", "memory", ""], rows, (2, 3, 4), "this plan beside the baselines", 2), el("p", text, class_="small"))
