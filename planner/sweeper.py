@@ -87,22 +87,31 @@ class Sweeper:
             return self._plan(replace(point, batch=batch), remedies=False, **once)
 
         good, batch = attempt(n), n
-        while good.strategy is None and batch > 1 and good.too_large:
+        while not self._fits(good) and batch > 1 and (good.strategy is not None or good.too_large):
             batch //= 2
             good = attempt(batch)
-        if good.strategy is None:
+        if not self._fits(good):
             return self._plan(replace(point, batch=batch), **once)
         low, high = batch, 0
         while batch >= n and not high and batch < n << MOST_DOUBLINGS:
             batch *= 2
             row = attempt(batch)
-            good, low, high = (row, batch, 0) if row.strategy is not None else (good, low, batch)
+            good, low, high = (row, batch, 0) if self._fits(row) else (good, low, batch)
         for _ in range(2):
             middle = (low + high) // 2 // n * n
             if high and low < middle < high:
                 row = attempt(middle)
-                good, low, high = (row, middle, high) if row.strategy is not None else (good, low, middle)
+                good, low, high = (row, middle, high) if self._fits(row) else (good, low, middle)
         return good
+
+    def _fits(self, row: Row) -> bool:
+        """Whether a point fits: on its devices alone, unless the user says what waits in the host's memory. With enough sent there nearly all does."""
+        from planner.pins import Pins, parse_pins
+
+        given = self.common["pins"]
+        pins = Pins() if given == "annotated" else given if isinstance(given, Pins) else parse_pins(given)
+        pinned = "offload" in pins.techniques
+        return row.strategy is not None and (pinned or not row.strategy.techniques["offload"])
 
     def _once(self) -> dict[str, Any]:
         """Pins under which a training step takes its batch in one go."""
@@ -124,16 +133,16 @@ class Sweeper:
         below = 0
         for n in (c for c in counts if c & (c - 1) == 0 or c == counts[0]):
             row = self._plan(replace(point, devices=n), remedies=False)
-            if row.strategy is not None or not row.too_large:
+            if self._fits(row) or (row.strategy is None and not row.too_large):
                 break
             below = n
-        if row.strategy is None or row.devices is None:
+        if not self._fits(row) or row.devices is None:
             return row
         between = [c for c in counts if below < c < row.devices]
         while between:
             middle = between[len(between) // 2]
             trial = self._plan(replace(point, devices=middle), remedies=False)
-            row, between = (trial, [c for c in between if c < middle]) if trial.strategy is not None else (row, [c for c in between if c > middle])
+            row, between = (trial, [c for c in between if c < middle]) if self._fits(trial) else (row, [c for c in between if c > middle])
         return row
 
 

@@ -177,12 +177,12 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     limit = 200 * 2**20
     s = sweeper(TINY, memory_limit_bytes=limit)
     best = s.row(Point("h100", 2, batch="max"))
-    assert best.strategy is not None and best.strategy.techniques["microbatches"] == 1
+    assert best.strategy is not None and best.strategy.techniques["microbatches"] == 1 and not best.strategy.techniques["offload"]
     batch = best.strategy.workload["batch"]
     more = planner.plan(TINY, **common, batch=batch, memory_limit_bytes=limit, pins="micro=1")
     assert more.costs["memory_per_device_bytes"] == best.strategy.costs["memory_per_device_bytes"] <= limit
     with pytest.raises(PlanError, match="P021"):
-        planner.plan(TINY, **common, batch=batch + batch // 2, memory_limit_bytes=limit, pins="micro=1", remedies=False)
+        planner.plan(TINY, **common, batch=batch + batch // 2, memory_limit_bytes=limit, pins="micro=1,offload=none", remedies=False)
 
 
 def test_the_fewest_devices_fit_and_fewer_do_not() -> None:
@@ -192,6 +192,17 @@ def test_the_fewest_devices_fit_and_fewer_do_not() -> None:
     assert four < two
     found = sweeper(MLP, memory_limit_bytes=(two + four) // 2).row(Point("h100", None, batch=64))
     assert found.strategy is not None and found.devices == 4
+
+
+def test_the_fewest_devices_hold_all_unless_it_is_sent_away() -> None:
+    """Two fit with optimizer state in the host's memory, and not without; with all that can be sent away next to anything fits one device."""
+    plain, sent = (planner.plan(MLP, hardware="h100", devices=2, batch=64, objective="memory", pins=pins).costs["memory_per_device_bytes"] for pins in ("", "offload=optimizer"))
+    limit = (plain + sent) // 2
+    assert sent < limit < plain
+    assert planner.plan(MLP, hardware="h100", devices=2, batch=64, memory_limit_bytes=limit).techniques["offload"], "a plan for two is one with state away"
+    alone, away = (sweeper(MLP, memory_limit_bytes=limit, pins=pins).row(Point("h100", None, batch=64)) for pins in (None, "offload=optimizer"))
+    assert alone.strategy is not None and (alone.devices, alone.strategy.techniques["offload"]) == (4, [])
+    assert away.strategy is not None and (away.devices, away.strategy.techniques["offload"]) == (2, ["optimizer"])
 
 
 def test_the_front_goes_from_the_fastest_plan_to_the_smallest() -> None:
