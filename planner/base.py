@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 
 from planner.account import float32_sizes
 from planner.blocks import classes, find_runs
@@ -78,7 +78,7 @@ class Base:
         graph = self.graph
         if all(graph.nodes[i].inputs[slot] in graph.producer for slot in self.rules[i].linear):
             return splits
-        return tuple(s for s in splits if not s.axes(PENDING))
+        return _settled(splits)
 
     @cached_property
     def backward(self) -> Mapping[int, float]:
@@ -292,6 +292,12 @@ class Base:
             else:
                 count[key], first[key] = 1, name
         return tuple(Wire(first[key], tuple((*use, times) for use, times in Counter(key[1]).items()), key[0] if isinstance(key[0], tuple) else None, n) for key, n in count.items())
+
+
+@cache
+def _settled(splits: tuple[Split, ...]) -> tuple[Split, ...]:
+    """Those that leave nothing pending: the same object for the same splits."""
+    return tuple(s for s in splits if not s.axes(PENDING))
 
 
 def _rules(graph: Graph, shared: Sequence[int]) -> tuple[tuple[Rule, ...], tuple[str, ...]]:

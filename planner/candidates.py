@@ -23,12 +23,19 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> t
     options += [f for f in rule.paired if f not in limits.forbidden]
     if rule.linear and limits.pending:
         options.append(PENDING)
-    splits, bits = _menu(tuple(options), tuple(axes))
+    menu = tuple(options), tuple(axes)
+    splits, bits = _menu(*menu)
     devices = np.ones(1, np.int64)
     for a in axes:
         devices = np.concatenate([devices, devices * mesh[a]])
     kept = np.broadcast_to(fits(rule, dict(zip(options, devices[bits], strict=True)), limits), len(splits))
-    return tuple(itertools.compress(splits, kept.tolist()))
+    return _of(*menu, kept.tobytes())
+
+
+@cache
+def _of(options: tuple[str, ...], axes: Axes, kept: bytes) -> tuple[Split, ...]:
+    """The splits of a menu that are kept (a byte each): the same object for the same ones, so that what is read of them is read once."""
+    return tuple(itertools.compress(_menu(options, axes)[0], kept))
 
 
 @cache

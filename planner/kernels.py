@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from planner.graph import Graph, Node
-from planner.layout import group, local_shape
+from planner.layout import Axes, group, local_shape
 from planner.ops import OPERATORS, experts
 from planner.ops.attention import QUERY_BLOCK, in_query_blocks
 from planner.ops.control import Region, kept_elements, region, trips
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ALIGNED = 8
 """Elements that extents of products are padded to on matrix units."""
 FREE = frozenset({"Reshape", "Identity"})
+RINGED = "Attention"
+"""The operator whose operands may pass by on a ring."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,24 @@ class Cuts:
     @classmethod
     def of(cls, splits: Sequence[Split], mesh: Mapping[str, int]) -> Cuts:
         """Read off the splits; choices by name, as in each of them."""
-        found: dict[str, np.ndarray] = {}
+        return cls.at(splits, cls.axes(splits), mesh)
+
+    @staticmethod
+    def axes(splits: Sequence[Split]) -> dict[str, tuple[tuple[Axes, ...], np.ndarray]]:
+        """By name, each choice that some split cuts: the ways to, and which of them is each split's [splits]."""
+        found: dict[str, tuple[dict[Axes, int], list[int]]] = {}
         for k, split in enumerate(splits):
             for choice, axes in split.pairs:
                 if choice not in found:
-                    found[choice] = np.ones(len(splits), np.int64)
-                found[choice][k] = group(axes, mesh)
-        return cls(splits, dict(sorted(found.items())))
+                    found[choice] = {(): 0}, [0] * len(splits)
+                ways, each = found[choice]
+                each[k] = ways.setdefault(axes, len(ways))
+        return {choice: (tuple(ways), np.array(each)) for choice, (ways, each) in sorted(found.items())}
+
+    @classmethod
+    def at(cls, splits: Sequence[Split], axes: Mapping[str, tuple[tuple[Axes, ...], np.ndarray]], mesh: Mapping[str, int]) -> Cuts:
+        """On one mesh. axes: of these splits."""
+        return cls(splits, {choice: np.array([group(way, mesh) for way in ways])[each] for choice, (ways, each) in axes.items()})
 
     def share(self, rule: Rule, without: str = "") -> np.ndarray:
         """What part of all index tuples of the rule's factors one device has, padding included; `without` a factor. [splits]"""
@@ -98,7 +111,9 @@ def times_of(base: Base, i: int, cuts: Cuts, ins: np.ndarray, outs: np.ndarray, 
         fused = operator is not None and operator.fusible and not pricer.topology.virtual  # a core's time is that of its elements, wherever their operands are
         moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * (operator.traffic if operator else 1.0)
         flops = (rule.flops * cuts.share(rule)).tolist() if rule.flops else [0.0] * len(splits)
-        forward = np.array([pricer.kernel_s(f, size, dtype) for f, size in zip(flops, moved.tolist(), strict=True)])
+        work = list(zip(flops, moved.tolist(), strict=True))
+        alike = {each: pricer.kernel_s(*each, dtype) for each in dict.fromkeys(work)}
+        forward = np.array([alike[each] for each in work])
     if not base.training or base.grad.isdisjoint(node.outputs):
         return forward, np.zeros(len(splits))
     more = base.backward[i] if rule.flops else 2
@@ -250,12 +265,17 @@ def _keys(base: Base, i: int, split: Split, pricer: Pricer) -> float:
     return sum(_bytes(base, pricer, node.inputs[k], local_shape(base.graph.tensors[node.inputs[k]].shape, rule.operand(k, split, order), pricer.sizes)) for k in (1, 2))
 
 
+def kept_of(base: Base, i: int, slot: int, splits: Sequence[Split], pricer: Pricer) -> Any:
+    """`kept_beside` of several splits. [splits], or 0 where none keeps anything"""
+    return np.array([kept_beside(base, i, slot, split, pricer) for split in splits]) if base.graph.nodes[i].op == RINGED and not slot else 0.0
+
+
 def kept_beside(base: Base, i: int, slot: int, split: Split, pricer: Pricer) -> float:
     """Bytes that a kernel keeps for its backward pass beside operands and results of the graph, counted with its operand `slot`.
 
     Attention on a ring keeps its result, and a float32 a row of scores.
     """
-    if slot or base.graph.nodes[i].op != "Attention" or not split.axes("ring"):
+    if slot or base.graph.nodes[i].op != RINGED or not split.axes("ring"):
         return 0.0
     (out,), local = base.rules[i].results, base.rules[i].local(split, pricer.sizes)
     rows, width = (prod(local[f] for dim in dims for f in dim) for dims in (out[:3], out[3:]))

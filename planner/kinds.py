@@ -17,7 +17,7 @@ from planner.base import Base
 from planner.candidates import candidates
 from planner.emit.replay import reads
 from planner.graph import Node
-from planner.kernels import Cuts, inner_times, kept_beside, times_of, working_of
+from planner.kernels import Cuts, inner_times, kept_of, times_of, working_of
 from planner.layout import Axes, Layout, local_shape
 from planner.moments import puts_off
 from planner.price import Pricer
@@ -71,7 +71,7 @@ class Kinds:
         base, rule, node = self.base, self.base.rules[i], self.graph.nodes[i]
         splits = allowed or base.reachable(i, self._candidates(rule))
         needs, results = self._read(node, rule, splits)
-        cuts, size = Cuts.of(splits, self.sizes), self._bytes(node, needs, results, len(splits))
+        cuts, size = self._cuts(splits), self._bytes(node, needs, results, len(splits))
         slack, nothing = 1 + self.pricer.runtime.memory_slack, np.zeros(len(splits))
         forward, backward = times_of(base, i, cuts, size.read, size.made, self.pricer)
         spared = nothing
@@ -112,6 +112,8 @@ class Kinds:
         paired, inside = tuple(rule.paired.items()), tuple([x.factor for x in rule.inner])
         key = "rule", rule.operands, rule.results, rule.linear, paired, inside, self.order, grad, tuple(slots)
         memo, atlas = self.atlas.memo.setdefault(key, {}), self.atlas
+        if (whole := memo.get(id(splits))) is not None:
+            return whole[1:]
         read = []
         for s in splits:
             found = memo.get(s)
@@ -122,7 +124,15 @@ class Kinds:
             read.append(found)
         rows = [atlas.row(column) for column in zip(*read, strict=True)]
         wants = dict(zip(slots, rows, strict=False))
-        return tuple([wants.get(slot) for slot in range(len(node.inputs))]), tuple(rows[len(slots) :])
+        memo[id(splits)] = splits, tuple([wants.get(slot) for slot in range(len(node.inputs))]), tuple(rows[len(slots) :])  # the splits are kept, so that ids stay unique
+        return memo[id(splits)][1:]
+
+    def _cuts(self, splits: Sequence[Split]) -> Cuts:
+        """What the splits cut into how many pieces; which axes cut what is read once for all meshes that offer the same splits."""
+        memo = self.atlas.memo.setdefault(("cuts",), {})
+        if id(splits) not in memo:
+            memo[id(splits)] = splits, Cuts.axes(splits)
+        return Cuts.at(splits, memo[id(splits)][1], self.sizes)
 
     def _layout(self, key: tuple, reading: Callable[[int, Split, Axes], Layout], slot: int, split: Split) -> int:
         """Number of the layout of an operand or result; rules that write it alike (the key) have it in common."""
@@ -155,7 +165,7 @@ class Kinds:
         for slot, own in (*enumerate(size.ins), *((-1 - k, n) for k, n in enumerate(size.outs))):
             total, entering, first, after = base.kept.get((i, slot), UNKEPT)
             if total or after:
-                own = (own + np.array([kept_beside(base, i, slot, split, self.pricer) for split in splits]) if slot == 0 else own) * slack
+                own = (own + kept_of(base, i, slot, splits, self.pricer)) * slack
                 kept, again, inner, tail = kept + total * own, again + (first + entering * stays) * own, inner + first * own, tail + after * own
                 given = given + total * own if slot >= 0 and node.inputs[slot] in self.graph.inputs else given
         return kept, again, inner, tail, given
