@@ -1,4 +1,4 @@
-"""From a space and a choice of techniques to the one problem every solver sees, and back to splits.
+"""From a space and a choice of techniques to the one problem every solver sees.
 
     cost[option]  = times * (microbatches * (forward + backward + recomputed forward + reduction and sums each microbatch) + reduction once)   in picoseconds
     usage[option] = state bytes + kept activations                                                                                     in bytes
@@ -25,7 +25,6 @@ from planner.moments import Operators, Readers, gradient_room, readers, walk
 from planner.moments import least_working as least_working_above
 from planner.pipeline import Passing, Pipeline
 from planner.problem import FORBIDDEN, Problem
-from planner.rule import Split
 from planner.space import Space, Variable
 
 PICO = 1e12
@@ -88,7 +87,7 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
     """
     flat = _flat(space)
     bytes_ = bytes_of(space, techniques, uncut)
-    if uncut:
+    if uncut and uncut_up_to(space) < techniques.microbatches:
         bytes_ = np.where(flat.pieces * space.parts < techniques.microbatches, np.inf, bytes_)
     return least_working(space, techniques, uncut) + float(np.minimum.reduceat(bytes_, flat.first).sum())
 
@@ -100,6 +99,11 @@ def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> 
         return 0.0
     end = flat.least_end / pieces - (flat.most_late if techniques.zero < 3 else 0.0)
     return max(flat.least_work / pieces, end)
+
+
+def uncut_up_to(space: Space) -> float:
+    """Microbatches up to which no split cuts the batch too finely."""
+    return space.parts * _flat(space).least_pieces
 
 
 def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
@@ -114,7 +118,7 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
     if dealt is not None:
         seconds = seconds * dealt.ratio
     seconds = (seconds + flat.count * flat.reduce[techniques.zero]) * (dealt.share if dealt is not None else 1.0)
-    return np.where(flat.pieces * space.parts < micro, np.inf, seconds) if uncut else seconds
+    return np.where(flat.pieces * space.parts < micro, np.inf, seconds) if uncut and uncut_up_to(space) < micro else seconds
 
 
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
@@ -154,11 +158,8 @@ class _Places:
 
 
 def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
-    """The pipeline of plans in a space, None where its mesh has no stages."""
-    stages = space.pricer.mesh.stages
-    if stages < 2:
-        return None
-    if space.base.dealt is None:
+    """The pipeline of plans in a space, None where its mesh has no stages, or unequal ones."""
+    if (stages := space.pricer.mesh.stages) < 2 or space.base.dealt is None:
         return None
     run, ending, twice = space.base.dealt
     return Pipeline(*run, stages, techniques.microbatches, techniques.schedule, ending, twice, techniques.virtual)
@@ -189,20 +190,25 @@ def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> li
 
 def slowdown(space: Space, techniques: Techniques) -> float:
     """How often a stage runs each of its blocks per microbatch, no more often than anything but what follows them; 1 without a pipeline."""
-    pipeline, micro = pipeline_in(space, techniques), techniques.microbatches
-    if unequal(space) and micro:
-        return Passing(space.pricer.mesh.stages, micro, techniques.schedule, techniques.virtual).ticks / (micro * techniques.virtual)
-    return float(pipeline.turns(pipeline.first) / micro) if pipeline is not None and micro else 1.0
+    stages, micro = space.pricer.mesh.stages, techniques.microbatches
+    if stages < 2 or not micro:
+        return 1.0
+    key = "slowdown", micro, techniques.schedule, techniques.virtual
+    if key not in space.memo:
+        pipeline, passing = pipeline_in(space, techniques), Passing(stages, micro, techniques.schedule, techniques.virtual)
+        space.memo[key] = float(pipeline.turns(pipeline.first) / micro) if pipeline is not None else passing.ticks / (micro * techniques.virtual)
+    return float(space.memo[key])
 
 
 def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
-    pipeline = pipeline_in(space, techniques)
+    if space.pricer.mesh.stages < 2:
+        return None
     if unequal(space):
         return _in_parts(space, techniques)
-    if pipeline is None:
-        return None
     key = ("dealt", techniques.microbatches, techniques.schedule, techniques.virtual)
     if key not in space.memo:
+        pipeline = pipeline_in(space, techniques)
+        assert pipeline is not None
         micro, places = techniques.microbatches, _places(space, pipeline)
         ratio = [float(pipeline.turns(i) / micro) if micro else 1.0 for i in places.nodes]
         turns = [float(pipeline.turns(i) / micro) if micro else least for i, least in ((-1, 1.0), (pipeline.first, 1.0), (pipeline.end, 1 / MOST_SLOWDOWN))]
@@ -285,6 +291,7 @@ class _Flat:
     collected: np.ndarray  # what is kept beside it with results of collectives, at least
     inner: np.ndarray  # what of that one repeat keeps
     pieces: np.ndarray  # into how many the graph's batch may be cut on
+    least_pieces: float  # the least of them
     held: dict[int, np.ndarray]  # level -> bytes of the sums over microbatches
     tail: np.ndarray  # activations kept by nodes after the repeated blocks
     late: np.ndarray  # gradients of repeated blocks
@@ -336,7 +343,7 @@ def _flat(space: Space) -> _Flat:
             first=np.concatenate([[0], np.cumsum(sizes)[:-1]]), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),
             again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0), each=rows("each_s"), sums=rows("sum_s"), reduce=rows("reduce_s"),
             state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), collected=row("collected_bytes"),
-            inner=row("inner_bytes"), pieces=row("pieces"),
+            inner=row("inner_bytes"), pieces=(pieces := row("pieces")), least_pieces=float(pieces.min(initial=np.inf)),
             held={z: count * x for z, x in rows("held_bytes").items()}, tail=row("tail_bytes"), late=count * row("late_bytes"),
             work=row("work_bytes"), after=np.repeat([v.node in space.base.tail for v in every], sizes),
             least_work=_least_work(space),
@@ -390,9 +397,3 @@ def _whole(values: np.ndarray) -> np.ndarray:
 
 def _inside_runs(space: Space) -> frozenset[int]:
     return frozenset(i for first, period, _ in space.base.runs for i in range(first, first + period))
-
-
-def splits_of(space: Space, choice: tuple[int, ...]) -> dict[str, Split]:
-    """node id -> split, for every node (repeats take their class's)."""
-    base = space.base
-    return {node.id: space.variables[space.op_of[base.shared[i]]].splits[choice[space.op_of[base.shared[i]]]] for i, node in enumerate(base.graph.nodes)}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.assemble import PICO, assemble, least_usage, least_working, usage_of
+from planner.assemble import PICO, assemble, least_usage, least_working, uncut_up_to, usage_of
 from planner.leaf import FITTING, FREE, LEVEL_ORDER, MESH, PRICED, UNSEEN, Leaf
 from planner.offered import CHUNKS
 from planner.pipeline import MOST_LEVEL
@@ -205,7 +205,7 @@ class Explorer:
         space = self._first[index] = self._large(self.meshes[index])
         if space is None:
             return
-        self._uncut_up_to[index] = space.parts * min((float(v.pieces.min()) for v in space.variables), default=math.inf)
+        self._uncut_up_to[index] = uncut_up_to(space)
         self._relaxed[index] = Relaxed(space, self.search.scratch)
         levels = sorted(LEVEL_ORDER[k] for k in self._levels(self.meshes[index]))
         bound = self._least[index] = 0.0 if self.memory_first or not levels else self._relaxed[index].least(levels, self._to_beat)

@@ -179,7 +179,7 @@ class Kinds:
             row = needs[slot]
             if row is None or name not in base.own:
                 continue
-            own = np.array([self.weights.of(name, n, slot in backwards) for n in row.layouts])[row.of]
+            own = self.weights.of(name, row.layouts, slot in backwards)[row.of]
             cells = own if cells is None else cells + own
             if i in base.repeated and name in base.grad and not self.weights.waits(name):
                 late = late + self.tables.local(self.graph.tensors[name].shape, row)[row.of] * self.pricer.recipe.gradient_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from planner.assemble import Techniques
 from planner.possible import RECOMPUTE
@@ -13,7 +14,7 @@ UNSEEN, MESH, FITTING, FREE, PRICED = -1, 0, 1, 2, 4
 """Stages. What is unseen stands for all leaves of a mesh whose space was not built yet."""
 
 
-@dataclass(order=True)
+@dataclass
 class Leaf:
     """A point of the outer search, ordered by bound, then by simplicity."""
 
@@ -26,7 +27,12 @@ class Leaf:
     schedule: str = field(compare=False, default="1f1b")
     virtual: int = field(compare=False, default=1)
 
-    @property
+    def __lt__(self, other: Leaf) -> bool:
+        if self.bound != other.bound:  # of nearly all pairs
+            return self.bound < other.bound
+        return (self.recompute, self.micro, self.level, self.mesh) < (other.recompute, other.micro, other.level, other.mesh)
+
+    @cached_property
     def techniques(self) -> Techniques:
         """As the problem knows them."""
         return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro, self.schedule, self.virtual)

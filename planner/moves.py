@@ -57,6 +57,8 @@ class Pairs:
         self.differences = Differences(atlas.layouts, len(order))
         self._number: dict[bytes, int] = {}
         self._grids: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
+        self._renamed: dict[tuple[Axes, Axes], tuple[Axes, Axes]] = {}
+        """A row of axes after others -> the same by NAMES in order of appearance, and all that have appeared."""
         self._terms: dict[tuple[str, Axes, Axes], int] = {}
         self._term_of: dict[tuple[Collective, Axes, int], int] = {}
         self.impossible: list[bool] = []  # [pairs]
@@ -94,14 +96,21 @@ class Pairs:
 
     def _derive(self, differences: Sequence[bytes]) -> None:
         """Add the moves of pairs, one of each of these differences. None of them is known."""
+        renamed = self._renamed
         for key, (rows, stay) in zip(differences, self.differences.read(differences), strict=True):
             k = self._number[key] = len(self.impossible)
-            name: dict[str, str] = {}
-            moves = _evenly(tuple([tuple([name.get(a) or name.setdefault(a, NAMES[len(name)]) for a in row]) for row in rows]))
+            axes, form = Axes(), []
+            for row in rows:
+                found = renamed.get((row, axes))
+                if found is None:
+                    seen = tuple(dict.fromkeys((*axes, *row)))
+                    found = renamed[row, axes] = tuple([NAMES[seen.index(a)] for a in row]), seen
+                form.append(found[0])
+                axes = found[1]
+            moves = _evenly(tuple(form))
             self.impossible.append(moves is None)
             if not moves:
                 continue
-            axes = tuple(name)
             for move, backward in moves:
                 term = self._term_of.get((move, axes, stay))
                 if term is None:

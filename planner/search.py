@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.assemble import PICO, Techniques, assemble, least_working, splits_of, usage_of
+from planner.assemble import PICO, Techniques, assemble, least_working, usage_of
 from planner.buckets import priced
 from planner.copied import in_copies
 from planner.errors import PlanError
@@ -35,7 +35,7 @@ from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.recall import kept, recalled
 from planner.request import Candidate, Found, Progress, Request
 from planner.solvers.elimination import Scratch
-from planner.space import Space
+from planner.space import Space, splits_of
 from planner.spaces import Spaces
 from planner.store import machine_key
 from planner.topology import Mesh

@@ -101,7 +101,7 @@ class _Builder:
         found = no_weights(len(options))
         if weight:
             twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot, _ in wire.uses)
-            found = by_level(np.array([self.kinds.weights.of(name, h, twice) for h in hubs]))
+            found = by_level(self.kinds.weights.of(name, hubs, twice))
         v.reduce_s, v.each_s, v.sum_s, v.state_bytes, v.held_bytes, v.room_bytes = found
         v.moment_bytes = np.zeros((len(options), 4))
         index = len(self.variables)
@@ -158,3 +158,9 @@ def build_space(base: Base, pricer: Pricer, *, limits: Limits = Limits(), allowe
                 zero_axes: Axes = (), parts: int = 1) -> Space:  # fmt: skip
     """The space of one mesh. `allowed` restricts nodes (by class) to given splits: pins. parts: microbatches, one of which the base's graph is."""
     return _Builder(base, pricer, limits, allowed or {}, zero_axes, parts).build()
+
+
+def splits_of(space: Space, choice: tuple[int, ...]) -> dict[str, Split]:
+    """node id -> split, for every node (repeats take their class's)."""
+    base = space.base
+    return {node.id: space.variables[space.op_of[base.shared[i]]].splits[choice[space.op_of[base.shared[i]]]] for i, node in enumerate(base.graph.nodes)}

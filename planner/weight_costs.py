@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -29,20 +30,20 @@ class WeightCosts:
         self.graph, self.sizes = base.graph, dict(pricer.sizes)
         self._sharded = Plan(tuple(self.sizes.items()), {}, 1, zero_axes)
 
-    def of(self, name: str, layout: int, twice: bool) -> np.ndarray:
-        """[levels, 7]: seconds once a step, seconds each microbatch, seconds each to add up gradients of several, state bytes, bytes of the sum over microbatches, of the
-        whole gradient and of the piece left of it, of one weight needed in a layout (a number of the atlas), per optimizer level. State has a gradient where there is a
-        loop over blocks (planner.evaluate).
+    def of(self, name: str, layouts: Sequence[int], twice: bool) -> np.ndarray:
+        """[layouts, levels, 7]: seconds once a step, seconds each microbatch, seconds each to add up gradients of several, state bytes, bytes of the sum over microbatches,
+        of the whole gradient and of the piece left of it, of one weight needed in each layout (numbers of the atlas), per optimizer level. State has a gradient where there
+        is a loop over blocks (planner.evaluate).
 
         twice: the backward pass reads the weight too, so that level 3 gathers it again.
         """
-        t, memo = self.graph.tensors[name], self.pricer.memo
-        stacked, waits = self._stacked(name), self.waits(name)
-        key = "weight", t.shape, t.dtype, layout, name in self.base.grad, self.zero_axes, twice, self.base.written_out, stacked, waits
-        if key not in memo:
-            memo[key] = self._costs(name, layout, twice, stacked, waits)
-        found: np.ndarray = memo[key]
-        return found
+        t, stacked, waits = self.graph.tensors[name], self._stacked(name), self.waits(name)
+        key = "weight", t.shape, t.dtype, name in self.base.grad, self.zero_axes, twice, self.base.written_out, stacked, waits
+        known: dict[int, np.ndarray] = self.pricer.memo.setdefault(key, {})
+        for n in layouts:
+            if n not in known:
+                known[n] = self._costs(name, n, twice, stacked, waits)
+        return np.array([known[n] for n in layouts])
 
     def waits(self, name: str) -> bool:
         """Whether a weight waits in the host's memory."""

@@ -19,7 +19,7 @@ import planner
 from costmodels.runtime import RUNTIMES
 from planner import account
 from planner.api import make_request
-from planner.assemble import PICO, Techniques, assemble, splits_of
+from planner.assemble import PICO, Techniques, assemble
 from planner.buckets import AUTO, NOTABLE, SIZES, bounding, searched, spared_s
 from planner.buckets import priced as sized
 from planner.emit.program import emit
@@ -35,7 +35,7 @@ from planner.reprice import Priced, open_recorded, reprice
 from planner.rule import Limits
 from planner.search import Search
 from planner.solvers import solve
-from planner.space import build_space
+from planner.space import build_space, splits_of
 from planner.strategy import Strategy
 from planner.topology import for_devices
 from planner.verify.targets import parse_target, require

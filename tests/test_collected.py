@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.api import make_request
-from planner.assemble import Techniques, assemble, splits_of
+from planner.assemble import Techniques, assemble
 from planner.base import Base
 from planner.evaluate import derived
 from planner.flow import Plan
@@ -18,7 +18,7 @@ from planner.model import Model, Workload
 from planner.price import Pricer
 from planner.problem import FORBIDDEN
 from planner.solvers import solve
-from planner.space import Space, build_space
+from planner.space import Space, build_space, splits_of
 
 DRAWN = 12
 

@@ -11,7 +11,7 @@ import pytest
 
 from costmodels.precision import load_recipe
 from costmodels.runtime import RUNTIMES
-from planner.assemble import PICO, Techniques, assemble, least_usage, splits_of, usage_of
+from planner.assemble import PICO, Techniques, assemble, least_usage, usage_of
 from planner.atlas import Atlas
 from planner.conversions import Conversions
 from planner.evaluate import price_plan
@@ -25,7 +25,7 @@ from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, evaluate
 from planner.rule import Limits
 from planner.solvers import solve
-from planner.space import Base, Space, Variable, build_space
+from planner.space import Base, Space, Variable, build_space, splits_of
 from planner.topology import for_devices
 
 MODELS = [("zoo:gpt2-small,layers=3", 8), ("zoo:llama3-8b,layers=3,seq=512", 16), ("zoo:resnet50", 32)]
