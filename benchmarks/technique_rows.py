@@ -168,8 +168,8 @@ ATTENDING = ("gpt", "llama", "t5")
 
 def mixed(count: int, seed: int) -> Iterator[Row]:
     """Combinations of everything that a row of `ALONE` has alone, as far as pins do not contradict each other: of stages with their chunks, positions (left to the search, on a
-    ring, by all-to-all), experts, tensors, copies, levels in groups, recomputation and all kinds of host memory. None of them twice."""
-    rng, seen = random.Random(seed), set[tuple[str, str, str]]()
+    ring, by all-to-all), experts (left to it, or with tokens routed to them), tensors, copies, levels in groups, recomputation and all kinds of host memory. None of them twice."""
+    rng, routed, seen = random.Random(seed), random.Random(f"{seed} routed"), set[tuple[str, str, str]]()
     while len(seen) < count:
         source, blocks = POOL[len(seen) % len(POOL)]
         name = source.removeprefix("zoo:").partition("-")[0]
@@ -180,6 +180,7 @@ def mixed(count: int, seed: int) -> Iterator[Row]:
         second = "sequence" if name in ATTENDING else "expert" if name in ("mixtral", "deepseek") else ""
         width = rng.choice([n for n in (1, 2, 2, 4) if n <= left]) if second else 1
         how = rng.choice(("free", "ring", "heads")[: 3 if width == 2 else 2]) if second == "sequence" and width > 1 else "free"
+        how = routed.choice(("free", "routed")) if second == "expert" and width > 1 else how
         tensor = rng.choice([n for n in (1, 2, 2, 4) if n <= left // width])
         data = left // width // tensor
         axes += [("dp", data), (second, width), *((("model", 2), ("model2", 2)) if tensor == 4 and rng.random() < 0.5 else (("tp", tensor),))]
@@ -198,7 +199,7 @@ def mixed(count: int, seed: int) -> Iterator[Row]:
         away += [w for w in ("activations",) if stages == 1 and recompute in ("block", "block-keep") and rng.random() < 0.4]
         away += [w for w in ("parameters",) if stages == 1 and away[:1] == ["optimizer"] and recompute in ("block", "block-keep") and not copies and rng.random() < 0.4]
         parts += [f"offload={'+'.join(away)}"] if away else []
-        nodes = {"free": {}, "ring": RING, "heads": {"*Attention": {"split": {"g": ["sequence"], **({"b": ["data"]} if data > 1 else {})}}}}[how]
+        nodes = {"free": {}, "ring": RING, "routed": EXPERTS, "heads": {"*Attention": {"split": {"g": ["sequence"], **({"b": ["data"]} if data > 1 else {})}}}}[how]
         pins = ",".join(parts)
         if (source, pins, how) not in seen:
             seen.add((source, pins, how))
