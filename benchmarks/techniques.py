@@ -1,6 +1,6 @@
 """Each way of spreading work alone, and combinations drawn at random: the emitted program against the unsharded one, its bytes against the compiler's.
 
-    python -m benchmarks.techniques [--only WORD] [--drawn 30] [--seed 0] [--records FILE] [--page FILE]
+    python -m benchmarks.techniques [--only WORD] [--drawn 30] [--mixed 0] [--seed 0] [--records FILE] [--page FILE]
 
 Every row pins a technique on a small model, emits its training step for 8 virtual CPU devices, compiles it and makes three optimizer steps, a process a row
 (`benchmarks.technique_run`): collective bytes by kind and axes, products and argument bytes must equal the prediction; loss, every gradient and every parameter, in
@@ -8,6 +8,7 @@ each step, the unsharded float32 program. Where a technique promises less memory
 the row it is compared with.
 
 --records: a line of JSON a row, written as it ends (default benchmarks/results/techniques.jsonl). Rows that hold there are not run again; rows that failed are.
+--mixed: so many combinations of all that the rows have alone, for seeds of one's own (with --only mixed and a file of records of their own).
 --page: write the table of the documentation from the records, instead of running anything.
 JAX_COMPILATION_CACHE_DIR=FOLDER in the environment spares compiling a model's unsharded program for every row.
 
@@ -181,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="rows whose name or model has this word")
     parser.add_argument("--drawn", type=int, default=DRAWN)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mixed", type=int, default=0, help="combinations of everything, beside the drawn ones (with --only mixed: these alone)")
+    parser.add_argument("--mixed", type=int, default=0, help="combinations of everything, beside the drawn ones")
     parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--page", type=Path)
     args = parser.parse_args(arguments)

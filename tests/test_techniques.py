@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import techniques
-from benchmarks.technique_rows import ALONE, DEVICES, MODELS, drawn
+from benchmarks.technique_rows import ALONE, DEVICES, MODELS, POOL, drawn, mixed
 from benchmarks.techniques import Outcome, document, stored, verdict
 from planner.pins import parse_pins
 
@@ -23,9 +23,9 @@ def test_the_page_is_that_of_the_records() -> None:
 
 
 def test_rows_are_told_apart_and_fill_the_machine() -> None:
-    rows = [*ALONE, *drawn(30, 0)]
+    rows = [*ALONE, *drawn(30, 0), *mixed(39, 1), *mixed(39, 2)]
     assert len({r.key for r in rows}) == len(rows) and list(drawn(30, 0)) == list(drawn(30, 0)) != list(drawn(30, 1))
-    assert {r.source for r in drawn(30, 0)} == set(MODELS)
+    assert {r.source for r in drawn(30, 0)} == set(MODELS) and {r.source for r in mixed(len(POOL), 1)} == {source for source, _ in POOL}
     for row in rows:
         for mesh in parse_pins(row.pins).mesh_choices(DEVICES):
             assert prod(mesh.values()) == DEVICES, row
