@@ -260,7 +260,7 @@ def replayed(space: Space, techniques: Techniques) -> list[bool]:
     the backward pass reads, directly or on the way."""
     if techniques.recompute != "block" or unequal(space):
         return [False] * len(space.links)
-    base, inside = space.base, _inside_runs(space)
+    base, inside = space.base, _inside_loops(space)
     graph = base.graph
 
     def wanted(a: Variable, b: Variable) -> bool:
@@ -395,5 +395,5 @@ def _whole(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), np.rint(finite), FORBIDDEN).astype(np.int64)
 
 
-def _inside_runs(space: Space) -> frozenset[int]:
-    return frozenset(i for first, period, _ in space.base.runs for i in range(first, first + period))
+def _inside_loops(space: Space) -> frozenset[int]:
+    return frozenset(i for first, period, _ in space.base.loops for i in range(first, first + period))

@@ -12,7 +12,7 @@ from planner.account import float32_sizes
 from planner.blocks import classes, find_runs
 from planner.collected import Ways, find_collected
 from planner.emit.replay import Product, dots, reads
-from planner.emit.runs import stacks
+from planner.emit.runs import carried, looping, stacks
 from planner.flow import gradient_tensors, rule_of
 from planner.graph import Graph
 from planner.moments import Passing, find_passing
@@ -21,7 +21,7 @@ from planner.pipeline import SHARE, dealt
 from planner.rule import PENDING, Rule, Split
 from planner.savers import find_savers
 
-STRUCTURE = ("collected", "dealt", "kept", "own", "passing", "repeated", "replayed", "savers", "stacks", "still", "tail", "wires")
+STRUCTURE = ("carried", "collected", "dealt", "kept", "loops", "own", "passing", "repeated", "replayed", "savers", "stacks", "still", "tail", "wires")
 """Derived parts of a Base that follow from the nodes and how they are wired, whatever the extents."""
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
@@ -131,10 +131,20 @@ class Base:
         return frozenset(i for first, period, repeats in self.runs for i in range(first, first + period * repeats))
 
     @cached_property
+    def loops(self) -> tuple[tuple[int, int, int], ...]:
+        """Those of `runs` that a loop serves; repeats that are put together differently share their decisions alone."""
+        return looping(self.graph, self.runs)
+
+    @cached_property
+    def carried(self) -> frozenset[str]:
+        """What the first repeats hand to the second ones: it is handed on as a loop does, nothing pending."""
+        return carried(self.graph, self.loops)
+
+    @cached_property
     def replayed(self) -> frozenset[int]:
         """Nodes of repeated blocks whose results the backward pass of a recomputed block makes again: those it reads, directly or on the way."""
         graph, found = self.graph, set[int]()
-        for first, period, repeats in self.runs:
+        for first, period, repeats in self.loops:
             made = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
             wanted = [graph.nodes[i].inputs[slot] for i in range(first, first + period) for slot in reads(graph.nodes[i], self.grad).slots]
             again: set[int] = set()

@@ -24,7 +24,7 @@ Ways = tuple[tuple[str, ...], ...]
 def find_collected(base: Base) -> Mapping[int, tuple[int, Ways]]:
     """Class of products in repeated blocks -> how many repeats there are, and the ways from its nodes of one repeat."""
     found: dict[int, tuple[int, Ways]] = {}
-    for first, period, repeats in base.runs if base.training else ():
+    for first, period, repeats in base.loops if base.training else ():
         taken = set[str]()
         for i in range(first, first + period):
             way = _way(base, i, range(first, first + period), taken) if base.rules[i].flops else ()

@@ -312,10 +312,11 @@ def wire_elements(steps: Sequence[Step], mesh: Mapping[str, int], grad: bool) ->
 def distribute(shape: tuple[int, ...], source: Layout, targets: tuple[Layout, ...], mesh: tuple[tuple[str, int], ...], grad: bool) -> Tree | None:
     """The cheapest tree from `source` to all `targets`: each distinct target is converted to once, via one shared hub.
 
-    Hubs tried: the source, every target, and every target with its fans undone. None when some target cannot be reached.
+    Hubs tried: the source, every target, and every target with its fans undone; of equals the first, without pending sums before any with some, which a loop over
+    repeated blocks cannot hand on. None when some target cannot be reached.
     """
     wanted = tuple(dict.fromkeys(targets))
-    hubs = dict.fromkeys((source, *wanted, *(Layout(t.dims, t.partial) for t in wanted)))
+    hubs = sorted(dict.fromkeys((source, *wanted, *(Layout(t.dims, t.partial) for t in wanted))), key=lambda hub: bool(hub.partial))
     best: tuple[float, Tree] | None = None
     sizes = dict(mesh)
     for hub in hubs:

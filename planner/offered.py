@@ -200,7 +200,7 @@ class Offered:
         """Recomputation to consider, the least first. Unequal stages run their forward pass again."""
         if mesh.stages > 1 and base.dealt is None:
             return ("block",)
-        if not self.training or not base.runs:
+        if not self.training or not base.loops:
             return ("none",)
         pinned = self.request.pins.techniques.get("recompute")
         if pinned is None and ("activations" in self.request.pins.techniques.get("offload", ()) or "parameters" in self.request.offload):

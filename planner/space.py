@@ -84,7 +84,7 @@ class _Builder:
         per_use = [(self.op_of[i], self._need(i, slot), times) for i, slot, times in wire.uses]
         wanted = dict.fromkeys(n for _, target, _ in per_use for n in target.layouts)
         plain = dict.fromkeys(atlas.plain(n) for n in wanted)
-        options = dict.fromkeys((n, -1) for n in (*plain, *wanted))
+        options = dict.fromkeys((n, -1) for n in (*plain, *wanted) if not (name in self.base.carried and atlas.layouts[n].partial)) or dict.fromkeys((n, -1) for n in plain)
         if not weight:
             options.update(dict.fromkeys((atlas.plain(n), n) for n in wanted if atlas.layouts[n].fan))
         hubs, branches = zip(*options, strict=True)
@@ -115,11 +115,13 @@ class _Builder:
         """Add the table of conversions from each option of a (a layout, and where there are branches one already made from it, or -1) to each option of b, so many of
         which read each tensor."""
         t, grad, each = self.graph.tensors[wire.name], wire.name in self.base.grad, self._each(wire.name)
-        key = t.shape, t.dtype, grad, each, id(source), branches, id(target)  # the atlas keeps rows, and the same row is the same object
+        key = t.shape, t.dtype, grad, each, id(source), branches, id(target), wire.name in self.base.carried  # the atlas keeps rows, and the same row is the same object
         if key not in self._linked:
             place = source.of[:, None] * len(target.layouts) + target.of
             found = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), source.layouts, target.layouts, grad)
             forward, backward = (part.take(place) for part in found)
+            if wire.name in self.base.carried:
+                forward[:, np.array([bool(self.atlas.layouts[n].partial) for n in target.layouts])[target.of]] = np.inf
             if branches:
                 ready = np.array(branches)[:, None] == np.array(target.layouts)[target.of]
                 forward[ready] = 0.0

@@ -85,6 +85,16 @@ def stacks(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> dict[str, tupl
     return found
 
 
+def looping(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
+    """The runs whose repeats are put together alike, so that one function may serve them."""
+    return tuple(run for run in runs if isinstance(_wired(graph, *run), _Wiring))
+
+
+def carried(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> frozenset[str]:
+    """What first repeats hand on to second ones."""
+    return frozenset(leaves[0] for run in runs if isinstance(wiring := _wired(graph, *run), _Wiring) for leaves in wiring.leaves)
+
+
 def _wired(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | str:
     """The wiring of repeats, worked out once a graph."""
     key = "wiring", first, period, repeats
