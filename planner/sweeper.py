@@ -146,6 +146,15 @@ class Sweeper:
         return row
 
 
+def own_devices(hardware: str) -> int | None:
+    """As many devices as a topology file says there are; None where the file leaves that open, and for other hardware."""
+    from costmodels.describe import topology_table
+
+    if not _is_machine(hardware) or not {"size", "shape"} & topology_table(hardware)["level"][-1].keys():
+        return None
+    return _machine(hardware, None).devices
+
+
 def device_counts(hardware: str) -> list[int]:
     """Numbers that hardware is used in, rising: powers of two up to a node, then whole nodes by powers of two and quarters of these; real slices of a torus."""
     from costmodels.describe import topology_table

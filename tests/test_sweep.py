@@ -295,3 +295,15 @@ def test_json_holds_what_the_table_shows(some: Strategy) -> None:
     found = as_json("zoo:gpt-tiny", rows, [run_of(rows[0], 1e12, {}), None], Asked(1e12, 1e9))
     assert json.loads(json.dumps(found)) == found and found["best"] == 0 and found["first_too_large"] == 1
     assert found["rows"][1]["error"]["code"] == "P021" and found["rows"][1]["fit"] == "no" and found["rows"][0]["step_time_s"] == 2.0
+
+
+def test_a_topology_file_says_how_many_devices_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As slices do."""
+    link = '[[level]]\nname = "{}"\nsize = {}\nbandwidth = "25 GB/s"\nlatency = "3 us"\n'
+    monkeypatch.chdir(tmp_path)
+    mixed = Path("mixed.toml")
+    mixed.write_text('[[group]]\ndevice = "h100-sxm"\ndevices = 8\n[[group]]\ndevice = "a100-80gb"\ndevices = 8\n' + link.format("near", 8) + link.format("far", 2))
+    assert main(["sweep", MLP, "--hardware", f"{mixed},v5e:2x2", "--batch", "64", "--json"]) == 0
+    assert [row["devices"] for row in json.loads(capsys.readouterr().out)["rows"]] == [16, 4]
+    assert main(["sweep", MLP, "--hardware", str(mixed), "--batch", "max", "--memory-limit", "40MiB"]) == 0 and "16 devices" in capsys.readouterr().out
+    assert main(["sweep", MLP, "--hardware", f"{mixed},h100", "--batch", "64"]) == 2 and "how many devices" in capsys.readouterr().err

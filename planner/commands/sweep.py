@@ -158,6 +158,7 @@ def _points(args: argparse.Namespace) -> list[Point]:
     from planner.api import DEFAULT_HARDWARE, choose
     from planner.slices import named_slice
     from planner.sweep import Point
+    from planner.sweeper import own_devices
 
     hardware = list(dict.fromkeys(h.strip() for h in (args.hardware or DEFAULT_HARDWARE).split(",") if h.strip()))
     twice = next((k for i, (k, _) in enumerate(args.dim) if k in dict(args.dim[:i])), "")
@@ -167,7 +168,8 @@ def _points(args: argparse.Namespace) -> list[Point]:
     batches: list[int | str | None] = [None] if args.batch is None else [MAX] if args.batch == MAX else [*series(args.batch, "batch", "64,256..1024")]
     fewest = args.devices == FEWEST
     counts: list[int | None] = [None] if fewest or args.devices is None else [*series(args.devices)]
-    if args.devices is None and not all(named_slice(h)[1] for h in hardware):
+    own = {h: own_devices(h) for h in hardware} if args.devices is None else {}
+    if args.devices is None and not all(named_slice(h)[1] or own[h] for h in hardware):
         raise PlanError("P017", "how many devices?", help=["--devices 8,16..512, or fewest"])
     if args.devices is not None and all(named_slice(h)[1] for h in hardware):
         raise PlanError("P014", f"--devices {args.devices}, but slices say how many devices they have: {', '.join(hardware)}", help=["leave --devices out"])
@@ -180,7 +182,8 @@ def _points(args: argparse.Namespace) -> list[Point]:
     for what, both in clashes.items():
         if both:
             raise PlanError("P003", f"{what} contradict each other", help=["give one of them"])
-    points = [Point(h, None if named_slice(h)[1] else n, d, b, args.tokens_per_step) for h in hardware for d in itertools.product(*dims) for b in batches for n in counts]
+    every = itertools.product(hardware, itertools.product(*dims), batches, counts)
+    points = [Point(h, None if named_slice(h)[1] else n or own.get(h), d, b, args.tokens_per_step) for h, d, b, n in every]
     points = list(dict.fromkeys(points))
     if len(points) > MOST_POINTS:
         raise PlanError("P003", f"{len(points)} points are more than {MOST_POINTS}", help=["fewer devices, sizes or batches"])
