@@ -35,16 +35,19 @@ class Differences:
         self._change = np.zeros((2, 0, 0), np.int32)  # [dim or pending, row, row] number of what changes, UNKNOWN until asked
         self._stay = np.zeros((2, 0, 0), np.int32)  # [likewise] bits of the axes that stay and divide what moves
 
-    def between(self, rows: Sequence[int], columns: Sequence[int]) -> list[bytes]:
-        """A key for each pair of a row's and a column's layout (of one rank), row by row: the same for the same difference (`rows`), whatever the rank."""
+    def between(self, rows: Sequence[int], columns: Sequence[int], a: np.ndarray, b: np.ndarray) -> list[bytes]:
+        """A key for each of some pairs of a row's and a column's layout (of one rank): the same for the same difference (`rows`), whatever the rank.
+
+        a, b: which of the rows, and which of the columns. [pairs] each
+        """
         old, new = (np.array([self._codes.get(n) or self._code(n) for n in numbers], np.intp) for numbers in (rows, columns))
         rank, n = old.shape[1] - 2, len(self._rows)
         if n > self._change.shape[1]:
             more = 2 * n - self._change.shape[1]
             self._change, self._stay = (np.pad(part, ((0, 0), (0, more), (0, more)), constant_values=UNKNOWN) for part in (self._change, self._stay))
         wide = self._change.shape[1]
-        plane = np.array([0] * rank + [wide * wide] * 2)[:, None, None]
-        at = (plane + (old.T * wide)[:, :, None] + new.T[:, None, :]).reshape(rank + 2, -1)  # [dims and two, pairs] places in the tables
+        plane = np.array([0] * rank + [wide * wide] * 2)[:, None]
+        at = plane + (old * wide)[a].T + new[b].T  # [dims and two, pairs] places in the tables
         change = self._change.take(at)
         if change.min() == UNKNOWN:
             for cell in sorted(set(at[change == UNKNOWN].tolist())):

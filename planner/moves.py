@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.differences import Differences
+from planner.differences import UNKNOWN, Differences
 from planner.layout import Axes, Layout, Step, convert
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Pairs:
         self.atlas, self.order = atlas, order
         self.differences = Differences(atlas.layouts, len(order))
         self._number: dict[bytes, int] = {}
+        self._place: dict[int, int] = {}  # layout -> its row and column of `_of`
+        self._of = np.zeros((0, 0), np.intp)  # [layouts, layouts] number of the pair, UNKNOWN until asked
         self._grids: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
         self._renamed: dict[tuple[Axes, Axes], tuple[Axes, Axes]] = {}
         """A row of axes after others -> the same by NAMES in order of appearance, and all that have appeared."""
@@ -86,12 +88,17 @@ class Pairs:
         key = rows, columns
         grid = self._grids.get(key)
         if grid is None:
-            differences = self.differences.between(rows, columns)
-            places = list(map(self._number.get, differences))
-            if None in places:
-                self._derive([k for k in dict.fromkeys(differences) if k not in self._number])
-                places = [self._number[k] for k in differences]
-            grid = self._grids[key] = np.array(places).reshape(len(rows), len(columns))
+            r, c = (np.array([self._place.setdefault(n, len(self._place)) for n in numbers], np.intp) for numbers in key)
+            if len(self._place) > len(self._of):
+                more = 2 * len(self._place) - len(self._of)
+                self._of = np.pad(self._of, ((0, more), (0, more)), constant_values=UNKNOWN)
+            grid = self._grids[key] = self._of[r[:, None], c]
+            a, b = np.nonzero(grid == UNKNOWN)
+            if len(a):
+                differences = self.differences.between(rows, columns, a, b)
+                if unknown := [k for k in dict.fromkeys(differences) if k not in self._number]:
+                    self._derive(unknown)
+                grid[a, b] = self._of[r[a], c[b]] = list(map(self._number.__getitem__, differences))
         return grid
 
     def _derive(self, differences: Sequence[bytes]) -> None:
