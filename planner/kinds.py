@@ -5,7 +5,7 @@ Nodes of one kind (`Base.kinds`) are priced once, all splits together: figures a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -18,10 +18,10 @@ from planner.candidates import candidates
 from planner.emit.replay import reads
 from planner.graph import Node
 from planner.kernels import Cuts, inner_times, kept_of, times_of, working_of
-from planner.layout import Axes, Layout, local_shape
+from planner.layout import Axes, local_shape
 from planner.moments import puts_off
 from planner.price import Pricer
-from planner.rule import Limits, Rule, Split
+from planner.rule import PENDING, Limits, Rule, Split
 from planner.variables import ZERO_LEVELS, Variable
 from planner.weight_costs import CELLS, WeightCosts
 
@@ -114,15 +114,12 @@ class Kinds:
         memo, atlas = self.atlas.memo.setdefault(key, {}), self.atlas
         if (whole := memo.get(id(splits))) is not None:
             return whole[1:]
-        read = []
-        for s in splits:
-            found = memo.get(s)
-            if found is None:
-                wanted = [self._layout((rule.operands[slot], slot in rule.linear, paired, self.order), rule.operand, slot, s) for slot in slots]
-                left = [self._layout((rule.results[k], inside, paired, self.order, "result"), rule.result, k, s) for k in range(count)]
-                found = memo[s] = (*(n if grad[slot] else atlas.plain(n) for slot, n in zip(slots, wanted, strict=True)), *left)
-            read.append(found)
-        rows = [atlas.row(column) for column in zip(*read, strict=True)]
+        if new := [s for s in splits if s not in memo]:
+            wanted = [self._layouts(rule, slot, new, operand=True) for slot in slots]
+            wanted = [column if grad[slot] else list(map(atlas.plain, column)) for slot, column in zip(slots, wanted, strict=True)]
+            left = [self._layouts(rule, k, new, operand=False) for k in range(count)]
+            memo.update(zip(new, zip(*wanted, *left, strict=True), strict=True))
+        rows = [atlas.row(column) for column in zip(*map(memo.__getitem__, splits), strict=True)]
         wants = dict(zip(slots, rows, strict=False))
         memo[id(splits)] = splits, tuple([wants.get(slot) for slot in range(len(node.inputs))]), tuple(rows[len(slots) :])  # the splits are kept, so that ids stay unique
         return memo[id(splits)][1:]
@@ -134,12 +131,25 @@ class Kinds:
             memo[id(splits)] = splits, Cuts.axes(splits)
         return Cuts.at(splits, memo[id(splits)][1], self.sizes)
 
-    def _layout(self, key: tuple, reading: Callable[[int, Split, Axes], Layout], slot: int, split: Split) -> int:
-        """Number of the layout of an operand or result; rules that write it alike (the key) have it in common."""
-        memo = self.atlas.memo.setdefault(key, {})
-        found: int | None = memo.get(split)
-        if found is None:
-            found = memo[split] = self.atlas.number(reading(slot, split, self.order))
+    def _layouts(self, rule: Rule, slot: int, splits: Sequence[Split], *, operand: bool) -> list[int]:
+        """Numbers of the layouts of an operand or result. What they depend on is which of its dims each axis cuts, whatever rule says so: each such case is read once. Of
+        choices that it lacks only pending terms of an operand and collectives inside the kernel of a result make a difference."""
+        dims, reading = (rule.operands[slot], rule.operand) if operand else (rule.results[slot], rule.result)
+        told = {PENDING} if slot in rule.linear else set()
+        if not operand:
+            told = {f for x in rule.inner for f in x.factor.split("+")}
+        at: dict[str, list[tuple[int, int]]] = {}
+        for d, dim in enumerate(dims):
+            for k, f in enumerate(dim):
+                at.setdefault(f, []).append((d, k))
+        place = {choice: tuple([p for f in rule.members(choice) for p in at.get(f, ())]) or choice in told for choice in (*rule.choices, PENDING)}
+        memo, found = self.atlas.memo.setdefault(("layouts", operand, len(dims), self.order), {}), []
+        for s in splits:
+            case = tuple([(place[choice], axes) for choice, axes in s.pairs])
+            n = memo.get(case)
+            if n is None:
+                n = memo[case] = self.atlas.number(reading(slot, s, self.order))
+            found.append(n)
         return found
 
     def _bytes(self, node: Node, needs: Sequence[Row | None], results: Sequence[Row], options: int) -> _Bytes:
