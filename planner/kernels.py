@@ -181,7 +181,8 @@ def working_of(base: Base, i: int, cuts: Cuts, ins: np.ndarray, outs: np.ndarray
     if rule.flops and (i in base.tail or base.written_out):
         size = size + weights * _copied(base, i, splits, pricer)
     if node.op == "Attention":
-        size = size + np.array([_attention_bytes(base, i, split, out, trained, pricer) for split, out in zip(splits, outs.tolist(), strict=True)])
+        each = zip(splits, cuts.share(rule, "e").tolist(), outs.tolist(), strict=True)
+        size = size + np.array([_attention_bytes(base, i, split, share, out, trained, pricer) for split, share, out in each])
     elif node.bodies and trained:  # what iterations, or the branch that was taken, leave for the backward pass
         size = size + kept_elements(node) * cuts.share(rule) * itemsize
     elif node.op == "RoutedExperts":
@@ -204,12 +205,12 @@ def _copied(base: Base, i: int, splits: Sequence[Split], pricer: Pricer) -> np.n
     return np.array([any(n % ALIGNED for slot, shape in shapes.items() for n in local_shape(shape, rule.operand(slot, s, order), pricer.sizes)) for s in splits])
 
 
-def _attention_bytes(base: Base, i: int, split: Split, outs: float, trained: bool, pricer: Pricer) -> float:
-    """Bytes that attention takes beside operands and results: scores and their gradient in float32, the weights as computed with."""
+def _attention_bytes(base: Base, i: int, split: Split, share: float, outs: float, trained: bool, pricer: Pricer) -> float:
+    """Bytes that attention takes beside operands and results: scores and their gradient in float32, the weights as computed with. share: of the scores (`Cuts.share`)."""
     graph, node, rule, itemsize = base.graph, base.graph.nodes[i], base.rules[i], pricer.itemsize("float32")
     q, _, v = graph.shapes(node.inputs[:3])
     around = group(split.axes("ring"), pricer.sizes)
-    scores = rule.flops / (2 * (q[3] + v[3])) * float(Cuts.of((split,), pricer.sizes).share(rule, "e")[0]) / around
+    scores = rule.flops / (2 * (q[3] + v[3])) * share / around
     queries = rule.local(split, pricer.sizes).get("s", q[2])
     size = scores * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1) * (4 + (2 if trained else 1) * itemsize)
     if around > 1:  # the next piece of keys beside this one, results and gradients summed up in float32, and what is on its way of these
