@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
+from itertools import chain
 
 from planner.account import float32_sizes
 from planner.blocks import classes, find_runs
@@ -104,7 +105,7 @@ class Base:
         for i, rule in enumerate(self.rules):
             if rule.flops:
                 node = self.graph.nodes[i]
-                key = self.shared[i], tuple(n in self.grad for n in node.inputs), any(o in self.grad for o in node.outputs)
+                key = self.shared[i], tuple(map(self.grad.__contains__, node.inputs)), self.grad.isdisjoint(node.outputs)
                 if key not in alike:
                     alike[key] = dots(self.graph, i, rule, self.grad)
                 found[i] = alike[key]
@@ -114,16 +115,10 @@ class Base:
     def still(self) -> frozenset[str]:
         """Tensors outside repeated blocks that are the same in every microbatch: no input of the graph reaches them. Compilers take the forward
         collectives of those out of the loop (`planner.account`)."""
-        moving, made = set(self.graph.inputs), set(self.graph.weights)
-        for i, node in enumerate(self.graph.nodes):
-            outputs = [o for o in node.outputs if o]
-            if not moving.isdisjoint(node.inputs):
-                moving.update(outputs)
-            if i not in self.repeated:
-                made.update(outputs)
-            else:
-                made.difference_update(node.inputs)
-        return frozenset(made - moving)
+        nodes = self.graph.nodes
+        made = {*self.graph.weights, *chain.from_iterable([node.outputs for i, node in enumerate(nodes) if i not in self.repeated])} - {""}
+        made.difference_update(*[nodes[i].inputs for i in self.repeated])
+        return frozenset(made - self.graph.reached(self.graph.inputs))
 
     @cached_property
     def repeated(self) -> frozenset[int]:

@@ -10,9 +10,10 @@ Found from the distances between equal signatures, so the cost is linear in node
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, count, pairwise
 
 import numpy as np
 
@@ -24,13 +25,10 @@ MAX_PERIODS = 12
 NONE = -1
 
 
-def downstream(graph: Graph) -> frozenset[str]:
-    """Trainable weights and everything made from them."""
-    found = set(graph.trainable)
-    for node in graph.nodes:
-        if not found.isdisjoint(node.inputs):
-            found.update(o for o in node.outputs if o)
-    return frozenset(found)
+def _numbered(keys: Iterable[Hashable]) -> list[int]:
+    """Per key a number, the same for equal keys, in order of first appearance."""
+    numbers: defaultdict[Hashable, int] = defaultdict(count().__next__)
+    return list(map(numbers.__getitem__, keys))
 
 
 @dataclass(frozen=True)
@@ -52,29 +50,28 @@ class _Wiring:
 
         A block that reads data has less to do backward than one that reads activations: what depends on something trainable is another role.
         """
-        trained, nodes = downstream(graph), graph.nodes
-        names = list(dict.fromkeys(["", *(name for node in nodes for name in (*node.inputs, *node.outputs))]))
-        number = {name: n for n, name in enumerate(names)}
+        trained, nodes = graph.reached(graph.trainable), graph.nodes
+        inputs, outputs = [node.inputs for node in nodes], [node.outputs for node in nodes]
+        names = list(dict.fromkeys(chain([""], *inputs, *outputs)))
+        number = dict(zip(names, range(len(names)), strict=True))
         value = {name: array.tobytes() for name, array in graph.constants.items() if name in number}
-        cells: dict[tuple, int] = {}
-        cell = {name: cells.setdefault((t.shape, t.dtype, name in graph.weights, value.get(name), name in trained), len(cells))
-                for name in names[1:] if (t := graph.tensors[name])}  # fmt: skip
-        cell[""] = -1
-        kinds: dict[tuple, int] = {}
-        kind = [kinds.setdefault((node.op, tuple(sorted(node.attrs.items())) if node.attrs else (), len(node.inputs),
-                                  *[cell[name] for name in node.inputs], *[cell[name] for name in node.outputs]), len(kinds)) for node in nodes]  # fmt: skip
-        made = np.array([(number[o], i, k) for i, node in enumerate(nodes) for k, o in enumerate(node.outputs) if o], np.int64).reshape(-1, 3)
+        found = zip(names[1:], map(graph.tensors.__getitem__, names[1:]), strict=True)
+        cells = _numbered([(t.shape, t.dtype, name in graph.weights, value.get(name), name in trained) for name, t in found])
+        cell = dict(zip(names, [NONE, *cells], strict=True)).__getitem__
+        kind = _numbered([(node.op, frozenset(node.attrs.items()) if node.attrs else None, *map(cell, node.inputs), None, *map(cell, node.outputs)) for node in nodes])
+        taken, given = (np.cumsum([0, *map(len, each)]) for each in (inputs, outputs))
+        operand, made = (np.array(list(map(number.__getitem__, chain(*each))), np.int64) for each in (inputs, outputs))
         by, result = np.full((2, len(names)), NONE)
-        by[made[:, 0]], result[made[:, 0]] = made[:, 1], made[:, 2]
+        by[made] = np.repeat(np.arange(len(nodes)), np.diff(given))
+        result[made] = np.arange(len(made)) - given[by[made]]
+        by[0] = result[0] = NONE  # an output that is absent
 
         def among(some: Iterable[str]) -> np.ndarray:
             found = np.zeros(len(names), bool)
             found[[number[name] for name in some if name in number]] = True
             return found
 
-        return cls(np.array(kind, np.int64), np.cumsum([0, *[len(node.inputs) for node in nodes]]),
-                   np.array([number[name] for node in nodes for name in node.inputs], np.int64), by, result,
-                   among(graph.constants), among(graph.weights), among(graph.inputs))  # fmt: skip
+        return cls(np.array(kind, np.int64), taken, operand, by, result, among(graph.constants), among(graph.weights), among(graph.inputs))
 
     def match(self, p: int) -> _Match:
         """How each node corresponds to the one p further on."""

@@ -62,7 +62,7 @@ Anything else keeps its ONNX name, inputs and attributes, and is planned replica
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -192,6 +192,15 @@ class Graph:
     def memo(self) -> dict[Any, Any]:
         """What others derive once per graph: its blocks as one function (planner.emit.runs), what belongs to which stage (planner.pipeline, planner.account)."""
         return {}
+
+    def reached(self, start: Iterable[str]) -> set[str]:
+        """Tensors of `start`, and all that are made from any of them."""
+        found = set(start)
+        for node in self.nodes:
+            if not found.isdisjoint(node.inputs):
+                found.update(node.outputs)
+                found.discard("")  # an output that is absent
+        return found
 
     @property
     def parameters(self) -> int:

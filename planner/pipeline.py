@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -231,18 +232,20 @@ def read_late(graph: Graph, run: tuple[int, int, int]) -> tuple[frozenset[int], 
     """`ending` and `twice` of a Pipeline."""
     first, period, repeats = run
     end = first + period * repeats
-    blocks = needed(graph, range(first), (n for i in range(first, end) for n in graph.nodes[i].inputs))
-    after = needed(graph, range(first), (*graph.outputs[:1], *(n for i in range(end, len(graph.nodes)) for n in graph.nodes[i].inputs)))
+    blocks = needed(graph, range(first), chain.from_iterable([node.inputs for node in graph.nodes[first:end]]))
+    after = needed(graph, range(first), chain(graph.outputs[:1], *[node.inputs for node in graph.nodes[end:]]))
     return frozenset(after) - frozenset(blocks), frozenset(after) & frozenset(blocks)
 
 
 def needed(graph: Graph, nodes: Iterable[int], wanted: Iterable[str], given: Iterable[str] = ()) -> list[int]:
     """Those of the nodes that the wanted tensors are made by, given some."""
-    within, have, found, queue = set(nodes), set(given), set[int](), list(wanted)
+    made = {o: i for i in nodes for o in graph.nodes[i].outputs if o}
+    for name in given:
+        made.pop(name, None)
+    found, queue = set[int](), list(made.keys() & set(wanted))
     while queue:
-        name = queue.pop()
-        i = graph.producer.get(name, -1)
-        if name not in have and i in within and i not in found:
+        i = made.get(queue.pop())
+        if i is not None and i not in found:
             found.add(i)
             queue += graph.nodes[i].inputs
     return sorted(found)

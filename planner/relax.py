@@ -48,13 +48,13 @@ class Arithmetic:
         """base: of the whole batch. repeats: 0 where stages may be cut anywhere."""
         run = base.dealt[0] if base.dealt else (0, len(base.graph.nodes), 1) if base.places else (0, 0, 1)
         inside, found, known = range(run[0], run[0] + run[1] * run[2]), [0.0, 0.0], dict[float, float]()
-        for i, rule in enumerate(base.rules):
-            node = base.graph.nodes[i]
-            if rule.flops and node.op not in OWN and not node.bodies:
-                if rule.flops not in known:
-                    known[rule.flops] = pricer.kernel_s(rule.flops, 0.0, pricer.recipe.compute)
-                backward = 0.0 if not base.training or base.grad.isdisjoint(node.outputs) else base.backward[i]
-                found[i not in inside] += (1 + backward) * known[rule.flops]
+        for i, work in base.backward.items():
+            node, flops = base.graph.nodes[i], base.rules[i].flops
+            if node.op not in OWN and not node.bodies:
+                if flops not in known:
+                    known[flops] = pricer.kernel_s(flops, 0.0, pricer.recipe.compute)
+                backward = 0.0 if not base.training or base.grad.isdisjoint(node.outputs) else work
+                found[i not in inside] += (1 + backward) * known[flops]
         return cls(found[0], found[1], run[2] if base.dealt or not base.places else 0)
 
     def least(self, mesh: Mesh, microbatches: int, virtual: int = 1) -> float:

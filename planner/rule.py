@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from planner.layout import Axes, Layout, group
@@ -218,9 +218,7 @@ def parse(line: str, shapes: Sequence[Sequence[int]], results: Sequence[Sequence
     Raises ValueError when the line does not fit the shapes (a bug of the operator table, not of the user).
     Sizes of factors in compound dims must come from another dim or from `sizes`.
     """
-    left, right = line.split("->")
-    whole = set(re.findall(r"([A-Za-z_]\w*)!", line))
-    operands, outs = (tuple(_dims(part) for part in side.replace("!", "").split(",")) for side in (left, right))
+    operands, outs, whole = _line(line)
     operands = operands if shapes else ()
     bound: dict[str, int] = dict(sizes or {})
     if len(operands) != len(shapes) or len(outs) != len(results):
@@ -235,7 +233,14 @@ def parse(line: str, shapes: Sequence[Sequence[int]], results: Sequence[Sequence
         for dim, size in zip(dims, shape, strict=True):
             if math.prod(bound[f] for f in dim) != size:
                 raise ValueError(f"rule {line!r}: dim {dim} is not {size} with {bound}")
-    return Rule(operands, outs, bound, frozenset(whole), linear, flops=flops, **extra)  # type: ignore[arg-type]
+    return Rule(operands, outs, bound, whole, linear, flops=flops, **extra)  # type: ignore[arg-type]
+
+
+@cache
+def _line(line: str) -> tuple[tuple[tuple[Dim, ...], ...], tuple[tuple[Dim, ...], ...], frozenset[str]]:
+    """Operands, results and the factors that stay whole, as a rule line has them."""
+    operands, outs = (tuple(_dims(part) for part in side.replace("!", "").split(",")) for side in line.split("->"))
+    return operands, outs, frozenset(re.findall(r"([A-Za-z_]\w*)!", line))
 
 
 def _dims(text: str) -> tuple[Dim, ...]:

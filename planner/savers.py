@@ -28,16 +28,16 @@ def find_savers(base: Base) -> dict[tuple[int, int], str]:
     seen = {*graph.weights, *graph.constants}  # they are there anyway
     if not base.training:
         return charged
+    returning = {op for op, operator in OPERATORS.items() if "out" in operator.saves.split()}
     for i, node in enumerate(graph.nodes):
-        operator = OPERATORS.get(node.op)
-        if operator is None or base.grad.isdisjoint(node.outputs):
+        if node.op not in OPERATORS:
             continue
-        for slot in sorted(reads(node, base.grad).slots):
+        for slot in reads(node, base.grad).in_order:
             name = node.inputs[slot]
             if name not in seen:
                 seen.add(name)
                 charged[i, slot] = name
-        if "out" in operator.saves.split():
+        if node.op in returning and not base.grad.isdisjoint(node.outputs):
             for k, name in enumerate(o for o in node.outputs if o):
                 if name not in seen:
                     seen.add(name)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 
 from planner.emit.runs import Run, inner_flow, outer_flow
@@ -38,6 +38,11 @@ class Reads:
 
     slots: frozenset[int] = frozenset()
     inside: bool = False
+
+    @cached_property
+    def in_order(self) -> tuple[int, ...]:
+        """The slots, ascending."""
+        return tuple(sorted(self.slots))
 
 
 NOTHING = Reads()
@@ -107,7 +112,7 @@ def replay(flow: Flow, inside: Sequence[int], mode: str, given: Iterable[str] = 
 
     for i in inside:
         need = reads(graph.nodes[i], flow.grad)
-        for slot in sorted(need.slots):
+        for slot in need.in_order:
             want(i, slot)
         if (need.inside or (need.slots and _exchanges(flow, i))) and mode != "part":
             again.nodes.setdefault(i, False)

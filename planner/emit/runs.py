@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from planner.errors import PlanError
 from planner.flow import Flow
@@ -142,29 +143,27 @@ def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | st
                     return f"{base.id} reads another place in a later repeat"
     stacked = Counter(n for names in weights for n in names)
     for n, times in stacked.items():
-        if times > 1 or n in shared or any(i not in places for i, _ in graph.consumers[n]):
+        uses = graph.consumers[n]  # in node order
+        if times > 1 or n in shared or uses[0][0] < first or uses[-1][0] >= places.stop:
             return f"{graph.labels.get(n, n)} is also used elsewhere, so it cannot be stacked"
     rows = {o: tuple(nodes[first + r * period + j].outputs[k] for r in range(repeats)) for o, (j, k) in made.items() if j < period}
     leaves = tuple(rows[nodes[first + j].outputs[k]] for j, k in enters)
     last, first_leaves = {row[-1] for row in leaves}, {row[0] for row in leaves}
     yields = tuple(rows[o] for o in graph.outputs if o in rows and o not in first_leaves and set(rows[o]) <= set(graph.outputs))
-    handed = {o for row in yields for o in row}
+    handed = {*last, *chain.from_iterable(yields)}
+    returned = set(graph.outputs) - handed
     for o in made:
         if o in last:
             continue
-        outside = [i for i, _ in graph.consumers.get(o, ()) if i not in places]
-        if outside or (o in graph.outputs and o not in handed):
+        uses = graph.consumers.get(o, ())  # in node order
+        if o in returned or (uses and uses[-1][0] >= places.stop):
             return f"{o} leaves the middle of a repeated block"
     return _Wiring(weights, tuple(shared), enters, leaves, yields)
 
 
 def of_each_copy(flow: Flow, runs: Iterable[Run]) -> frozenset[str]:
     """Tensors of which every copy of the batch (Plan.copies) has its own: what depends on an input of the graph, or is handed from block to block. The copies share all else."""
-    found = {*flow.graph.inputs, *(c.enters for run in runs for c in run.carries)}
-    for node in flow.graph.nodes:
-        if not found.isdisjoint(node.inputs):
-            found.update(o for o in node.outputs if o)
-    return frozenset(found)
+    return frozenset(flow.graph.reached((*flow.graph.inputs, *(c.enters for run in runs for c in run.carries))))
 
 
 def passes_of(flow: Flow, runs: Iterable[Run]) -> Callable[[str], int]:
