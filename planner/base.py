@@ -163,7 +163,7 @@ class Base:
     @cached_property
     def places(self) -> Mapping[int, float]:
         """Nodes before which unequal pipeline stages may begin, where no repeated block is dealt out, and how many elements are handed over there."""
-        from planner.unequal import places
+        from planner.cutting import places
 
         return places(self) if self.training and self.dealt is None and not self.graph.hosted else {}
 

@@ -77,8 +77,9 @@ def chunks(plan: Plan) -> dict[str, int]:
 
 
 def places(plan: Plan, graph: Graph) -> dict[str, list[str]]:
-    """The entry of files for unequal pipeline stages: the node that each of their chunks begins with after the first."""
-    return {"cuts": [graph.nodes[i].id for i in plan.cuts]} if plan.cuts else {}
+    """The entries of files for unequal pipeline stages: the node that each of their chunks begins with after the first, and how many places each takes."""
+    widths = {"widths": list(plan.widths)} if plan.widths else {}
+    return {"cuts": [graph.nodes[i].id for i in plan.cuts], **widths} if plan.cuts else {}
 
 
 def _pricer(request: Request, c: Candidate):

@@ -50,7 +50,7 @@ class Plan:
     runs: repeated blocks as (first node, nodes per block, repeats). recompute: "none", "block" (collectives replayed)
     or "block-keep" (collective results kept). microbatches: gradient-accumulation steps; the graph is that of one microbatch.
     schedule: "" or how microbatches pass through pipeline stages (planner.pipeline); the mesh then has an axis "stage". virtual: chunks a stage holds.
-    cuts: of unequal pipeline stages (planner.unequal) the first node of every chunk after the first.
+    cuts: of unequal pipeline stages (planner.unequal) the first node of every chunk after the first. widths: places along the axis "stage" that each of them takes, () one each.
     offload: what waits in the host's memory between its uses, of OFFLOAD (planner.possible).
     bucket_bytes: collectives of gradients and updated parameters travel together up to it (planner.buckets); 0: as the compiler has them.
     copies: microbatches that run at the same time, the communication of one under the products of another (planner.copies); a divisor of their number.
@@ -68,12 +68,13 @@ class Plan:
     virtual: int = 1
     offload: tuple[str, ...] = ()
     cuts: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()
     bucket_bytes: int = 0
     copies: int = 1
 
     @property
     def stages(self) -> int:
-        """Pipeline stages; 1 without a pipeline."""
+        """Places of the mesh for pipeline stages, which take one each but for `widths`; 1 without a pipeline."""
         return dict(self.mesh).get(STAGE, 1) if self.schedule else 1
 
     @property

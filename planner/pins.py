@@ -4,6 +4,7 @@
                   model = { size = 8, level = "nvlink" }      the links that an axis runs over, a name or a list
                   stage = [1, 4]          pipeline stages; the other axes are those of one stage, found by the search where none is given
     [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "interleaved", virtual = 2
+                  widths = [2, 1, 1]      places of the stage axis that each stage takes, of stages without a block in common (stage = 4)
                   offload = ["optimizer"]   what waits in the host's memory ("none", or [], keeps all on the devices)
                   bucket = "25 MB"        gradients and updated parameters are sent together up to that size ("auto": the best; "none": as the compiler does by itself)
                   copies = 2              microbatches that run at the same time, the communication of one under the products of the other (1: one after the other)
@@ -40,6 +41,7 @@ from planner.meshes import divisors
 from planner.pipeline import INTERLEAVED, SCHEDULES
 from planner.possible import IN_LOOPS, OFFLOAD, WEIGHTS
 from planner.rule import PENDING, Limits, Rule, Split, legal
+from planner.unequal import WIDEST
 
 if TYPE_CHECKING:
     from planner.base import Base
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 SHORT = {"tp": "model", "dp": "data", "pp": "stage", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
 TENSOR = ("any", "megatron", "megatron-sp")
 TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR, "virtual": None,
-              "zero_group": None, "offload": ("none", *OFFLOAD), "bucket": ("none", AUTO), "copies": COPIES}  # fmt: skip
+              "zero_group": None, "offload": ("none", *OFFLOAD), "bucket": ("none", AUTO), "copies": COPIES, "widths": None}  # fmt: skip
 SECTIONS = ("mesh", "techniques", "forbid")
 """Tables of a TOML file that are no globs."""
 AXES = re.compile(r"stage|(data|model|sequence|expert)\d*")
@@ -80,6 +82,13 @@ class Pins:
             both = next((f for f, axes in table.get("split", {}).items() if axes and f in self.forbidden_factors), "")
             if both:
                 raise PlanError("P024", f"pins [forbid] {both} and {glob!r} contradict each other", detail=[f"{glob!r}: {_placement(table)}"], help=["remove one of them"])
+        if widths := self.techniques.get("widths", ()):
+            stages, micro = self.mesh.get(STAGE, ()), self.techniques.get("microbatches", WIDEST)
+            other = (f"stage = {' or '.join(map(str, stages))}" if stages and sum(widths) not in stages else f"virtual = {chunks}" if chunks is not None and chunks > 1
+                     else f"schedule = {schedule!r}" if schedule == INTERLEAVED else f"microbatches = {micro}" if micro % max(widths) else "")  # fmt: skip
+            if other or not stages:
+                raise PlanError("P024", f"pins widths = {_spelled('widths', widths)} and {other or 'no stages'} contradict each other: the stages take {sum(widths)} places, one "
+                                f"chunk of the model each, and {max(widths)} microbatches go together", help=[f"pp={sum(widths)}, or leave widths out"])  # fmt: skip
         if (copies := self.techniques.get("copies", 1)) > 1:
             micro, staged = self.techniques.get("microbatches", copies), bool(set(self.mesh.get("stage", ())) - {1})
             other = "stages" if staged else f"microbatches = {micro}" if micro % copies else ""
@@ -108,7 +117,7 @@ class Pins:
     def table(self) -> dict[str, Any]:
         """The pins as a TOML document holds them: `from_table` makes equal ones of it."""
         mesh = {a: {"size": list(sizes), **({"level": list(self.levels[a])} if a in self.levels else {})} for a, sizes in self.mesh.items()}
-        plain = {"offload": lambda words: list(words), "bucket": lambda size: size or "none"}
+        plain = {"offload": list, "widths": list, "bucket": lambda size: size or "none"}
         techniques = {k: plain.get(k, lambda value: value)(v) for k, v in self.techniques.items()}
         sections = {"mesh": mesh, "techniques": techniques, "forbid": {"factors": sorted(self.forbidden_factors)} if self.forbidden_factors else {}}
         return {k: v for k, v in sections.items() if v} | {glob: dict(table) for glob, table in self.nodes.items()}
@@ -225,8 +234,8 @@ def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def _spelled(key: str, value: Any) -> str:
     """A technique's value as one would write it."""
-    if key == "offload":
-        return "+".join(value) or "none"
+    if key in ("offload", "widths"):
+        return "+".join(map(str, value)) or "none"
     return "none" if key == "bucket" and not value else str(value)
 
 
@@ -351,6 +360,8 @@ def _technique(key: str, value: Any) -> Any:
         return _offload(value)
     if key == "bucket":
         return _bucket(value)
+    if key == "widths":
+        return _widths(value)
     value = RECOMPUTE_WORDS.get(value, value) if key == "recompute" else value
     choices = TECHNIQUES[key]
     if (choices is not None and value not in choices) or (choices is None and (not isinstance(value, int) or value < 1)):
@@ -365,6 +376,14 @@ def _offload(value: Any) -> tuple[str, ...]:
         disk = ["there is no way to disks: what waits lies in the host's memory (docs/offload.md)"] if "disk" in str(value) else []
         raise PlanError("P020", f"offload = {value!r} is not possible", help=[f"none, or of {', '.join(OFFLOAD)}, joined by +", *disk])
     return tuple(w for w in OFFLOAD if w in words)
+
+
+def _widths(value: Any) -> tuple[int, ...]:
+    """Places that each stage takes: a list, or numbers joined by +."""
+    words = [int(w) if w.isdecimal() else 0 for w in value.split("+")] if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not words or not all(type(n) is int and 1 <= n <= WIDEST for n in words):
+        raise PlanError("P020", f"widths = {value!r} is not possible", help=[f"1 to {WIDEST} places for each stage, joined by +: widths={WIDEST}+1+1 with pp=4"])
+    return tuple(words)
 
 
 def _bucket(value: Any) -> int | str:

@@ -36,7 +36,8 @@ IN_LOOPS = ("activations", "parameters")
 def check_mesh(strategy: Strategy, devices: int) -> None:
     """Axis names are distinct and multiply to the devices; techniques are known ones on existing axes. Raises P060."""
     names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]
-    from planner.strategy import bucket_of, copies_of, offload_of, schedule_of, virtual_of
+    from planner.strategy import bucket_of, copies_of, offload_of, schedule_of, virtual_of, widths_of
+    from planner.unequal import wrong_widths
 
     t = strategy.techniques
     wrong, schedule = "", schedule_of(t)
@@ -76,7 +77,11 @@ def check_mesh(strategy: Strategy, devices: int) -> None:
         wrong = f"{t['microbatches']} microbatches do not go in groups of {dict(strategy.mesh_shape)[STAGE]}, as interleaved stages take them"
     elif schedule == INTERLEAVED and not t.get("cuts") and not any(int(b["repeats"]) % (dict(strategy.mesh_shape)[STAGE] * virtual_of(t)) == 0 for b in strategy.blocks):
         wrong = f"no repeated blocks divide into {dict(strategy.mesh_shape)[STAGE]} stages of {virtual_of(t)} chunks (virtual)"
-    elif t.get("cuts") and (len(t["cuts"]) + 1 != dict(strategy.mesh_shape).get(STAGE, 1) * virtual_of(t) or t["recompute"] != "block"):
+    elif (widths := widths_of(t)) and (wide := wrong_widths(widths, dict(strategy.mesh_shape).get(STAGE, 1), int(t["microbatches"]), virtual_of(t))):
+        wrong = wide
+    elif widths and len(widths) != len(t.get("cuts", ())) + 1:
+        wrong = f"widths {list(widths)} of stages cut before {', '.join(map(str, t.get('cuts', ()))) or 'no node'}: one for each stage"
+    elif t.get("cuts") and ((len(t["cuts"]) + 1 != dict(strategy.mesh_shape).get(STAGE, 1) * virtual_of(t) and not widths) or t["recompute"] != "block"):
         wrong = f"stages cut before {', '.join(map(str, t['cuts']))} need one chunk more (stages times virtual), and recompute block"
     elif set(t["zero_group"]) - set(names):
         wrong = f"zero_group names axis {min(set(t['zero_group']) - set(names))!r}, which the mesh has not"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from planner.assemble import PICO, Techniques, assemble
 from planner.buckets import priced
 from planner.copies import COPIES
+from planner.cutting import with_cuts
 from planner.errors import PlanError
 from planner.flow import Plan
 from planner.layout import Layout
@@ -28,7 +29,6 @@ from planner.request import Candidate, Found
 from planner.rule import Limits, Split, legal
 from planner.space import ZERO_LEVELS, Base, Space, Variable, build_space
 from planner.topology import Mesh, MeshAxis, Topology
-from planner.unequal import with_cuts
 
 if TYPE_CHECKING:
     from planner.search import Search
@@ -105,7 +105,7 @@ def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...
     plan = Plan(mesh.shape, {node.id: splits[base.shared[i]] for i, node in enumerate(base.graph.nodes)}, t.zero, mesh.zero_axes, t.recompute, t.microbatches, base.runs,
                 schedule=t.schedule if mesh.stages > 1 else "", virtual=t.virtual, offload=tuple(map(_text, row["offload"])), copies=row["copies"])  # fmt: skip
     pricer = Pricer(request.topology, mesh, request.runtime, request.recipe, offload=request.offload)
-    plan, cost = priced(base, with_cuts(base, plan, pricer), pricer, request.bucket)
+    plan, cost = priced(base, with_cuts(base, plan, pricer, request.limit_bytes, request.widths), pricer, request.bucket)
     if cost.step_time_s != row["step_time_s"] or cost.memory.total != row["memory_bytes"] or row["status"] not in ("optimal", "feasible"):
         raise Stale
     return Candidate(_text(row["label"]), mesh, plan, cost, t, _number(row["objective_s"]), _number(row["bound_s"]), row["status"])

@@ -27,7 +27,7 @@ from planner.request import Candidate, Found, Request
 from planner.rule import Split
 from planner.search import Search
 from planner.space import Base
-from planner.strategy import Strategy, bucket_of, copies_of, offload_of, schedule_of, virtual_of
+from planner.strategy import Strategy, bucket_of, copies_of, offload_of, schedule_of, virtual_of, widths_of
 from planner.topology import Mesh, Topology, for_devices, from_json
 
 
@@ -112,7 +112,7 @@ def plan_on(strategy: Strategy, base: Base) -> Plan:
                         detail=[f"first: {lost[0]}"], help=[h for h in (did_you_mean(lost[0], list(strategy.nodes)), "plan again") if h])  # fmt: skip
     t = strategy.techniques
     return Plan(strategy.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]),
-                base.runs if strategy.blocks else (), schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=strategy.cuts(base.graph),
+                base.runs if strategy.blocks else (), schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=strategy.cuts(base.graph), widths=widths_of(t),
                 bucket_bytes=bucket_of(t), copies=copies_of(t))  # fmt: skip
 
 

@@ -67,6 +67,11 @@ class Request:
         return int(self.pins.techniques.get("copies", 0))
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Pinned: places of the mesh that each pipeline stage takes, () where the search finds them."""
+        return tuple(self.pins.techniques.get("widths", ()))
+
+    @property
     def limit_bytes(self) -> int:
         """Bytes a plan may use on a device."""
         usable = self.capacity.usable

@@ -20,6 +20,7 @@ import numpy as np
 from planner.assemble import PICO, Techniques, assemble, least_working, usage_of
 from planner.buckets import priced
 from planner.copied import in_copies
+from planner.cutting import with_cuts
 from planner.errors import PlanError
 from planner.evaluate import derived
 from planner.explore import Explorer
@@ -39,7 +40,6 @@ from planner.space import Space, splits_of
 from planner.spaces import Spaces
 from planner.store import machine_key
 from planner.topology import Mesh
-from planner.unequal import with_cuts
 from planner.user_loss import is_user_loss
 
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
@@ -318,7 +318,8 @@ class Search(Spaces):
                     offload=self.offered.sent(space.base, mesh, techniques.recompute),
                     copies=copies)  # fmt: skip
         try:
-            plan, cost = priced(space.base, with_cuts(space.base, plan, space.pricer), self.pricer(mesh), self.request.bucket)
+            plan = with_cuts(space.base, plan, space.pricer, self.request.limit_bytes, self.request.widths)
+            plan, cost = priced(space.base, plan, self.pricer(mesh), self.request.bucket)
         except PlanError as e:
             if e.code != "P068":
                 raise

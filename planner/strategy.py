@@ -96,7 +96,7 @@ class Strategy:
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
         t = self.techniques
         plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs,
-                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self.cuts(graph), bucket_bytes=bucket_of(t), copies=copies_of(t))  # fmt: skip
+                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self.cuts(graph), widths=widths_of(t), bucket_bytes=bucket_of(t), copies=copies_of(t))  # fmt: skip
         check_splits(graph, plan)
         return plan
 
@@ -213,6 +213,11 @@ def schedule_of(techniques: Mapping[str, Any]) -> str:
 def virtual_of(techniques: Mapping[str, Any]) -> int:
     """Chunks of blocks that a pipeline stage holds; files name them where they are several."""
     return int(techniques.get("virtual", 1))
+
+
+def widths_of(techniques: Mapping[str, Any]) -> tuple[int, ...]:
+    """Places along the axis "stage" that each pipeline stage takes, () for one each."""
+    return tuple(int(n) for n in techniques.get("widths", ()))
 
 
 def offload_of(techniques: Mapping[str, Any]) -> tuple[str, ...]:

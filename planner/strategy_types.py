@@ -182,7 +182,7 @@ class DetailTable(TypedDict):
 
 class TechniqueTable(TypedDict):
     """What was chosen beside the splits; `virtual`: chunks that a pipeline stage holds, where several. cuts: of stages without a block in common the node
-    that each begins with after the first.
+    that each begins with after the first; widths: how many places along the axis "stage" each of them takes, where not one each.
 
     offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks;
     "parameters": their weights, with gradients; "embeddings": tables that are looked up, with theirs.
@@ -199,6 +199,7 @@ class TechniqueTable(TypedDict):
     fused_collective_bytes: int
     virtual: NotRequired[int]
     cuts: NotRequired[list[str]]
+    widths: NotRequired[list[int]]
     hosted: NotRequired[list[str]]
 
 

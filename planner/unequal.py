@@ -10,9 +10,11 @@ microbatch's passes through a chunk and m microbatches on S stages a step takes
 
     (m V + S - 1) * (max f + max (f + b))        over chunks; the last has its f in its backward pass alone
 
-at most (but under gpipe the last chunk waits in the last S V - 1 ticks, and of several a stage not all run in every tick), so cuts are sought that make the largest
-2 f + b (of the last chunk f + b) small without handing much over: for some limits of what may be handed over the best cuts (dynamic programming over the
-possible places), and of those the cheapest with the messages counted.
+at most (but under gpipe the last chunk waits in the last S V - 1 ticks, and of several a stage not all run in every tick). Where to cut: planner.cutting.
+
+With one chunk a stage, a stage may take two places along the mesh's axis "stage", and others one (`widths`): then two microbatches make a tick, a place of a wide stage runs
+one of them and a place of the others both. A wide stage's weights lie at both of its places, which add up their gradients once a step. Each microbatch of a tick has its path
+through the places (`paths`), along which what stages hand on is sent.
 """
 
 from __future__ import annotations
@@ -39,20 +41,21 @@ if TYPE_CHECKING:
 
 MOST_CHUNKS = 16
 """Chunks, of all stages together, that a graph is cut into: every device's program holds the code of all of them."""
-LIMITS = 8
-"""Limits of what may be handed over that are tried."""
+WIDEST = 2
+"""Places that a stage takes at most. Fewer stages of two places have no shorter bubble than one place each: bounds of the one hold of the other (tests/test_unequal.py)."""
 
 
 @dataclass(frozen=True)
 class Stages:
     """A graph cut into chunks for pipeline stages. starts: the first node of every chunk, 0 first. results: what the last one has to make; grad: tensors with a
-    gradient; virtual: chunks that a stage holds."""
+    gradient; virtual: chunks that a stage holds; widths: places that each stage takes, () one each."""
 
     graph: Graph
     grad: frozenset[str]
     starts: tuple[int, ...]
     results: tuple[str, ...]
     virtual: int = 1
+    widths: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -62,6 +65,22 @@ class Stages:
     def stage(self, k: int) -> int:
         """The stage that holds chunk k."""
         return k % (self.count // self.virtual)
+
+    @property
+    def together(self) -> int:
+        """Microbatches of a tick: as many as the widest stage has places."""
+        return max(self.widths, default=1)
+
+    def turns(self, k: int) -> int:
+        """Microbatches that a place with chunk k runs in a tick."""
+        return self.together // self.widths[k] if self.widths else 1
+
+    @property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Per microbatch of a tick the place at which each stage runs it."""
+        widths = self.widths or (1,) * (self.count // self.virtual)
+        first = [sum(widths[:k]) for k in range(len(widths))]
+        return tuple(tuple(at + u * w // self.together for at, w in zip(first, widths, strict=True)) for u in range(self.together))
 
     @cached_property
     def _parts(self) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
@@ -100,6 +119,15 @@ class Stages:
         return self.stage(bisect_right(self.starts, i) - 1)
 
 
+def wrong_widths(widths: Sequence[int], places: int, microbatches: int, virtual: int) -> str:
+    """What is wrong with the places that stages take, "" where nothing is."""
+    if set(widths) != {1, WIDEST} or sum(widths) != places:
+        return f"widths {'+'.join(map(str, widths))} are not of 1 and {WIDEST}, both among them, {places} in all (the stage axis)"
+    if microbatches % WIDEST:
+        return f"{microbatches} microbatches do not go by {WIDEST} through stages of widths {'+'.join(map(str, widths))}"
+    return f"stages of {virtual} chunks take one place each" if virtual > 1 else ""
+
+
 def stages_of(flow: Flow) -> Stages | None:
     """The unequal stages of a plan, None where it has none."""
     from planner.training import counted_rows
@@ -107,7 +135,7 @@ def stages_of(flow: Flow) -> Stages | None:
     if not flow.plan.cuts:
         return None
     counted = counted_rows(flow.graph)
-    return Stages(flow.graph, flow.grad, (0, *flow.plan.cuts), (flow.graph.outputs[0], *([counted] if counted else [])), flow.plan.virtual)
+    return Stages(flow.graph, flow.grad, (0, *flow.plan.cuts), (flow.graph.outputs[0], *([counted] if counted else [])), flow.plan.virtual, flow.plan.widths)
 
 
 def batch_only(graph: Graph) -> frozenset[int]:
@@ -197,90 +225,3 @@ def differs(layout: Layout, order: Axes) -> Axes:
     """Mesh axes over which devices hold different pieces of a value, or different terms of its gradient, in mesh order."""
     own = {a for dim in layout.dims for a in dim} | set(layout.fan)
     return tuple(a for a in order if a in own)
-
-
-def places(base: Base) -> dict[int, float]:
-    """Nodes before which the graph may be cut -> how many elements are handed over there (module docstring)."""
-    graph, again, n = base.graph, batch_only(base.graph), len(base.graph.nodes)
-    barred, over = np.zeros(n + 1, np.int64), np.zeros(n + 1)
-    for name, readers in graph.consumers.items():
-        ends = [i for i, _ in readers]
-        made = graph.producer.get(name, -1)
-        low = min(ends) if name in graph.weights else made
-        high = max(ends, default=low)
-        if high <= low or low < 0 or made in again:
-            continue
-        sums = over if name in base.grad and name not in graph.weights else barred
-        size = graph.tensors[name].elements if sums is over else 1
-        sums[low + 1] += size
-        sums[high + 1] -= size
-    crossing, closed = np.cumsum(over), np.cumsum(barred)
-    return {i: float(crossing[i]) for i in range(1, n) if not closed[i] and i not in again and crossing[i] > 0}
-
-
-def with_cuts(base: Base, plan: Plan, pricer: Pricer) -> Plan:
-    """The plan, where it has stages and no repeated block is dealt out over them with its graph cut. Raises PlanError P068 where it cannot be."""
-    unequal = plan.stages > 1 and base.dealt is None
-    passing = Passing(plan.stages, plan.microbatches, plan.schedule, plan.virtual)
-    return replace(plan, cuts=cuts(base, passing, pricer)) if unequal else plan
-
-
-def cuts(base: Base, passing: Passing, pricer: Pricer) -> tuple[int, ...]:
-    """First nodes of the chunks after the first (module docstring). base: of one microbatch. Raises PlanError P068 where there are too few places."""
-    from planner.kernels import kernel_times
-
-    chunks = passing.stages * passing.virtual
-    key = ("cuts", id(base), chunks, passing.ticks)
-    if key not in pricer.memo:
-        over = base.places
-        both, twice, known = [0.0], [0.0], dict[int, tuple[float, float]]()
-        devices = prod(pricer.sizes.values())
-        for i in range(len(base.graph.nodes)):
-            c = base.shared[i]
-            if c not in known:
-                known[c] = kernel_times(base, c, Split(), pricer)
-            f, b = (x / devices for x in known[c])
-            both.append(both[-1] + f + b)
-            twice.append(twice[-1] + 2 * f + b)
-        best = None
-        for limit in _limits(over, chunks):
-            found = _balanced([i for i in over if over[i] <= limit], np.array(both), np.array(twice), chunks)
-            if found is not None:
-                sent = max(over[i] for i in found[1]) * pricer.itemsize("float32") / devices
-                price = passing.ticks * (found[0] + 2 * pricer.collective_s("collective-permute", (STAGE,), sent))
-                best = min(best, (price, found[1])) if best else (price, found[1])
-        if best is None:
-            raise PlanError("P068", f"{chunks} chunks of the model for pipeline stages are not possible: it can be cut at {len(over)} places", help=["fewer stages"])
-        pricer.memo[key] = base, best[1]  # the base is kept, so that its id stays unique
-    kept: tuple[int, ...] = pricer.memo[key][1]
-    return kept
-
-
-def _limits(over: Mapping[int, float], chunks: int) -> Iterator[float]:
-    """Some sizes of what is handed over, the least first."""
-    sizes = sorted(over.values())
-    if len(sizes) >= chunks - 1:
-        yield from sorted({sizes[round(q)] for q in np.linspace(chunks - 2, len(sizes) - 1, LIMITS)})
-
-
-def _balanced(where: list[int], both: np.ndarray, twice: np.ndarray, chunks: int) -> tuple[float, tuple[int, ...]] | None:
-    """(seconds of the longest chunk, first nodes of all but the first) such that it is the shortest; both, twice: seconds of all nodes before each."""
-    if len(where) < chunks - 1:
-        return None
-    at = np.array(where)
-    begin = [np.zeros(len(at), np.int64)]
-    longest = twice[at]  # of the chunks before a cut, at their best
-    for _ in range(chunks - 2):
-        table = np.maximum(longest[:, None], twice[at][None, :] - twice[at][:, None])
-        table[np.tril_indices(len(at))] = np.inf
-        begin.append(np.argmin(table, 0))
-        longest = table[begin[-1], np.arange(len(at))]
-    whole = np.maximum(longest, both[-1] - both[at])
-    k = int(np.argmin(whole))
-    if not np.isfinite(whole[k]):
-        return None
-    found, seconds = [], float(whole[k])
-    for row in reversed(begin):
-        found.append(int(at[k]))
-        k = int(row[k])
-    return seconds, tuple(reversed(found))

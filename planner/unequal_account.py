@@ -27,17 +27,20 @@ from planner.unequal import Stages, handed, rooms, stage_flow, stages_of
 
 @dataclass(frozen=True)
 class Tick:
-    """What a chunk does in a tick. forward, backward: collectives, each once; again: what the backward pass runs a second time, None of the last chunk."""
+    """What a place does in a tick with a chunk: `turns` microbatches. forward, backward: collectives of all of them; again: what the backward pass runs a second time, None of
+    the last chunk."""
 
     flow: Flow
     forward: tuple[Use, ...]
     backward: tuple[Use, ...]
     again: Replay | None
+    turns: int
 
 
 def passing(flow: Flow) -> Passing:
-    """How microbatches pass through the stages of a plan."""
-    return Passing(flow.plan.stages, flow.plan.microbatches, flow.plan.schedule, flow.plan.virtual)
+    """How microbatches pass through the stages of a plan; where stages take several places, as many microbatches as the widest has go together."""
+    plan = flow.plan
+    return Passing(len(plan.widths) or plan.stages, plan.microbatches // max(plan.widths, default=1), plan.schedule, plan.virtual)
 
 
 def last_waits(p: Passing) -> int:
@@ -105,7 +108,8 @@ def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
         (backward if last else forward).extend(u for u in uses if u.phase == "forward")
         backward += [u for u in uses if u.phase != "forward"]
     backward += account.again_uses(own, again, "all", lambda name: 1, once, size, "blocks")
-    return Tick(own, tuple(u for u in forward if u.total_bytes), tuple(u for u in backward if u.total_bytes), again)
+    turns = stages.turns(k)
+    return Tick(own, *(tuple(replace(u, count=u.count * turns) for u in uses if u.total_bytes) for uses in (forward, backward)), again, turns)
 
 
 def collectives(flow: Flow, size: ItemSize) -> Iterator[Use]:
@@ -120,21 +124,24 @@ def collectives(flow: Flow, size: ItemSize) -> Iterator[Use]:
 def outside(flow: Flow, size: ItemSize) -> Iterator[Use]:
     """What stages hand to each other and back, the loss, and gradients of packed weights. Between two stages of one chunk the last way back is a loop of one tick,
     which compilers unroll: nobody reads what it sends."""
-    n = passing(flow).ticks
-    for axes, elements in rooms(handed(flow, found(flow))).items():
+    stages, p = found(flow), passing(flow)
+    n = p.ticks
+    for axes, elements in rooms(handed(flow, stages)).items():
         what = "what stages hand on" + (f" ({'+'.join(axes)})" if axes else "")
         payload = int(elements * size("float32"))
-        yield Use("collective-permute", (STAGE,), payload, n, "forward", what)
-        yield Use("collective-permute", (STAGE,), payload, n - (flow.plan.schedule == "1f1b" and flow.plan.stages == 2), "backward", what)
+        yield Use("collective-permute", (STAGE,), payload, n * stages.together, "forward", what)
+        yield Use("collective-permute", (STAGE,), payload, (n - (p.schedule == "1f1b" and p.stages == 2)) * stages.together, "backward", what)
     yield Use("all-reduce", (STAGE,), 8, 1, "forward", "loss and its weight")
     mesh = dict(flow.plan.mesh)
-    for b in (b for b in buffers(flow, found(flow)) if b.trained):
+    for b in (b for b in buffers(flow, stages) if b.trained):
         full, piece = int(b.length * size(b.dtype)), int(b.state_length(mesh) * size(b.dtype))
         if b.level:
             yield Use("reduce-scatter", b.zero, full, n if b.level == 2 else 1, "gradient", b.key, True)
             yield Use("all-gather", b.zero, full, 1, "optimizer", b.key, True)
         if b.rest:
             yield Use("all-reduce", b.rest, piece, 1, "gradient", b.key, True)
+        if stages.together > 1:
+            yield Use("collective-permute", (STAGE,), piece, stages.together - 1, "gradient", b.key)
 
 
 def _wire(flow: Flow, uses: tuple[Use, ...]) -> Fraction:
@@ -157,10 +164,10 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
             if tick.again is None:
                 b += f
             else:
-                forward[i] = f
+                forward[i] = f * tick.turns
                 if again and i in tick.again.nodes:
                     b += sum((dot.flops for dot in dots if tick.again.nodes[i] or dot.inside), Fraction(0))
-            backward[i] = b
+            backward[i] = b * tick.turns
         ahead.append(forward)
         back.append(backward)
     if again:

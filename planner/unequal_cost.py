@@ -47,8 +47,8 @@ def passes_of_chunks(base: Base, flow: Flow, pricer: Pricer) -> tuple[tuple[Pass
     stages, known = unequal_account.found(flow), dict[tuple[int, object], tuple[float, float]]()
     ahead, back = list[Pass](), list[Pass]()
 
-    def one(kernels_s: float, again_s: float, uses: tuple[account.Use, ...]) -> Pass:
-        return Pass(kernels_s, again_s, uses, kernels_s + sum(shown_s(u, flow, pricer) for u in uses))
+    def one(kernels_s: float, again_s: float, uses: tuple[account.Use, ...], turns: int) -> Pass:
+        return Pass(kernels_s * turns, again_s * turns, uses, kernels_s * turns + sum(shown_s(u, flow, pricer) for u in uses))
 
     for k, tick in enumerate(unequal_account.of_chunks(flow, pricer.itemsize)):
         forward = backward = again = 0.0
@@ -61,10 +61,10 @@ def passes_of_chunks(base: Base, flow: Flow, pricer: Pricer) -> tuple[tuple[Pass
             again += f if tick.again is not None and tick.again.nodes.get(i) else 0.0
         opened = pricer.kernel_s(0.0, 2 * unequal_account.opened_bytes(flow, stages, k, pricer.itemsize), pricer.recipe.compute)
         if tick.again is None:
-            back.append(one(forward + backward + 2 * opened, 0.0, tick.backward))
+            back.append(one(forward + backward + 2 * opened, 0.0, tick.backward, tick.turns))
         else:
-            ahead.append(one(forward + opened, 0.0, tick.forward))
-            back.append(one(again + backward + 2 * opened, again, tick.backward))
+            ahead.append(one(forward + opened, 0.0, tick.forward, tick.turns))
+            back.append(one(again + backward + 2 * opened, again, tick.backward, tick.turns))
     return tuple(ahead), tuple(back)
 
 
@@ -105,8 +105,10 @@ def price(base: Base, flow: Flow, pricer: Pricer) -> Cost:
 def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
     """Seconds of the update, and of adding each microbatch's gradients to their sums."""
     mesh = dict(flow.plan.mesh)
-    added = sum(b.state_length(mesh) if b.level == 2 else b.length for b in buffers(flow, unequal_account.found(flow)) if b.trained)
-    sums = pricer.sum_s(unequal_account.passing(flow).ticks * added * pricer.recipe.gradient_bytes)
+    stages = unequal_account.found(flow)
+    added = sum(b.state_length(mesh) if b.level == 2 else b.length for b in buffers(flow, stages) if b.trained)
+    within = sum(b.length for b in buffers(flow, stages) if b.trained) if stages.together > 1 else 0
+    sums = pricer.sum_s(unequal_account.passing(flow).ticks * (added + stages.together * within) * pricer.recipe.gradient_bytes)
     return pricer.optimizer_s(unequal_account.state_elements(flow), flow.plan.offload) + sums
 
 
@@ -123,7 +125,7 @@ def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
                 on_way = max(on_way, PARKED_ARRAYS * piece / PARTS * recipe.state_bytes)
             else:
                 state += piece * recipe.state_bytes
-    boundary = sum(rooms(handed(flow, stages)).values()) * pricer.itemsize("float32")
+    boundary = sum(rooms(handed(flow, stages)).values()) * stages.together * pricer.itemsize("float32")
     waiting = unequal_account.passing(flow).waiting
     slack, own = 1 + pricer.runtime.memory_slack, dict[int, list[float]]()
     kept, working = dict[int, float](), {p.i: p.work for p in passes(base, flow, pricer, {})}

@@ -19,8 +19,8 @@ from planner.errors import PlanError
 from planner.layout import STAGE, Layout
 from planner.ops.base import tuple_text
 from planner.packing import PARTS, Buffer, Piece, buffers
-from planner.pipeline import Passing
 from planner.unequal import Stages, handed, rooms, stage_flow
+from planner.unequal_account import passing
 
 FIRST = ("w", "c", "batch", "x")
 
@@ -37,10 +37,11 @@ def write_unequal(w: Writer) -> None:
         _stage(w, stages, k)
     every = Body(w.flow, w.backend, results=[_name(stages, k) for k in range(stages.count)])
     w.functions.append(Function("each_stage", "What the stages run, in the order of the model.", every))
-    first = Passing(plan.stages, plan.microbatches, plan.schedule, plan.virtual).first_backward
+    first = passing(w.flow).first_backward
     cells = ["(" + "".join(f"({tuple_text(h.room)}, {h.first}, {h.shape}), " for h in row).rstrip() + ")" for row in rows]
     room = ", ".join(f"{tuple_text(axes)}: {size}" for axes, size in rooms(rows).items())
     w.tables.append(f"CHUNKS = {plan.virtual}  # of the model that a stage holds\n")
+    w.tables.append(f"PATHS = {stages.paths}  # per microbatch of a tick: the place along axis stage at which each stage runs it\n")
     w.tables.append(f"FIRST_BACKWARD = {first}  # tick of the first backward pass\n")
     w.tables.append(f"ROOM = {{{room}}}  # axes over which devices hand on different values -> elements of the buffer that is handed on\n")
     w.tables.append("\n".join(["# per chunk what it is given: (axes of the buffer, first element, shape)", "HANDED = (", *(f"    {c}," for c in cells), ")", ""]))

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.emit.parts.checkpoint import wholes, write_named
 from planner.emit.parts.frame import labels_of
-from planner.emit.parts.tables import MESH, PACKED, PARAMS
+from planner.emit.parts.tables import MESH, PACKED, PARAMS, PATHS
 
 
 def places_of(key, row):
@@ -17,14 +17,15 @@ def places_of(key, row):
     for label, (chunk, first, piece, whole, _, spec) in zip(labels_of(key, row), PACKED[key], strict=True):
         cells = [c if isinstance(c, tuple) else (c,) if c else () for c in (*spec, *[None] * (len(whole) - len(spec)))]
         for index in np.ndindex(*(MESH[a] for a in axes)):
-            at, starts = dict(zip(axes, index, strict=True)), []
+            where, starts = dict(zip(axes, index, strict=True)), []
             for cell, size in zip(cells, piece, strict=True):
                 place = 0
                 for a in cell:
-                    place = place * MESH[a] + at[a]
+                    place = place * MESH[a] + where[a]
                 starts.append(place * size)
             inside = tuple(slice(s, max(s, min(s + n, end))) for s, n, end in zip(starts, piece, whole, strict=True))
-            yield label, (chunk % MESH["stage"], *index, slice(first, first + int(np.prod(piece, dtype=int)))), piece, inside
+            for at in sorted({path[chunk % len(path)] for path in PATHS}):
+                yield label, (at, *index, slice(first, first + int(np.prod(piece, dtype=int)))), piece, inside
 
 
 def packed(key, row, values):

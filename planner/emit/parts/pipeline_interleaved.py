@@ -35,7 +35,7 @@ def gradients(params, frozen, batch):
     the last `stages` of every stages * CHUNKS ticks. Pieces that do not exist fill the bubble, and what they give is dropped.
     """
     stages, stage = MESH["stage"], lax.axis_index("stage")
-    last, depth, places = stage == stages - 1, stages * CHUNKS, waiting_places(stages * CHUNKS - 1)
+    last, depth, places = stage == stages - 1, stages * CHUNKS, waiting_places(stages * CHUNKS - 1, stages, MICROBATCHES)
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
     scatter = {key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0) for key, (_, _, axes, dim, _) in GRADIENTS.items()}
     within = {key: (axes, dim - (key in DEALT)) for key, (axes, dim) in scatter.items()}
@@ -44,7 +44,7 @@ def gradients(params, frozen, batch):
 
     def forward(x, tick):
         """What the stage hands on, and what its backward pass reads beside parameters."""
-        m, chunk = piece_of(tick - stage)
+        m, chunk = piece_of(tick - stage, stages, MICROBATCHES)
         p, own = chunk_of(blocks, chunk), chunk_of(frozen, chunk)
         y, pull = jax.vjp(lambda p, x: trunk(p, own, microbatch_of(batch, m), x, chunk), p, x)
         leaves, tree = jax.tree.flatten(pull)
@@ -59,7 +59,7 @@ def gradients(params, frozen, batch):
     def backward(g, ring, total, tick):
         """Gradients added up, and that of what the stage was given sent back."""
         n = tick - (depth - 1) - (stages - 1) + stage
-        turn = piece_of(n)[1]
+        turn = piece_of(n, stages, MICROBATCHES)[1]
         chunk = CHUNKS - 1 - turn
         here = jnp.array(places)[jnp.clip(n + (chunk - turn) * stages, 0, MICROBATCHES * CHUNKS - 1)]
         saved = iter([lax.dynamic_index_in_dim(r, here, keepdims=False) for r in ring])
@@ -83,7 +83,7 @@ def gradients(params, frozen, batch):
         y, saved = forward(x, tick)
         ring = keep(ring, saved, tick)
         if closes:
-            now = microbatch_of(batch, piece_of(tick - (stages - 1))[0])
+            now = microbatch_of(batch, piece_of(tick - (stages - 1), stages, MICROBATCHES)[0])
             (here, more), (own, g_y) = jax.value_and_grad(lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True)(ends, y)
             total = total | {key: total[key] + reduce_gradient(d, (), *scatter[key]) for key, d in own.items()}
             g, loss, weight = pick(last, g_y, g), loss + here, weight + more

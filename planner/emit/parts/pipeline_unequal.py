@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.emit.parts.chunks import piece_of, waiting_places
-from planner.emit.parts.exchange import pass_on, pend, reduce_gradient, zeros_like_piece
+from planner.emit.parts.exchange import pend, reduce_gradient, zeros_like_piece
 from planner.emit.parts.frame import labels_of
 from planner.emit.parts.stages import microbatch_of
-from planner.emit.parts.tables import CHUNKS, FIRST_BACKWARD, FROZEN, GRADIENTS, HANDED, MESH, MICROBATCHES, PACKED, PARAMS, ROOM, SCATTER_EACH_MICROBATCH, each_stage
+from planner.emit.parts.tables import CHUNKS, FIRST_BACKWARD, FROZEN, GRADIENTS, HANDED, MICROBATCHES, PACKED, PARAMS, PATHS, ROOM, SCATTER_EACH_MICROBATCH, each_stage
 
 
 def varying(x, axes):
@@ -53,20 +53,78 @@ def weights_at(k, buffers, table):
     return dict(zip((label for _, label, _ in own), arrays, strict=True))
 
 
+def held_at(k):
+    """The places along axis "stage" that hold stage k."""
+    return sorted({path[k] for path in PATHS})
+
+
+def along_paths(values, step=1):
+    """What was made at the place `step` stages before this one's, for every microbatch of a tick (first dim): each goes its path through the stages."""
+
+    def sent(v):
+        ways = ([(path[j], path[(j + step) % len(path)]) for j in range(len(path))] for path in PATHS)
+        return jnp.stack([lax.ppermute(v[u], "stage", pairs) for u, pairs in enumerate(ways)])
+
+    return jax.tree.map(sent, values)
+
+
+def over_places(x):
+    """The sum of what the places of this device's stage hold."""
+    total, shared = x, [held_at(k) for k in range(len(PATHS[0]))]
+    for step in range(1, len(PATHS)):
+        pairs = [(own[j], own[(j + step) % len(own)]) for own in shared if step < len(own) for j in range(len(own))]
+        total = total + lax.ppermute(x, "stage", pairs)
+    return total
+
+
+def each_microbatch(one, own, first, start):
+    """Of the `own` microbatches that a place runs in a tick, by one(i): (terms of sums, what it makes). Returns the sums, from `start` on, and what was made along a first
+    dim of all microbatches of the tick, where the place's are the `first` and those after it, the others' zeros."""
+
+    def turn(total, i):
+        terms, made = one(i)
+        return jax.tree.map(jnp.add, total, terms), made
+
+    def among(v):
+        if own == len(PATHS):
+            return v
+        empty = varying(jnp.zeros((len(PATHS), *v.shape[1:]), v.dtype), jax.typeof(v).manual_axis_type.varying)
+        return lax.dynamic_update_slice_in_dim(empty, v, first, 0)
+
+    if own > 1:
+        total, made = lax.scan(turn, start, jnp.arange(own))
+    else:
+        total, made = one(0)
+        made = jax.tree.map(lambda v: v[None], made)
+    return total, jax.tree.map(among, made)
+
+
 def gradients(params, frozen, batch):
     """(loss, gradients) of MICROBATCHES microbatches, which pass through CHUNKS chunks of the model on every stage: chunk c of stage i is number c * stages + i.
 
     Stage i runs piece n of its work forward in tick n + i, and piece n of the backward pass in tick FIRST_BACKWARD + n + stages - 1 - i. A stage keeps what each piece is
     given, in a ring, and runs its forward pass again in its backward pass; the last chunk runs both at once. Every device holds the code of all chunks and runs
     those of its own. Pieces that do not exist fill the bubble, and what they give is dropped; once forward passes are through, no microbatch is left for the last
-    chunk but under gpipe, and it waits.
+    chunk but under gpipe, and it waits. A piece is len(PATHS) microbatches: a stage with one place runs them all, one with several shares them out.
     """
-    stages, stage, places = MESH["stage"], lax.axis_index("stage"), waiting_places(FIRST_BACKWARD)
-    pieces, depth = MICROBATCHES * CHUNKS, stages * CHUNKS
+    together, stages, place = len(PATHS), len(PATHS[0]), lax.axis_index("stage")
+    groups, depth = MICROBATCHES // together, stages * CHUNKS
+    pieces, rooms = groups * CHUNKS, waiting_places(FIRST_BACKWARD, stages, groups)
+    stage, first = place, 0
+    if together > 1:
+        holder = {at: k for path in PATHS for k, at in enumerate(path)}
+        stage = jnp.array([holder[at] for at in range(lax.axis_size("stage"))])[place]
+        first = jnp.array([min(u for u, path in enumerate(PATHS) if at in path) for at in range(lax.axis_size("stage"))])[place]
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
     scatter = {key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0) for key, (_, _, axes, dim, _) in GRADIENTS.items()}
     kind = next((p.dtype for p in pending.values()), jnp.float32)
     room = {axes: (size, kind, ("stage", *axes)) for axes, size in ROOM.items()}
+
+    def own(k):
+        return together // len(held_at(k % stages))
+
+    def of(x, i):
+        return jax.tree.map(lambda v: lax.dynamic_index_in_dim(v, first + i, keepdims=False), x)
 
     def run(k, p, x, now):
         return each_stage()[k](weights_at(k, p, PARAMS), weights_at(k, frozen, FROZEN), now, apart_in(x, HANDED[k]))
@@ -76,57 +134,65 @@ def gradients(params, frozen, batch):
 
     def forward(x, tick):
         """What the stage hands on; the last chunk has nothing to do."""
-        m, chunk = piece_of(tick - stage)
-        ways = [*(lambda p, x, now, k=k: handing_on(k, now)(p, x) for k in range(depth - 1)), lambda p, x, now: x]
-        return lax.switch(chunk * stages + stage, ways, pending, x, microbatch_of(batch, m))
+        m, chunk = piece_of(tick - stage, stages, groups)
 
-    def backward(chunk, x, g, now, waits):
-        """Gradients of the chunk's weights and of what it was given, and (loss times weight, weight) of the last chunk, where it does not wait."""
+        def inner(p, x, m, k):
+            return each_microbatch(lambda i: ((), handing_on(k, microbatch_of(batch, m + i))(p, of(x, i))), own(k), first, ())[1]
 
-        def inner(p, x, g, now, k):
-            pull = jax.vjp(handing_on(k, now), p, x)[1]
-            return *pull(g), varying(jnp.zeros(2), ("stage",))
+        ways = [*(lambda p, x, m, k=k: inner(p, x, m, k) for k in range(depth - 1)), lambda p, x, m: x]
+        return lax.switch(chunk * stages + stage, ways, pending, x, m * together + first)
 
-        def end(p, x, g, now):
-            def total(p, x):
-                both = varying(run(depth - 1, p, x, now), ("stage",))
-                return both[0], both
+    def backward(chunk, x, g, m, waits):
+        """(gradients of the chunk's weights, loss times weight and weight of the last chunk, where it does not wait), gradients of what it was given."""
+        none = jax.tree.map(lambda w: varying(jnp.zeros_like(w), jax.typeof(w).manual_axis_type.varying), pending), varying(jnp.zeros(2), ("stage",))
 
-            grads, both = jax.grad(total, argnums=(0, 1), has_aux=True)(p, x)
-            return *grads, both
+        def inner(p, x, g, m, k):
+            def one(i):
+                grads, given = jax.vjp(handing_on(k, microbatch_of(batch, m + i)), p, of(x, i))[1](of(g, i))
+                return (grads, none[1]), given
 
-        def wait(p, x, g, now):
-            return jax.tree.map(lambda w: varying(jnp.zeros_like(w), jax.typeof(w).manual_axis_type.varying), p), g, varying(jnp.zeros(2), ("stage",))
+            return each_microbatch(one, own(k), first, none)
 
-        ways = [*(lambda p, x, g, now, k=k: inner(p, x, g, now, k) for k in range(depth - 1)), wait if waits else end]
-        return lax.switch(chunk * stages + stage, ways, pending, x, g, now)
+        def end(p, x, g, m):
+            def one(i):
+                def total(p, x):
+                    both = varying(run(depth - 1, p, x, microbatch_of(batch, m + i)), ("stage",))
+                    return both[0], both
+
+                (grads, given), both = jax.grad(total, argnums=(0, 1), has_aux=True)(p, of(x, i))
+                return (grads, both), given
+
+            return each_microbatch(one, own(depth - 1), first, none)
+
+        ways = [*(lambda p, x, g, m, k=k: inner(p, x, g, m, k) for k in range(depth - 1)), (lambda p, x, g, m: (none, g)) if waits else end]
+        return lax.switch(chunk * stages + stage, ways, pending, x, g, m)
 
     def ahead(carry, tick):
         x, ring = carry
-        here = jnp.array(places)[jnp.clip(tick - stage, 0, pieces)]
+        here = jnp.array(rooms)[jnp.clip(tick - stage, 0, pieces)]
         ring = jax.tree.map(lambda r, s: lax.dynamic_update_index_in_dim(r, s, here, 0), ring, x)
-        return (pass_on(forward(x, tick), "stage"), ring), None
+        return (along_paths(forward(x, tick)), ring), None
 
     def behind(carry, tick, ring, waits=False):
         g, total, loss = carry
         n = tick - FIRST_BACKWARD - (stages - 1) + stage
-        m, turn = piece_of(n)
+        m, turn = piece_of(n, stages, groups)
         chunk = CHUNKS - 1 - turn
-        here = jnp.array(places)[jnp.clip(n + (chunk - turn) * stages, 0, pieces - 1)]
+        here = jnp.array(rooms)[jnp.clip(n + (chunk - turn) * stages, 0, pieces - 1)]
         x = jax.tree.map(lambda r: lax.dynamic_index_in_dim(r, here, keepdims=False), ring)
-        grads, g, both = backward(chunk, x, g, microbatch_of(batch, m), waits)
+        (grads, both), g = backward(chunk, x, g, m * together + first, waits)
         real = (n >= 0) & (n < pieces)
         grads = {key: reduce_gradient(d, (), *scatter[key]) for key, d in grads.items()}
         total = {key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()}
-        return pass_on(g, "stage", -1), total, loss + jnp.where(real, both, 0)
+        return along_paths(g, -1), total, loss + jnp.where(real, both, 0)
 
     def steady(carry, tick):
         (x, ring), _ = ahead(carry[:2], tick)
         return (x, ring, *behind(carry[2:], tick, ring)), None
 
     ticks = pieces + stages - 1
-    x = {axes: varying(jnp.zeros(size, dtype), over) for axes, (size, dtype, over) in room.items()}
-    ring = {axes: varying(jnp.zeros((max(places) + 1, size), dtype), over) for axes, (size, dtype, over) in room.items()}
+    x = {axes: varying(jnp.zeros((together, size), dtype), over) for axes, (size, dtype, over) in room.items()}
+    ring = {axes: varying(jnp.zeros((max(rooms) + 1, together, size), dtype), over) for axes, (size, dtype, over) in room.items()}
     total = {key: zeros_like_piece(p, *scatter[key]) for key, p in pending.items()}
     g, loss = x, varying(jnp.zeros(2), ("stage",))
     (x, ring), _ = lax.scan(ahead, (x, ring), jnp.arange(FIRST_BACKWARD))
@@ -137,5 +203,5 @@ def gradients(params, frozen, batch):
     weight = jnp.maximum(loss[1], 1)
     grads = {key: t / weight.astype(t.dtype) for key, t in total.items()}
     for key, (_, rest, axes, dim, _) in GRADIENTS.items():
-        grads[key] = reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim)
+        grads[key] = over_places(reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim))
     return loss[0] / weight, grads

@@ -27,6 +27,7 @@ Programs are written without this file and bring every name themselves: what is 
                       a fresh start, PartitionSpec), in the order of LABELS
     PARTS             of buffers of weights, in which they are updated where the optimizer's state waits in the host's memory
     HANDED, ROOM      per chunk what it is given: (axes, first element, shape) of each; axes -> elements of the buffer that is handed on
+    PATHS             per microbatch of a tick, of unequal stages: the place along axis stage at which each stage runs it
     FIRST_BACKWARD    tick of the first backward pass of unequal stages
     OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
 
@@ -85,6 +86,7 @@ PARTS = 1
 HANDED: tuple[Any, ...] = ()
 ROOM: dict[tuple[str, ...], int] = {}
 FIRST_BACKWARD = 0
+PATHS: tuple[tuple[int, ...], ...] = ((0,),)
 
 
 def loss_of(params: Any, frozen: Any, batch: Any) -> Any:
