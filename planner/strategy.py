@@ -96,7 +96,8 @@ class Strategy:
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
         t = self.techniques
         plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs,
-                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self.cuts(graph), widths=widths_of(t), bucket_bytes=bucket_of(t), copies=copies_of(t))  # fmt: skip
+                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self.cuts(graph), widths=widths_of(t),
+                    bucket_bytes=bucket_of(t), copies=copies_of(t))  # fmt: skip
         check_splits(graph, plan)
         return plan
 

@@ -20,24 +20,18 @@ through the places (`paths`), along which what stages hand on is sent.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from planner.errors import PlanError
-from planner.layout import STAGE, Axes, Layout, Tree, distribute, local_shape
-from planner.pipeline import Passing, needed
-from planner.rule import Split
+from planner.layout import Axes, Layout, Tree, distribute, local_shape
+from planner.pipeline import needed
 
 if TYPE_CHECKING:
-    from planner.base import Base
-    from planner.flow import Flow, Plan
+    from planner.flow import Flow
     from planner.graph import Graph
-    from planner.price import Pricer
 
 MOST_CHUNKS = 16
 """Chunks, of all stages together, that a graph is cut into: every device's program holds the code of all of them."""

@@ -62,10 +62,10 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(stages: int, groups: i
     p = Pipeline(0, 1, stages * chunks, stages, stages * groups, "interleaved", virtual=chunks)
     pieces = p.microbatches * chunks
     with pytest.MonkeyPatch.context() as m:
-        for name, value in (("MESH", {"stage": stages}), ("MICROBATCHES", stages * groups), ("CHUNKS", chunks), ("jnp", np)):
+        for name, value in (("CHUNKS", chunks), ("jnp", np)):
             m.setattr(program, name, value)
-        places = program.waiting_places(p.passing.first_backward)
-        microbatch, turn = program.piece_of(np.arange(-2, pieces + 2))
+        places = program.waiting_places(p.passing.first_backward, stages, stages * groups)
+        microbatch, turn = program.piece_of(np.arange(-2, pieces + 2), stages, stages * groups)
     assert [p.passing.piece(n)[1] for n in range(-2, pieces + 2)] == [*turn]
     assert [p.passing.piece(n)[0] for n in range(-2, pieces + 2)] == [BUBBLE] * 2 + [*microbatch][2:-2] + [BUBBLE] * 2
     assert len(places) == pieces + 1 and max(places) + 1 == p.waiting and p.ticks == pieces + stages - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import planner
 from planner.api import program, reopen
 from planner.base import Base
+from planner.cutting import _balanced, places
 from planner.errors import PlanError
 from planner.evaluate import derived
 from planner.flow import Plan
@@ -27,7 +29,7 @@ from planner.report.stages import stages_words
 from planner.report.trace import trace
 from planner.reprice import reprice
 from planner.topology import from_json
-from planner.unequal import Stages, _balanced, handed, places, rooms, stages_of
+from planner.unequal import Stages, handed, rooms, stages_of
 from planner.unequal_account import chunks_at, together
 from planner.verify import worker
 
@@ -39,6 +41,7 @@ def plan(source: str, pins: str, devices: int = 4, **options: Any) -> planner.St
     return planner.plan(source, devices=devices, batch=16, pins=parse_pins(pins), baselines=False, hardware=EAGER, **options)
 
 
+@cache
 def based(source: str) -> Base:
     return Base.of(Model.open(source, Workload(kind="train", batch=16), 8).graph(1), training=True)
 
@@ -99,7 +102,43 @@ def test_cuts_are_the_best_of_all() -> None:
             return max(*(twice[b] - twice[a] for a, b in zip(ends, ends[1:], strict=False)), both[-1] - both[cut[-1]])
 
         best = min(longest(cut) for cut in combinations(where, count - 1))
-        assert found[0] == pytest.approx(best) == pytest.approx(longest(found[1]))
+        assert found[0] == pytest.approx(best) == pytest.approx(longest(found[1])) and found[2] == ()
+
+
+@pytest.mark.parametrize(("places", "count"), [(3, 2), (5, 3), (5, 4), (6, 4), (7, 5)])
+def test_cuts_and_widths_are_the_best_of_all(places: int, count: int) -> None:
+    """Dynamic programming against trying every cut with every widths of one and two places; pinned widths against every cut."""
+    from itertools import combinations, product
+
+    rng = np.random.default_rng(places)
+    both = np.cumsum([0.0, *rng.random(9)])
+    twice = both + np.cumsum([0.0, *rng.random(9)])
+    where = [1, 2, 4, 5, 7, 8]
+
+    def tick(cut: tuple[int, ...], widths: tuple[int, ...]) -> float:
+        ends = (0, *cut, 9)
+        sums = [twice] * (count - 1) + [both]
+        return max(2 // w * (s[b] - s[a]) for a, b, w, s in zip(ends, ends[1:], widths, sums, strict=False))
+
+    every = [w for w in product((1, 2), repeat=count) if sum(w) == places]
+    found = _balanced(where, both, twice, count, places - count)
+    assert found is not None
+    assert found[0] == pytest.approx(min(tick(c, w) for c in combinations(where, count - 1) for w in every)) == pytest.approx(tick(found[1], found[2]))
+    for widths in every:
+        pinned = _balanced(where, both, twice, count, places - count, widths)
+        assert pinned is not None and pinned[2] == widths
+        assert pinned[0] == pytest.approx(min(tick(c, widths) for c in combinations(where, count - 1))) == pytest.approx(tick(pinned[1], widths))
+
+
+@given(st.lists(st.sampled_from([1, 2]), min_size=2, max_size=8).filter(lambda w: len(set(w)) == 2), st.integers(1, 8))
+def test_stages_of_two_places_have_no_shorter_bubble_and_no_smaller_ring(widths: list[int], groups: int) -> None:
+    """In microbatches: what bounds of one place each rest on. Every microbatch of a tick has its own way, and each place its share of them."""
+    one, two = Passing(sum(widths), 2 * groups, "1f1b"), Passing(len(widths), groups, "1f1b")
+    assert 2 * two.ticks >= one.ticks and 2 * two.waiting >= one.waiting
+    paths = Stages(based(RESNET).graph, frozenset(), tuple(range(len(widths))), (), widths=tuple(widths)).paths
+    runs = Counter((k, at) for path in paths for k, at in enumerate(path))
+    assert [sorted({at for j, at in runs if j == k}) for k in range(len(widths))] == [[*range(sum(widths[:k]), sum(widths[: k + 1]))] for k in range(len(widths))]
+    assert all(n == 2 // widths[k] for (k, _), n in runs.items())
 
 
 def test_a_stage_holds_its_own_weights_alone() -> None:
@@ -186,10 +225,14 @@ def test_a_last_stage_without_microbatches_waits(stages: int, schedule: str, vir
         (UNET, "pp=2,dp=2,micro=4"),
         (UNET, "pp=4,micro=4"),
         (UNET, "pp=2,dp=2,micro=2,virtual=2"),
+        (RESNET, "pp=4,micro=4,zero=0,widths=1+2+1,schedule=gpipe"),
+        (RESNET, "pp=4,micro=4,zero=0,widths=1+1+2,offload=optimizer"),
+        (RESNET, "pp=3,dp=2,micro=4,zero=2,widths=1+2"),
+        (UNET, "pp=4,micro=4,zero=0,widths=2+1+1"),
     ],
 )
 def test_more_programs_equal_the_unsharded_ones(source: str, pins: str) -> None:
-    s = plan(source, pins, devices=8 if "dp=2,tp=2" in pins else 4)
+    s = plan(source, pins, devices=8 if "dp=2,tp=2" in pins else 6 if "pp=3" in pins else 4)
     report = worker.verify(s, source, timeout_s=1800)
     assert report.ok, str(report)
 
@@ -206,6 +249,60 @@ def test_frameworks_that_deal_blocks_get_no_cut_stages() -> None:
     with pytest.raises(PlanError) as e:
         plan(RESNET, "pp=2,dp=2,micro=4", runtime="megatron")
     assert e.value.code == "P068"
+
+
+def test_a_stage_of_two_places_next_to_one_of_one() -> None:
+    """The wide stage's places share each tick's microbatches and add up gradients: loss, gradients, bytes, FLOPs and arguments. The report says who has what."""
+    s = plan(RESNET, "pp=3,micro=4,zero=0,widths=2+1", devices=3)
+    assert s.techniques["widths"] == [2, 1] and len(s.techniques["cuts"]) == 1 and {row["stage"] for row in s.tensors.values() if "label" in row} == {0, 1}
+    assert stages_words(s) == "2 pipeline stages (1F1B, on 2+1 places, cut where they balance)"
+    report = worker.verify(s, RESNET)
+    assert report.ok, str(report)
+    assert report.numbers is not None and report.numbers.gradients is not None and report.numbers.gradients < 1e-5
+    graph = reopen(s, RESNET).graph(4)
+    assert s.plan_for(graph) == s.plan
+    drawn = json.loads(trace(reprice(s, reopen(s, RESNET), from_json(s.topology))))["traceEvents"]
+    assert {"forward 0 and 1", "backward 2 and 3"} <= {e["name"] for e in drawn}
+
+
+def test_the_search_gives_a_stage_two_places_where_that_is_faster() -> None:
+    """ResNet-50 on three places: one stage of one and one of two are faster than three of one, by the price of whole plans."""
+    pins = "pp=3,dp=2,micro=16,zero=0,schedule=1f1b"
+    free, even = (planner.plan("zoo:resnet50", devices=6, batch=96, pins=parse_pins(p), baselines=False) for p in (pins, f"{pins},widths=1+1+1"))
+    assert sorted(free.techniques["widths"]) == [1, 2] and "widths" not in even.techniques
+    assert free.costs["step_time_s"] < even.costs["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("pins", "code", "said"),
+    [
+        ("pp=4,micro=4,widths=2+1", "P024", "widths = 2+1 and stage = 4 contradict"),
+        ("micro=4,widths=2+1", "P024", "widths = 2+1 and no stages contradict"),
+        ("pp=3,micro=3,widths=2+1", "P024", "microbatches = 3"),
+        ("pp=3,micro=6,widths=2+1,virtual=2", "P024", "virtual = 2"),
+        ("pp=3,micro=6,widths=3", "P020", "1 to 2 places for each stage"),
+        ("pp=4,micro=4,widths=2+2", "P068", "are not of 1 and 2, both among them"),
+    ],
+)
+def test_widths_that_cannot_be(pins: str, code: str, said: str) -> None:
+    with pytest.raises(PlanError) as e:
+        planner.plan(RESNET, devices=12, batch=24, pins=parse_pins(pins), baselines=False, hardware=EAGER)
+    assert e.value.code == code and said in str(e.value)
+
+
+def test_repeated_blocks_take_one_place_a_stage() -> None:
+    with pytest.raises(PlanError) as e:
+        planner.plan("zoo:gpt-tiny,layers=4,seq=32", devices=3, batch=12, pins=parse_pins("pp=3,micro=4,widths=2+1"), baselines=False, hardware=EAGER)
+    assert e.value.code == "P068" and "one place a stage" in str(e.value)
+
+
+@pytest.mark.parametrize("widths", [[2, 2], [3], [1, 1, 1], [1, 2, 1]])
+def test_widths_that_a_file_cannot_have(widths: list[int]) -> None:
+    s = plan(RESNET, "pp=3,micro=4,zero=0,widths=2+1", devices=3)
+    edited = planner.Strategy.from_dict(s.to_dict() | {"techniques": {**s.techniques, "widths": widths}}, "edited")
+    with pytest.raises(PlanError) as e:
+        reprice(edited, reopen(s, RESNET), from_json(s.topology))
+    assert e.value.code == "P060" and "widths" in str(e.value)
 
 
 def test_a_file_keeps_its_cuts_and_is_priced_again_the_same(tmp_path: Path) -> None:
@@ -292,6 +389,7 @@ def test_buffers_give_back_what_was_packed(monkeypatch: pytest.MonkeyPatch) -> N
     rows = ((0, 0, (3, 4), shapes["a"], 0.0, P("model")), (0, 12, (3,), shapes["b"], 1.0, P("model")),
             (1, 0, (3, 2), shapes["c"], 0.0, P(None, ("model", "model2"))), (1, 6, (1, 1), shapes["d"], 0.0, P("model2", "model")))  # fmt: skip
     monkeypatch.setattr(packed, "MESH", {"stage": 2, "model": 2, "model2": 2})
+    monkeypatch.setattr(packed, "PATHS", ((0, 1),))
     monkeypatch.setattr(packed, "PACKED", {"buffer": rows})
     monkeypatch.setattr(frame, "LABELS", {"buffer": tuple(shapes)})
     row = ((2, 2, 2, 16), "float", 0, 0.0, P("stage", "model", "model2"))

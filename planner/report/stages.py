@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from costmodels.runtime import RUNTIMES
 from planner.layout import STAGE
-from planner.strategy import schedule_of, virtual_of
+from planner.strategy import schedule_of, virtual_of, widths_of
 
 if TYPE_CHECKING:
     from planner.strategy import Strategy
@@ -16,12 +16,14 @@ SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B"
 
 def stages(strategy: Strategy) -> int:
     """Pipeline stages; 1 without a pipeline."""
-    return dict(strategy.mesh_shape).get(STAGE, 1) if schedule_of(strategy.techniques) else 1
+    places = dict(strategy.mesh_shape).get(STAGE, 1) if schedule_of(strategy.techniques) else 1
+    return len(widths_of(strategy.techniques)) or places
 
 
 def ticks(strategy: Strategy) -> int:
-    """Lock-step ticks in which pipeline stages run forward: one a microbatch and chunk, and the bubble."""
-    return int(strategy.techniques["microbatches"]) * virtual_of(strategy.techniques) + stages(strategy) - 1
+    """Lock-step ticks in which pipeline stages run forward: one a microbatch and chunk (with stages of two places one for two microbatches), and the bubble."""
+    t = strategy.techniques
+    return int(t["microbatches"]) // max(widths_of(t), default=1) * virtual_of(t) + stages(strategy) - 1
 
 
 def lockstep(strategy: Strategy) -> bool:
@@ -44,5 +46,6 @@ def stages_words(strategy: Strategy) -> str:
     many = f"{chunks} chunks of {each // chunks} block{'s' if each > chunks else ''}" if chunks > 1 else f"{each} block{'s' if each > 1 else ''}"
     held = f", {'' if each * n == whole else 'up to '}{many} each" if each else ""
     if strategy.techniques.get("cuts"):
-        held = (f", {chunks} chunks each" if chunks > 1 else "") + ", cut where they balance"
+        wide = "+".join(map(str, widths_of(strategy.techniques)))
+        held = (f", {chunks} chunks each" if chunks > 1 else f", on {wide} places" if wide else "") + ", cut where they balance"
     return f"{n} pipeline stages ({SCHEDULES[schedule_of(strategy.techniques)]}{held})"

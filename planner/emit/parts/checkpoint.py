@@ -35,13 +35,18 @@ def values_of(params, state):
     return {key: [state[key][-1], *state[key][:-1]] if master else [p, *state[key]] for key, p in params.items()}
 
 
+def packing():
+    """Where in buffers weights lie, in programs that have such."""
+    return {}
+
+
 def save(saved, done, params, state):
     """Value and moments of every parameter after `done` steps, with its names in the model and its shape without padding."""
     import orbax.checkpoint as ocp
 
     values = values_of(params, state)
     count = max(len(v) for v in values.values())
-    about = {"values": count, "parameters": [[list(labels_of(key, row)), repeat_dims(row), row[0]] for key, row in PARAMS.items()]}
+    about = {"values": count, "parameters": [[list(labels_of(key, row)), repeat_dims(row), row[0]] for key, row in PARAMS.items()], "packed": packing()}
     items = {f"value{k}": ocp.args.PyTreeSave({str(i): values[key][k] for i, key in enumerate(PARAMS)}) for k in range(count)}
     saved.save(done, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items))
 
@@ -56,7 +61,7 @@ def restore(saved, mesh):
     about = saved.restore(done, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
     here = [(labels_of(key, row), repeat_dims(row), row[0]) for key, row in PARAMS.items()]
     there, own = ({tuple(names) for names, stacked, _ in rows if len(names) > 1 and not stacked} for rows in (about["parameters"], here))
-    if there != own:  # several weights that are no repeats: a buffer of unequal stages
+    if there != own or about.get("packed", {}) != packing():  # several weights that are no repeats: a buffer of unequal stages
         raise SystemExit(f"the checkpoint of step {done} has weights in other buffers of pipeline stages than this program: --export where it was saved, --weights here")
     master = jnp.dtype(COMPUTE).itemsize < 4
     shapes = {key: jax.ShapeDtypeStruct(row[0], jnp.float32) for key, row in PARAMS.items()}

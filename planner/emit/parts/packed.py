@@ -45,6 +45,11 @@ def unpacked(key, row, buffer):
     return out
 
 
+def packing():
+    """Buffer -> of each weight in it the places along axis "stage" that have it, its first element there, and the shape of a device's piece."""
+    return {key: [[sorted({path[chunk % len(path)] for path in PATHS}), first, list(piece)] for chunk, first, piece, *_ in PACKED[key]] for key in PARAMS}
+
+
 def initial_value(key, row, seed, weights):
     """A buffer of stored values, else seeded normal (norm scales around one), drawn by their names: the same under every plan. Floats as float32."""
     values, dtype = {}, np.float32 if row[1] == "float" else row[1]

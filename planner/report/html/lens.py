@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.layout import STAGE
 from planner.pipeline import Pipeline
 from planner.report.html import figures as f
 from planner.report.html.bars import KINDS, Block, Part, Timeline, timeline, total
 from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import KIND_NAMES, View, legend, note
 from planner.report.stages import dealt, lockstep, stages, ticks
+from planner.strategy import widths_of
 
 LETTERS = 150
 """Letters under a bar as wide as the page: a part has its name written where it has room for it."""
@@ -64,10 +66,12 @@ def stage(v: View) -> Markup:
     if stages(v.strategy) > 1:
         n, (each, whole) = stages(v.strategy), dealt(v.strategy)
         held = f", each with {'' if each * n == whole else 'up to '}{each} of {whole} blocks" if each else ""
-        per, on = v.strategy.topology["devices"] // n, ticks(v.strategy)
+        place, on = v.strategy.topology["devices"] // dict(v.strategy.mesh_shape)[STAGE], ticks(v.strategy)
+        per = " or ".join(f"{place * w:,}" for w in sorted(set(widths_of(v.strategy.techniques)) or {1}))
+        per = f"{per} {'device' if per == '1' else 'devices'}"
         if not lockstep(v.strategy):
-            return el("p", f"{n} stages of {f.plural(per, 'device')}{held}; bars are of the one that takes longest.", class_="small")
-        return el("p", f"{n} stages of {f.plural(per, 'device')} keep lock-step{held}. {v.micro} microbatches take {on} ticks forward and {on} backward, of which "
+            return el("p", f"{n} stages of {per}{held}; bars are of the one that takes longest.", class_="small")
+        return el("p", f"{n} stages of {per} keep lock-step{held}. {v.micro} microbatches take {on} ticks forward and {on} backward, of which "
                        f"{n - 1} each way are a bubble: a stage waits for the first microbatch, or has had the last. What follows the blocks runs on every stage; only the last "
                        "one’s result counts.", class_="small")  # fmt: skip
     return el("p", f"No pipeline: all {v.strategy.topology['devices']:,} devices keep the same time", class_="small")
