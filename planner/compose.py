@@ -76,10 +76,10 @@ def chunks(plan: Plan) -> dict[str, int]:
     return {"virtual": plan.virtual} if plan.virtual > 1 else {}
 
 
-def places(plan: Plan, graph: Graph) -> dict[str, list[str]]:
+def places(plan: Plan, graph: Graph) -> dict[str, list[str] | list[int]]:
     """The entries of files for unequal pipeline stages: the node that each of their chunks begins with after the first, and how many places each takes."""
-    widths = {"widths": list(plan.widths)} if plan.widths else {}
-    return {"cuts": [graph.nodes[i].id for i in plan.cuts], **widths} if plan.cuts else {}
+    found: dict[str, list[str] | list[int]] = {"cuts": [graph.nodes[i].id for i in plan.cuts]} if plan.cuts else {}
+    return found | ({"widths": list(plan.widths)} if plan.widths else {})
 
 
 def _pricer(request: Request, c: Candidate):

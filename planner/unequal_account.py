@@ -109,7 +109,8 @@ def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
         backward += [u for u in uses if u.phase != "forward"]
     backward += account.again_uses(own, again, "all", lambda name: 1, once, size, "blocks")
     turns = stages.turns(k)
-    return Tick(own, *(tuple(replace(u, count=u.count * turns) for u in uses if u.total_bytes) for uses in (forward, backward)), again, turns)
+    ahead, back = (tuple(replace(u, count=u.count * turns) for u in uses if u.total_bytes) for uses in (forward, backward))
+    return Tick(own, ahead, back, again, turns)
 
 
 def collectives(flow: Flow, size: ItemSize) -> Iterator[Use]:

@@ -348,7 +348,8 @@ def test_together_all_chunks_run_every_microbatch_once_each_way(stages: int, gro
 @pytest.mark.parametrize(("stages", "schedule", "virtual"), [(2, "1f1b", 1), (4, "1f1b", 1), (4, "gpipe", 1), (2, "interleaved", 2)])
 def test_every_stage_of_a_trace_takes_the_step(stages: int, schedule: str, virtual: int) -> None:
     """Each stage's track ends with the step, runs every microbatch once each way (the last both at once), forward before backward, and nothing at the same time."""
-    s = plan(RESNET, f"pp={stages},dp={4 // stages},micro=8,zero=1,schedule={schedule},virtual={virtual}")
+    way = f"virtual={virtual}" if virtual > 1 else f"widths={'+'.join('1' * stages)}"
+    s = plan(RESNET, f"pp={stages},dp={4 // stages},micro=8,zero=1,schedule={schedule},{way}")
     events = json.loads(trace(reprice(s, reopen(s, RESNET), from_json(s.topology))))["traceEvents"]
     for stage in range(stages):
         own = [e for e in events if e["pid"] == stage and e["ph"] == "X"]

@@ -110,11 +110,10 @@ def gradients(params, frozen, batch):
     together, stages, place = len(PATHS), len(PATHS[0]), lax.axis_index("stage")
     groups, depth = MICROBATCHES // together, stages * CHUNKS
     pieces, rooms = groups * CHUNKS, waiting_places(FIRST_BACKWARD, stages, groups)
-    stage, first = place, 0
-    if together > 1:
-        holder = {at: k for path in PATHS for k, at in enumerate(path)}
-        stage = jnp.array([holder[at] for at in range(lax.axis_size("stage"))])[place]
-        first = jnp.array([min(u for u, path in enumerate(PATHS) if at in path) for at in range(lax.axis_size("stage"))])[place]
+    every = range(lax.axis_size("stage"))
+    holder = {at: k for path in PATHS for k, at in enumerate(path)}
+    stage = place if together == 1 else jnp.array([holder[at] for at in every])[place]
+    first = 0 if together == 1 else jnp.array([min(u for u, path in enumerate(PATHS) if at in path) for at in every])[place]
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
     scatter = {key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0) for key, (_, _, axes, dim, _) in GRADIENTS.items()}
     kind = next((p.dtype for p in pending.values()), jnp.float32)
