@@ -48,6 +48,7 @@ class PinTechniques(TypedDict):
     microbatches: NotRequired[int]
     schedule: NotRequired[Literal["1f1b", "gpipe", "interleaved"]]
     virtual: NotRequired[int]
+    widths: NotRequired[str | list[int]]
     zero_group: NotRequired[int]
     offload: NotRequired[Literal["none", "optimizer", "activations", "optimizer+activations", "optimizer+parameters", "optimizer+embeddings", "optimizer+activations+parameters",
                                  "optimizer+activations+embeddings", "optimizer+parameters+embeddings", "optimizer+activations+parameters+embeddings"]
