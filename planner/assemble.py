@@ -55,6 +55,8 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *,
     uncut: the space is that of the whole batch, or of larger microbatches (`Space.parts` of them, a divisor of their number). A microbatch takes at least its
     share of a larger one's time and of the activations kept (kernels and collectives lose efficiency as they shrink, padding grows), so this problem's
     optimum is a lower bound of the real one's.
+    Under recompute=block-keep nodes are charged as if sums were all that is kept, as the problem knows no bytes of other results: plans that keep some are priced below
+    their cost here, and bounded in planner.surely.
     """
     ends = _flat(space).first[1:]
     cost = np.split(_whole(seconds_of(space, techniques, uncut) / unit_s), ends)
@@ -168,6 +170,12 @@ def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
 def unequal(space: Space) -> bool:
     """Whether plans of the space have unequal pipeline stages (planner.unequal)."""
     return space.pricer.mesh.stages > 1 and space.base.dealt is None
+
+
+def dealt_parts(space: Space, techniques: Techniques, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of variables what part of their nodes a device runs in a microbatch, bubble included, and what part of what they keep for one it has at once (without `uncut`)."""
+    dealt, at = _dealt(space, techniques), _flat(space).first[variables]
+    return ((dealt.share * dealt.ratio)[at], (dealt.share * dealt.kept)[at]) if dealt is not None else (np.ones(len(at)), np.ones(len(at)))
 
 
 def ticking(space: Space, techniques: Techniques) -> np.ndarray:

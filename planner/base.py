@@ -16,13 +16,14 @@ from planner.emit.replay import Product, dots, reads
 from planner.emit.runs import carried, looping, stacks
 from planner.flow import gradient_tensors, rule_of
 from planner.graph import Graph
+from planner.kept import Hop, find_demanded
 from planner.moments import Passing, find_passing
 from planner.ops.control import Region, region
 from planner.pipeline import SHARE, dealt
 from planner.rule import PENDING, Rule, Split
 from planner.savers import find_savers
 
-STRUCTURE = ("carried", "collected", "dealt", "kept", "loops", "own", "passing", "repeated", "replayed", "savers", "stacks", "still", "tail", "wires")
+STRUCTURE = ("carried", "collected", "dealt", "demanded", "kept", "loops", "own", "passing", "repeated", "replayed", "savers", "stacks", "still", "tail", "wires")
 """Derived parts of a Base that follow from the nodes and how they are wired, whatever the extents."""
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
@@ -134,6 +135,11 @@ class Base:
     def carried(self) -> frozenset[str]:
         """What the first repeats hand to the second ones: it is handed on as a loop does, nothing pending."""
         return carried(self.graph, self.loops)
+
+    @cached_property
+    def demanded(self) -> Mapping[int, Hop]:
+        """See planner.kept."""
+        return find_demanded(self)
 
     @cached_property
     def replayed(self) -> frozenset[int]:

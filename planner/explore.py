@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.assemble import PICO, assemble, least_usage, least_working, uncut_up_to, usage_of
+from planner.assemble import PICO, Techniques, assemble, least_usage, least_working, uncut_up_to, usage_of
 from planner.leaf import FITTING, FREE, LEVEL_ORDER, MESH, PRICED, UNSEEN, Leaf
 from planner.offered import CHUNKS
 from planner.pipeline import MOST_LEVEL
@@ -34,6 +34,7 @@ from planner.possible import RECOMPUTE
 from planner.problem import Problem, Solution, evaluate
 from planner.relax import Relaxed
 from planner.space import Base, Space
+from planner.surely import least_surely
 from planner.topology import Mesh
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class Explorer:
         self.unit_s = 1 / PICO
         """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range of exact floats."""
         self._known: list[tuple[int, int, int, int, int, float]] = []  # mesh, level, recompute, microbatches, chunks a stage, bound of all leaves beyond
+        self._none: set[tuple[int, Techniques]] = set()
+        """Leaves of which nothing fits."""
         self._relaxed: dict[int, Relaxed] = {}
         self._free: dict[tuple, tuple[np.ndarray, float] | None] = {}
         self._least: dict[int, float] = {}  # mesh -> bound of its leaves
@@ -122,9 +125,9 @@ class Explorer:
         self._worth, idle = worth, {True: 0, False: 0}
         while self.open:
             leaf = heapq.heappop(self.open)
-            self._cut, kind = leaf.bound, self._staged(leaf)
+            self._cut, kind = self._proves(leaf), self._staged(leaf)
             if idle[kind] >= (LONG_PATIENCE if leaf.bound < self._to_beat * (1 - WIDE_GAP) else PATIENCE):
-                self.closed.append(leaf.bound)  # given up: still a part of the bound
+                self.closed.append(self._proves(leaf))  # given up: still a part of the bound
                 continue
             if leaf.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
                 heapq.heappush(self.open, leaf)
@@ -157,17 +160,31 @@ class Explorer:
             leaf = self.unfinished[0]
             if leaf.bound >= self._to_beat * (1 - SAME):
                 break
-            self._cut = heapq.heappop(self.unfinished).bound
+            self._cut = self._proves(heapq.heappop(self.unfinished))
             left -= self._price(leaf, DEEPER)
             self._tell()
 
     def bound(self) -> float:
         """No plan of the family is below this (seconds, or bytes)."""
-        return min(self._cut, self._left())
+        found = min(self._cut, self._left())
+        return found if self.memory_first else least_surely(self._keeping(), self.search.request.limit_bytes, found)
 
     def _left(self) -> float:
         """The least bound of all leaves but the one that is worked on."""
-        return min([*self.closed, *(leaf.bound for leaf in (*self.open, *self.unfinished))], default=math.inf)
+        return min([*self.closed, *(self._proves(leaf) for leaf in (*self.open, *self.unfinished))], default=math.inf)
+
+    def _proves(self, leaf: Leaf) -> float:
+        """A leaf's bound; of those that keep results of collectives it is known in the end alone (planner.surely)."""
+        return leaf.bound if self.memory_first or not leaf.keeps else math.inf
+
+    def _keeping(self) -> Iterator[tuple[float, Leaf, Relaxed]]:
+        """Leaves that keep results of collectives, with what is known of them all the same: that of their mesh, and of the same without recomputation."""
+        plain = {(m, z, k, n): v for m, z, r, k, n, v in self._known if r == 0}
+        for index, relaxed in self._relaxed.items():
+            for leaf in self._leaves(index):
+                if leaf.keeps and (index, leaf.techniques) not in self._none:
+                    least = self._least[index] + relaxed.waiting(leaf.micro, leaf.virtual)
+                    yield max(least, plain.get((index, leaf.level, leaf.micro, leaf.virtual), 0.0)), leaf, relaxed
 
     def _tell(self) -> None:
         """What is proven so far, for those who watch: of the plan's own family, in seconds."""
@@ -218,7 +235,7 @@ class Explorer:
             if leaf.bound < self._to_beat * (1 - SAME):
                 heapq.heappush(self.open, leaf)
             else:
-                beaten = min(beaten, leaf.bound)
+                beaten = min(beaten, self._proves(leaf))
         self.closed.append(beaten)
         self._tell()
 
@@ -320,7 +337,10 @@ class Explorer:
             leaf.bound = bound
             heapq.heappush(self.unfinished, leaf)
         elif bound is not None:
-            self.closed.append(bound)
+            leaf.bound = bound
+            self.closed.append(self._proves(leaf))
+        else:
+            self._none.add((leaf.mesh, leaf.techniques))
         return asked.work
 
     def _priced(self, leaf: Leaf, asked: _Asked) -> float | None:

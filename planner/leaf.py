@@ -32,6 +32,11 @@ class Leaf:
             return self.bound < other.bound
         return (self.recompute, self.micro, self.level, self.mesh) < (other.recompute, other.micro, other.level, other.mesh)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether its plans keep results of collectives in recomputed blocks: its bound is then one of those that keep sums alone (planner.assemble)."""
+        return RECOMPUTE[self.recompute] == "block-keep"
+
     @cached_property
     def techniques(self) -> Techniques:
         """As the problem knows them."""

@@ -15,6 +15,7 @@ from math import prod
 import numpy as np
 
 from planner.assemble import PICO, Techniques, bytes_of, least_working, link_scale, replayed, seconds_of, slowdown, ticking, unequal, usage_of
+from planner.kept import KeptAgain
 from planner.price import Pricer
 from planner.rule import Split
 from planner.solvers.elimination import Scratch, Tree, compile_tree
@@ -166,19 +167,20 @@ class Relaxed:
             self._tick = 0.0 if found is None else found[1]
         return self._tick
 
-    def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
-        """A fastest choice and the bound (seconds) without a memory limit, for this many microbatches; None where none is possible."""
+    def free(self, techniques: Techniques, microbatches: int, more: np.ndarray | None = None) -> tuple[np.ndarray, float] | None:
+        """A fastest choice and the bound (seconds) without a memory limit, for this many microbatches; None where none is possible. more: seconds to add to each option."""
         at = replace(techniques, microbatches=microbatches)
-        return self._run(self._seconds(at), at)
+        return self._run(self._seconds(at) + (0.0 if more is None else more[self.kept]), at)
 
     def again(self, recompute: str) -> float:
         """What recomputation adds at least (seconds) to any bound without it."""
         plain, more = (self._seconds(Techniques(0, r, 0)) for r in ("none", recompute))
         return max(0.0, float(np.minimum.reduceat(more - plain, self.offset[:-1]).sum()) * (1 - ROUNDING))
 
-    def limited(self, techniques: Techniques, limit_bytes: float, free: tuple[float, float], enough_s: float = np.inf) -> float:
+    def limited(self, techniques: Techniques, limit_bytes: float, free: tuple[float, float], enough_s: float = np.inf,
+                keeping: tuple[KeptAgain, np.ndarray] | None = None) -> float:  # fmt: skip
         """A bound (seconds) under a memory limit: the best over prices of a byte, or the first of at least `enough_s`. free: bound and bytes of the choice
-        without a limit, which exceeds it.
+        without a limit, which exceeds it. keeping: what kept results of collectives may spare of what is charged for running again, and those charges (planner.surely).
 
         At a price the cheapest choice is a line below the bound's height over all prices; where the lines of one that fits and one that does not meet is next.
         """
@@ -186,7 +188,9 @@ class Relaxed:
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
         if np.minimum.reduceat(use, first).sum() > room:
             return np.inf
-        cost, tree, enough = _units(self._seconds(techniques), slow), self._compiled(techniques), enough_s * PICO / slow
+        kept, at = None if keeping is None else keeping[0], techniques if keeping is None else replace(techniques, recompute="none")
+        seconds = self._seconds(at) + (0.0 if keeping is None else keeping[1][self.kept])
+        cost, tree, enough = _units(seconds, slow), self._compiled(at), enough_s * PICO / slow
         low = 0.0, free[0] * PICO / slow, free[1] - room  # price, height, slope
         high: tuple[float, float, float] | None = None
         best, price = low[1], self._price or low[1] * FIRST_PRICE / low[2]
@@ -194,7 +198,8 @@ class Relaxed:
             price = max(price, (enough - low[1]) / low[2])
         for _ in range(PRICES):
             value, choice, _ = tree.run(cost + price * use)
-            height, slope = value - price * room, float(use[first + choice].sum()) - room
+            spared, size = kept.spared(price * slow / PICO) if kept is not None else (0.0, 0.0)
+            height, slope = value - spared * PICO / slow - price * room, float(use[first + choice].sum()) + size - room
             if height > best:
                 best, self._price = height, price
             if not height < enough or not slope:
