@@ -100,7 +100,7 @@ SPECIAL = (
     Row("pipeline, unequal stages, interleaved", RESNET, "pp=4,dp=2,micro=8,zero=0,virtual=2"),
     Row("pipeline, unequal stages, interleaved, four chunks", RESNET, "pp=2,dp=2,tp=2,micro=4,zero=2,virtual=4"),
     Row("pipeline, stages of one and two places", RESNET, "pp=4,dp=2,micro=8,zero=1,widths=1+2+1", batch=32),
-    Row("pipeline, stages of one and two places, GPipe", RESNET, "pp=4,tp=2,micro=4,zero=2,widths=2+1+1,schedule=gpipe", batch=32),
+    Row("pipeline, stages of one and two places, GPipe", RESNET, "pp=4,tp=2,micro=4,zero=1,widths=2+1+1,schedule=gpipe", batch=32),
     Row("pipeline, stages of one and two places, state in the host's memory", RESNET, "pp=4,dp=2,micro=4,zero=2,widths=1+1+2,offload=optimizer", batch=32),
     *(Row("optimizer state in the host's memory", source, "dp=8,zero=1,micro=1,offload=optimizer") for source in (GPT, MIXTRAL, T5, RESNET)),
     Row("optimizer state in the host's memory, with all else", LLAMA, "pp=2,dp=2,tp=2,micro=4,zero=2,recompute=block,offload=optimizer"),
@@ -134,7 +134,7 @@ _EACH = [Row(what, source, pins, less, batch) for what, pins, less, sources, bat
 ALONE = (*(r for r in _EACH if r.source != UNET), *SPECIAL, *(r for r in _EACH if r.source == UNET),
          Row("pipeline, unequal stages, 1F1B", UNET, "pp=4,dp=2,micro=2,zero=1"),
          Row("pipeline, unequal stages, interleaved", UNET, "pp=2,dp=4,micro=2,zero=1,virtual=2"),
-         Row("pipeline, stages of one and two places", UNET, "pp=4,dp=2,micro=2,zero=1,widths=1+2+1"))  # fmt: skip
+         Row("pipeline, stages of one and two places", UNET, "pp=4,dp=2,micro=4,zero=1,widths=1+2+1"))  # fmt: skip
 """Every technique on every model it is for; the UNet's, which compile for minutes, last."""
 
 
