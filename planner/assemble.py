@@ -21,8 +21,7 @@ import numpy as np
 from planner.axis_choices import axis_choices
 from planner.emit.replay import reads
 from planner.flow import Plan
-from planner.moments import Operators, Readers, gradient_room, readers, walk
-from planner.moments import least_working as least_working_above
+from planner.moments import Operators, Readers, gradient_room, readers, walk, work_above_kept
 from planner.pipeline import Passing, Pipeline
 from planner.problem import FORBIDDEN, Problem
 from planner.space import Space, Variable
@@ -268,11 +267,11 @@ def replayed(space: Space, techniques: Techniques) -> list[bool]:
     the backward pass reads, directly or on the way."""
     if techniques.recompute != "block" or unequal(space):
         return [False] * len(space.links)
-    base, inside = space.base, _inside_loops(space)
-    graph = base.graph
+    base, graph = space.base, space.base.graph
+    inside = {i for first, period, _ in base.loops for i in range(first, first + period)}
 
     def wanted(a: Variable, b: Variable) -> bool:
-        if a.kind != "op" or b.kind != "op" or a.node not in inside or b.node not in inside:
+        if not {a.kind, b.kind} <= {"op"} or not {a.node, b.node} <= inside:
             return False
         slots = reads(graph.nodes[b.node], base.grad).slots
         made = {slot: graph.producer.get(name, -1) for slot, name in enumerate(graph.nodes[b.node].inputs)}
@@ -367,7 +366,7 @@ def _least_work(space: Space) -> float:
     ops = [v for v in space.variables if v.node not in space.base.tail]
     if space.base.written_out:
         ops = [v for v in ops if v.kind == "op"]
-        return least_working_above(np.array([v.work_bytes.min() for v in ops]), np.array([v.kept_bytes.max() for v in ops]))
+        return work_above_kept(np.array([v.work_bytes.min() for v in ops]), np.array([v.kept_bytes.max() for v in ops]))
     return max((float(v.work_bytes.min()) for v in ops), default=0.0)
 
 
@@ -391,17 +390,11 @@ def usage_of(space: Space, techniques: Techniques, choice: Sequence[int] | np.nd
         return float(bytes_of(space, techniques, uncut)[at].sum()), float(flat.work[at].max(initial=0.0)) / pieces
     if flat.weights is not None:
         return float(bytes_of(space, techniques, uncut)[at].sum()), _walked(space, techniques, np.asarray(choice, np.int64), pieces, flat.weights)
-    dealt = _dealt(space, techniques)
+    dealt, work, after = _dealt(space, techniques), flat.work[at], flat.after[at]
     late = float((flat.late[at] * (dealt.share[at] if dealt is not None else 1.0)).sum()) if techniques.zero < 3 else 0.0
-    work, after = flat.work[at], flat.after[at]
     end = (float(flat.tail[at].sum()) + float(work[after].max(initial=0.0))) / pieces - late
     return float(bytes_of(space, techniques, uncut)[at].sum()), max(float(work[~after].max(initial=0.0)) / pieces, end)
 
 
 def _whole(values: np.ndarray) -> np.ndarray:
-    finite = np.where(np.isfinite(values), values, 0)
-    return np.where(np.isfinite(values), np.rint(finite), FORBIDDEN).astype(np.int64)
-
-
-def _inside_loops(space: Space) -> frozenset[int]:
-    return frozenset(i for first, period, _ in space.base.loops for i in range(first, first + period))
+    return np.where(np.isfinite(values), np.rint(np.where(np.isfinite(values), values, 0)), FORBIDDEN).astype(np.int64)

@@ -20,18 +20,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.assemble import PICO, Techniques, assemble, least_usage, least_working, uncut_up_to, usage_of
-from planner.leaf import FITTING, FREE, LEVEL_ORDER, MESH, PRICED, UNSEEN, Leaf
+from planner.leaf import FITTING, FREE, LEVEL_ORDER, MESH, PRICED, UNSEEN, Asked, Leaf
 from planner.offered import CHUNKS
 from planner.pipeline import MOST_LEVEL
 from planner.possible import RECOMPUTE
-from planner.problem import Problem, Solution, evaluate
+from planner.problem import evaluate
 from planner.relax import Relaxed
 from planner.space import Base, Space
 from planner.surely import least_surely
@@ -54,22 +53,6 @@ ROUNDS = 3
 """Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
 DEEPER, POOL = 10, 200_000_000
 """A leaf whose solve the work limit cut is solved again with so many times the work, least bounds first, until a family has spent so many units on that."""
-
-
-@dataclass
-class _Asked:
-    """The solves of one leaf: the work they took, and whether the work limit cut one."""
-
-    search: Search
-    deeper: int
-    work: int = 0
-    cut: bool = False
-
-    def solve(self, problem: Problem) -> Solution:
-        solved = self.search.solve(problem, self.deeper)
-        self.work += solved.work
-        self.cut |= solved.stopped == "work"
-        return solved
 
 
 class Explorer:
@@ -331,7 +314,7 @@ class Explorer:
 
     def _price(self, leaf: Leaf, deeper: int = 1) -> int:
         """Solve the leaf, price what it finds, and keep the bound of what it proved; the work spent on solving. deeper: times the usual work limit."""
-        asked = _Asked(self.search, deeper)
+        asked = Asked(self.search, deeper)
         bound = self._priced(leaf, asked)
         if bound is not None and asked.cut and deeper == 1:
             leaf.bound = bound
@@ -343,7 +326,7 @@ class Explorer:
             self._none.add((leaf.mesh, leaf.techniques))
         return asked.work
 
-    def _priced(self, leaf: Leaf, asked: _Asked) -> float | None:
+    def _priced(self, leaf: Leaf, asked: Asked) -> float | None:
         """The bound of a leaf after it was solved, and priced where that may pay; None where nothing of it fits. The room shrinks by what the whole plan needs beside."""
         search, limit = self.search, self.search.request.limit_bytes
         space = self._space(leaf)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from planner.assemble import Techniques
 from planner.possible import RECOMPUTE
+from planner.problem import Problem, Solution
+
+if TYPE_CHECKING:
+    from planner.search import Search
 
 LEVEL_ORDER = (2, 1, 0, 3)
 """Of equal bounds the level that needs less memory goes first; level 3 costs time."""
@@ -41,3 +46,20 @@ class Leaf:
     def techniques(self) -> Techniques:
         """As the problem knows them."""
         return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro, self.schedule, self.virtual)
+
+
+@dataclass
+class Asked:
+    """The solves of one leaf: the work they took, and whether the work limit cut one."""
+
+    search: Search
+    deeper: int
+    work: int = 0
+    cut: bool = False
+
+    def solve(self, problem: Problem) -> Solution:
+        """The answer of the search's solver, counted."""
+        solved = self.search.solve(problem, self.deeper)
+        self.work += solved.work
+        self.cut |= solved.stopped == "work"
+        return solved

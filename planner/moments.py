@@ -164,7 +164,7 @@ def walk(passing: Passing, own: Operators, weights: Weights, always: float = 0.0
     return Walk(gradients, np.cumsum(own.kept) + always, np.maximum(beside, 0.0) + put_off + own.work)
 
 
-def least_working(work: np.ndarray, kept: np.ndarray) -> float:
+def work_above_kept(work: np.ndarray, kept: np.ndarray) -> float:
     """The least that any walk's peak is above all that is kept. [nodes]: smallest working set of each operator, most that it keeps."""
     after = np.append(np.cumsum(kept[:0:-1])[::-1], 0.0)
     return max(0.0, float((work - after).max(initial=0.0)))

@@ -38,8 +38,9 @@ from planner.copies import COPIES
 from planner.errors import PlanError, did_you_mean
 from planner.layout import STAGE
 from planner.meshes import divisors
-from planner.pipeline import INTERLEAVED, SCHEDULES
-from planner.possible import IN_LOOPS, OFFLOAD, WEIGHTS
+from planner.pin_conflicts import check, placement, spelled
+from planner.pipeline import SCHEDULES
+from planner.possible import OFFLOAD
 from planner.rule import PENDING, Limits, Rule, Split, legal
 from planner.unequal import WIDEST
 
@@ -69,45 +70,8 @@ class Pins:
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises PlanError P024 for techniques that contradict each other."""
-        schedule, chunks = self.techniques.get("schedule"), self.techniques.get("virtual")
-        if schedule is not None and chunks is not None and (schedule == INTERLEAVED) != (chunks > 1):
-            raise PlanError("P024", f"pins schedule = {schedule!r} and virtual = {chunks} contradict each other: {INTERLEAVED} stages hold several chunks of blocks, others one",
-                            help=["remove one of them"])  # fmt: skip
-
-        if self.techniques.get("zero_stage") == 0 and "zero_group" in self.techniques:
-            raise PlanError("P024", f"pins zero_stage = 0 and zero_group = {self.techniques['zero_group']} contradict each other: at level 0 nothing is shared in groups",
-                            help=["zero=1 (to 3), or leave zero_group out"])  # fmt: skip
-        for glob, table in self.nodes.items():
-            both = next((f for f, axes in table.get("split", {}).items() if axes and f in self.forbidden_factors), "")
-            if both:
-                raise PlanError("P024", f"pins [forbid] {both} and {glob!r} contradict each other", detail=[f"{glob!r}: {_placement(table)}"], help=["remove one of them"])
-        if widths := self.techniques.get("widths", ()):
-            stages, micro = self.mesh.get(STAGE, ()), self.techniques.get("microbatches", WIDEST)
-            other = (f"stage = {' or '.join(map(str, stages))}" if stages and sum(widths) not in stages else f"virtual = {chunks}" if chunks is not None and chunks > 1
-                     else f"schedule = {schedule!r}" if schedule == INTERLEAVED else f"microbatches = {micro}" if micro % max(widths) else "")  # fmt: skip
-            if other or not stages:
-                raise PlanError("P024", f"pins widths = {_spelled('widths', widths)} and {other or 'no stages'} contradict each other: the stages take {sum(widths)} places, one "
-                                f"chunk of the model each, and {max(widths)} microbatches go together", help=[f"pp={sum(widths)}, or leave widths out"])  # fmt: skip
-        if (copies := self.techniques.get("copies", 1)) > 1:
-            micro, staged = self.techniques.get("microbatches", copies), bool(set(self.mesh.get("stage", ())) - {1})
-            other = "stages" if staged else f"microbatches = {micro}" if micro % copies else ""
-            if other:
-                raise PlanError("P024", f"pins copies = {copies} and {other} contradict each other: {copies} microbatches run at the same time, without pipeline stages",
-                                help=["remove one of them" if staged else f"a multiple of {copies} microbatches"])  # fmt: skip
-        if sent := [w for w in self.techniques.get("offload", ()) if w in IN_LOOPS]:
-            other = next((f"recompute = {r!r}" for r in [self.techniques.get("recompute")] if r == "none"), "") or ("stages" if set(self.mesh.get("stage", ())) - {1} else "")
-            if other:
-                raise PlanError("P024", f"pins offload = {'+'.join(sent)!r} and {other} contradict each other: those of recomputed blocks are sent, without pipeline stages",
-                                help=["remove one of them"])  # fmt: skip
-        if sent := [w for w in self.techniques.get("offload", ()) if w in WEIGHTS]:
-            other = "copies" if self.techniques.get("copies", 1) > 1 else "stages" if set(self.mesh.get("stage", ())) - {1} else ""
-            if other:
-                raise PlanError("P024", f"pins offload = {'+'.join(sent)!r} and {other} contradict each other: weights are brought for one microbatch at a time",
-                                help=["remove one of them"])  # fmt: skip
-            if "optimizer" not in self.techniques["offload"]:
-                raise PlanError("P024", f"pin offload = {'+'.join(sent)!r} leaves the optimizer's state on the devices, which takes more room and is read once a step",
-                                help=[f"offload=optimizer+{'+'.join(sent)}"])  # fmt: skip
+        """Raises PlanError P024 for pins that contradict each other."""
+        check(self.mesh, self.techniques, self.forbidden_factors, self.nodes)
 
     @property
     def empty(self) -> bool:
@@ -125,9 +89,9 @@ class Pins:
     def each(self) -> list[tuple[str, Pins]]:
         """Every single pin in words, and the pins without it."""
         found = [(f"{a} = {' or '.join(map(str, sizes))}", replace(self, mesh=_without(self.mesh, a), levels=_without(self.levels, a))) for a, sizes in self.mesh.items()]
-        found += [(f"{k} = {_spelled(k, v)}", replace(self, techniques=_without(self.techniques, k))) for k, v in self.techniques.items()]
+        found += [(f"{k} = {spelled(k, v)}", replace(self, techniques=_without(self.techniques, k))) for k, v in self.techniques.items()]
         found += [(f"forbid {f}", replace(self, forbidden_factors=self.forbidden_factors - {f})) for f in sorted(self.forbidden_factors)]
-        return found + [(f"{glob}: {_placement(table)}", replace(self, nodes=_without(self.nodes, glob))) for glob, table in self.nodes.items()]
+        return found + [(f"{glob}: {placement(table)}", replace(self, nodes=_without(self.nodes, glob))) for glob, table in self.nodes.items()]
 
     @property
     def axes(self) -> frozenset[str]:
@@ -230,22 +194,6 @@ def _instead(table: Mapping[str, Any], rule: Rule, mesh: Mapping[str, int]) -> l
 
 def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {k: v for k, v in table.items() if k != key}
-
-
-def _spelled(key: str, value: Any) -> str:
-    """A technique's value as one would write it."""
-    if key in ("offload", "widths"):
-        return "+".join(map(str, value)) or "none"
-    return "none" if key == "bucket" and not value else str(value)
-
-
-def _placement(table: Mapping[str, Any]) -> str:
-    """`n over model` of a split, `[data, -]` of a layout."""
-    if "split" in table:
-        return ", ".join(f"{f} over {' + '.join(axes)}" if axes else f"{f} whole" for f, axes in table["split"].items()) or "whole"
-    if "layout" in table:
-        return f"[{', '.join('+'.join(axes) or '-' for axes in table['layout'])}]"
-    return "as it is"
 
 
 def _weight_slot(glob: str, node: Any, base: Base) -> int | None:
