@@ -102,6 +102,7 @@ SPECIAL = (
     Row("pipeline, stages of one and two places", RESNET, "pp=4,dp=2,micro=8,zero=1,widths=1+2+1", batch=32),
     Row("pipeline, stages of one and two places, GPipe", RESNET, "pp=4,tp=2,micro=4,zero=1,widths=2+1+1,schedule=gpipe", batch=32),
     Row("pipeline, stages of one and two places, state in the host's memory", RESNET, "pp=4,dp=2,micro=4,zero=2,widths=1+1+2,offload=optimizer", batch=32),
+    Row("pipeline, stages of one and two places, one tick of microbatches", RESNET, "pp=4,dp=2,micro=2,zero=1,widths=1+2+1"),
     *(Row("optimizer state in the host's memory", source, "dp=8,zero=1,micro=1,offload=optimizer") for source in (GPT, MIXTRAL, T5, RESNET)),
     Row("optimizer state in the host's memory, with all else", LLAMA, "pp=2,dp=2,tp=2,micro=4,zero=2,recompute=block,offload=optimizer"),
     Row("optimizer state in the host's memory, unequal stages", RESNET, "pp=2,dp=2,tp=2,micro=4,zero=2,virtual=2,offload=optimizer"),

@@ -91,7 +91,7 @@ def _cut(plan: Plan, found: Cutting) -> Plan:
 
 def _uneven(base: Base, plan: Plan, pricer: Pricer) -> Cutting | None:
     """The best with stages of one place and of two."""
-    if plan.virtual > 1 or plan.microbatches % WIDEST or plan.microbatches < 2 * WIDEST:
+    if plan.virtual > 1 or plan.microbatches % WIDEST:
         return None
     found = []
     for stages in range(plan.stages // WIDEST + 1, plan.stages):

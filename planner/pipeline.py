@@ -62,6 +62,11 @@ class Passing:
         return self.microbatches * self.virtual + self.stages - 1
 
     @property
+    def read_ticks(self) -> int:
+        """Ticks whose forward passes are read. Of a single piece under 1F1B the last has none: its loop of one tick is unrolled, and compilers drop what nobody reads."""
+        return self.ticks - (self.microbatches * self.virtual == 1 and self.schedule != "gpipe")
+
+    @property
     def first_backward(self) -> int:
         """The first tick with a backward pass."""
         return self.ticks if self.schedule == "gpipe" else self.stages * self.virtual - 1

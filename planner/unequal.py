@@ -117,8 +117,8 @@ def wrong_widths(widths: Sequence[int], places: int, microbatches: int, virtual:
     """What is wrong with the places that stages take, "" where nothing is."""
     if set(widths) != {1, WIDEST} or sum(widths) != places:
         return f"widths {'+'.join(map(str, widths))} are not of 1 and {WIDEST}, both among them, {places} in all (the stage axis)"
-    if microbatches % WIDEST or microbatches < 2 * WIDEST:
-        return f"{microbatches} microbatches do not make two ticks or more of {WIDEST}, as stages of widths {'+'.join(map(str, widths))} take them"
+    if microbatches % WIDEST:
+        return f"{microbatches} microbatches do not go by {WIDEST}, as stages of widths {'+'.join(map(str, widths))} take them"
     return f"stages of {virtual} chunks take one place each" if virtual > 1 else ""
 
 

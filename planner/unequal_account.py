@@ -71,7 +71,8 @@ def together(p: Passing) -> tuple[Together, ...]:
     """All ticks, forward and backward passes apart. The bubble is the first forward passes, and the last backward ones."""
     found: Counter[tuple[bool, bool, tuple[int, ...]]] = Counter()
     for n in range(p.ticks):
-        found[True, n < p.stages - 1, chunks_at(p, n, forward=True)] += 1
+        if n < p.read_ticks:
+            found[True, n < p.stages - 1, chunks_at(p, n, forward=True)] += 1
         found[False, n >= p.ticks - (p.stages - 1), chunks_at(p, p.first_backward + n, forward=False)] += 1
     return tuple(Together(*key, count) for key, count in found.items())
 
@@ -115,9 +116,9 @@ def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
 
 def collectives(flow: Flow, size: ItemSize) -> Iterator[Use]:
     """Every collective of one optimizer step, of each pass that of the chunk that sends the most."""
-    work, n, fewer = of_chunks(flow, size), passing(flow).ticks, last_waits(passing(flow))
+    work, p, fewer = of_chunks(flow, size), passing(flow), last_waits(passing(flow))
     ahead, back = [t.forward for t in work], [t.backward for t in work]
-    for of_each, times in ((ahead, n), (back, n - fewer), (back[:-1], fewer)):
+    for of_each, times in ((ahead, p.read_ticks), (back, p.ticks - fewer), (back[:-1], fewer)):
         yield from (replace(u, count=u.count * times) for u in max(of_each, key=lambda u: _wire(flow, u)) if times)
     yield from outside(flow, size)
 
@@ -130,7 +131,7 @@ def outside(flow: Flow, size: ItemSize) -> Iterator[Use]:
     for axes, elements in rooms(handed(flow, stages)).items():
         what = "what stages hand on" + (f" ({'+'.join(axes)})" if axes else "")
         payload = int(elements * size("float32"))
-        yield Use("collective-permute", (STAGE,), payload, n * stages.together, "forward", what)
+        yield Use("collective-permute", (STAGE,), payload, p.read_ticks * stages.together, "forward", what)
         yield Use("collective-permute", (STAGE,), payload, (n - (p.schedule == "1f1b" and p.stages == 2)) * stages.together, "backward", what)
     yield Use("all-reduce", (STAGE,), 8, 1, "forward", "loss and its weight")
     mesh = dict(flow.plan.mesh)
@@ -154,7 +155,7 @@ def _wire(flow: Flow, uses: tuple[Use, ...]) -> Fraction:
 def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
     """2MNK per node, device and step, of the heaviest chunk forward and the heaviest backward; without what is computed again of the stage that has the most."""
     stages, p = found(flow), passing(flow)
-    n, fewer = p.ticks, last_waits(p)
+    fewer = last_waits(p)
     ahead, back = list[dict[int, Fraction]](), list[dict[int, Fraction]]()
     for k, tick in enumerate(of_chunks(flow, account.float32_sizes)):
         forward, backward = dict[int, Fraction](), dict[int, Fraction]()
@@ -172,7 +173,7 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
         ahead.append(forward)
         back.append(backward)
     if again:
-        passes = [(_heaviest(ahead), n), (_heaviest(back), n - fewer), (_heaviest(back[:-1]), fewer)]
+        passes = [(_heaviest(ahead), p.read_ticks), (_heaviest(back), p.ticks - fewer), (_heaviest(back[:-1]), fewer)]
     else:
         each: list[list[tuple[dict[int, Fraction], int]]] = [[] for _ in range(p.stages)]
         for row in together(p):
