@@ -89,7 +89,7 @@ def planned() -> Strategy:
 
 
 @pytest.mark.parametrize(("to", "said"), [("megatron", ["recompute"]), ("maxtext", ["recompute", "optimizer level 1"]), ("torchtitan", ["recompute", "positions"]),
-                                          ("hf", ["recompute"])])  # fmt: skip
+                                          ("hf", ["recompute", "no style"])])  # fmt: skip
 def test_every_rounding_is_said_and_priced(to: str, said: list[str], planned: Strategy) -> None:
     made = hand_over(planned, LLAMA, to)
     assert made.rows[0].cost is not None and made.rows[0].cost["step_time_s"] == pytest.approx(planned.cost.step_time_s, rel=1e-5)
