@@ -171,9 +171,9 @@ def unequal(space: Space) -> bool:
     return space.pricer.mesh.stages > 1 and space.base.dealt is None
 
 
-def dealt_parts(space: Space, techniques: Techniques, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of variables what part of their nodes a device runs in a microbatch, bubble included, and what part of what they keep for one it has at once (without `uncut`)."""
-    dealt, at = _dealt(space, techniques), _flat(space).first[variables]
+def dealt_parts(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
+    """Per variable what part of its nodes a device runs in a microbatch, bubble included, and what part of what they keep for one it has at once (without `uncut`)."""
+    dealt, at = _dealt(space, techniques), _flat(space).first
     return ((dealt.share * dealt.ratio)[at], (dealt.share * dealt.kept)[at]) if dealt is not None else (np.ones(len(at)), np.ones(len(at)))
 
 

@@ -14,8 +14,7 @@ from math import prod
 
 import numpy as np
 
-from planner.assemble import PICO, Techniques, bytes_of, least_working, link_scale, replayed, seconds_of, slowdown, ticking, unequal, usage_of
-from planner.kept import KeptAgain
+from planner.assemble import PICO, Techniques, bytes_of, least_working, link_scale, replayed, seconds_of, slowdown, ticking, unequal
 from planner.price import Pricer
 from planner.rule import Split
 from planner.solvers.elimination import Scratch, Tree, compile_tree
@@ -167,30 +166,27 @@ class Relaxed:
             self._tick = 0.0 if found is None else found[1]
         return self._tick
 
-    def free(self, techniques: Techniques, microbatches: int, more: np.ndarray | None = None) -> tuple[np.ndarray, float] | None:
-        """A fastest choice and the bound (seconds) without a memory limit, for this many microbatches; None where none is possible. more: seconds to add to each option."""
+    def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
+        """A fastest choice and the bound (seconds) without a memory limit, for this many microbatches; None where none is possible."""
         at = replace(techniques, microbatches=microbatches)
-        return self._run(self._seconds(at) + (0.0 if more is None else more[self.kept]), at)
+        return self._run(self._seconds(at), at)
 
     def again(self, recompute: str) -> float:
         """What recomputation adds at least (seconds) to any bound without it."""
         plain, more = (self._seconds(Techniques(0, r, 0)) for r in ("none", recompute))
         return max(0.0, float(np.minimum.reduceat(more - plain, self.offset[:-1]).sum()) * (1 - ROUNDING))
 
-    def limited(self, techniques: Techniques, limit_bytes: float, free: tuple[float, float], enough_s: float = np.inf,
-                keeping: tuple[KeptAgain, np.ndarray] | None = None) -> float:  # fmt: skip
+    def limited(self, techniques: Techniques, limit_bytes: float, free: tuple[float, float], enough_s: float = np.inf) -> float:
         """A bound (seconds) under a memory limit: the best over prices of a byte, or the first of at least `enough_s`. free: bound and bytes of the choice
-        without a limit, which exceeds it. keeping: what kept results of collectives may spare of what is charged for running again, and those charges (planner.surely).
+        without a limit, which exceeds it.
 
         At a price the cheapest choice is a line below the bound's height over all prices; where the lines of one that fits and one that does not meet is next.
         """
-        slow, use, first = slowdown(self.space, techniques), bytes_of(self.space, techniques, uncut=True)[self.kept], self.offset[:-1]
+        slow, use, first = slowdown(self.space, techniques), self._bytes(techniques), self.offset[:-1]
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
         if np.minimum.reduceat(use, first).sum() > room:
             return np.inf
-        kept, at = None if keeping is None else keeping[0], techniques if keeping is None else replace(techniques, recompute="none")
-        seconds = self._seconds(at) + (0.0 if keeping is None else keeping[1][self.kept])
-        cost, tree, enough = _units(seconds, slow), self._compiled(at), enough_s * PICO / slow
+        cost, tree, enough = _units(self._seconds(techniques), slow), self._compiled(techniques), enough_s * PICO / slow
         low = 0.0, free[0] * PICO / slow, free[1] - room  # price, height, slope
         high: tuple[float, float, float] | None = None
         best, price = low[1], self._price or low[1] * FIRST_PRICE / low[2]
@@ -198,8 +194,7 @@ class Relaxed:
             price = max(price, (enough - low[1]) / low[2])
         for _ in range(PRICES):
             value, choice, _ = tree.run(cost + price * use)
-            spared, size = kept.spared(price * slow / PICO) if kept is not None else (0.0, 0.0)
-            height, slope = value - spared * PICO / slow - price * room, float(use[first + choice].sum()) + size - room
+            height, slope = value - price * room, float(use[first + choice].sum()) - room
             if height > best:
                 best, self._price = height, price
             if not height < enough or not slope:
@@ -215,7 +210,10 @@ class Relaxed:
 
     def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
         """Bytes of a choice, its working set left out."""
-        return usage_of(self.space, techniques, self.kept[self.offset[:-1] + choice] - self._all[:-1], uncut=True)[0]
+        return float(self._bytes(techniques)[self.offset[:-1] + choice].sum())
+
+    def _bytes(self, techniques: Techniques) -> np.ndarray:
+        return bytes_of(self.space, techniques, uncut=True)[self.kept]
 
     def _seconds(self, techniques: Techniques) -> np.ndarray:
         return seconds_of(self.space, techniques, uncut=True)[self.kept]
@@ -257,6 +255,10 @@ class Relaxed:
         """The elimination of a model of the whole space over the options that are looked at."""
         if len(self.kept) < self._all[-1]:
             model = restrict(model, np.split(self.kept - np.repeat(self._all[:-1], np.diff(self.offset)), self.offset[1:-1]))
+        return self._eliminated(model)
+
+    def _eliminated(self, model: Model) -> Tree | MiniBuckets:
+        """The elimination of a model of what is looked at."""
         tree = compile_tree(model)
         if tree is not None:
             tree.scratch = self.scratch

@@ -134,7 +134,7 @@ class _Builder:
             self.variables[a].forward_s = self.variables[a].forward_s + share * np.diag(forward)
             self.variables[a].backward_s = self.variables[a].backward_s + share * np.diag(backward)
         else:
-            self.links.append(Link(a, b, forward, backward, wire.count * times))
+            self.links.append(Link(a, b, forward, backward, wire.count * times, wire.name))
 
     def _each(self, name: str) -> float:
         """What part of its forward conversions a tensor needs in every microbatch: all, or its share of one where microbatches do not differ in it."""

@@ -2,6 +2,10 @@
 
 The search goes by the problem of plans that keep sums alone, as no other is solved: it never solves what it has no bytes for. What its bounds of such leaves say is
 therefore said of those plans, and what holds for all is worked out when it ends, for as few leaves as settle it.
+
+There what runs again is a decision too: a node of a block, or a hub on the way from it, has each option as often as there are answers to what spares it, and a pair of
+options is impossible where the conversion between them has no collective that would. Such a collective's result is kept: at least a device's even share, where no
+other bytes count it (planner.collected).
 """
 
 from __future__ import annotations
@@ -12,51 +16,93 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.assemble import Techniques, dealt_parts, least_usage
-from planner.kept import KeptAgain, kept_again
+from planner.assemble import Techniques, dealt_parts, least_usage, link_scale
+from planner.kept import Step, charges, steps_of
 from planner.leaf import Leaf
 from planner.relax import Relaxed
-from planner.space import Space
+from planner.solvers.elimination import Tree
+from planner.solvers.minibucket import MiniBuckets
+from planner.solvers.model import Model
+
+RUNS, SPARES, SPARED = 0, 1, 2
+"""What an option says of running again: it does, its result's first conversion spares it, the next node of its way is spared."""
 
 
-def spare(space: Space, techniques: Techniques) -> KeptAgain:
-    """Nodes that may run again, with seconds and bytes of a device as in the uncut problem of the techniques."""
-    found = kept_again(space)
-    runs, keeps = dealt_parts(space, techniques, found.variable)
-    return replace(found, seconds=found.seconds * space.parts * runs, bytes=found.bytes * space.parts / techniques.microbatches * keeps)
+class Sparing(Relaxed):
+    """Bounds of the options that another looks at, all under recompute=block-keep."""
+
+    def __init__(self, relaxed: Relaxed) -> None:
+        super().__init__(relaxed.space, relaxed.scratch)
+        rows = np.split(relaxed.kept, relaxed.offset[1:-1])
+        self._steps, self._charge_s = steps_of(self.space), charges(self.space)
+        self._states = [np.zeros(len(row), np.int64) for row in rows]
+        for step in self._steps:
+            k, states = step.variable, (RUNS, SPARES) if step.after < 0 else (RUNS, SPARES, SPARED)
+            self._states[k], rows[k] = np.repeat(states, len(rows[k])), np.tile(rows[k], len(states))
+        self.kept, self.offset = np.concatenate(rows), np.concatenate(([0], np.cumsum([len(row) for row in rows])))
+        self._rows = [row - first for row, first in zip(rows, self._all.tolist(), strict=False)]
+
+    def _seconds(self, techniques: Techniques) -> np.ndarray:
+        each = self.space.parts * dealt_parts(self.space, techniques)[0] * [v.count for v in self.space.variables]
+        again = np.repeat(each, np.diff(self.offset)) * self._charge_s[self.kept]
+        return super()._seconds(replace(techniques, recompute="none")) + np.where(np.concatenate(self._states) == RUNS, again, 0.0)
+
+    def _bytes(self, techniques: Techniques) -> np.ndarray:
+        each = self.space.parts / techniques.microbatches * dealt_parts(self.space, techniques)[1]
+        more = np.zeros(len(self._rows))
+        more[[step.variable for step in self._steps]] = [step.bytes for step in self._steps]
+        return super()._bytes(techniques) + np.where(np.concatenate(self._states) == SPARES, np.repeat(each * more, np.diff(self.offset)), 0.0)
+
+    def _compiled(self, techniques: Techniques, *, ends: bool = True) -> Tree | MiniBuckets:
+        key = False, ends
+        if key not in self._trees:
+            scale = link_scale(self.space, replace(techniques, microbatches=0), ends=ends)
+            pairs = {(a, b): table[np.ix_(self._rows[a], self._rows[b])] for (a, b), table in self._pairs([False] * len(scale), scale).items()}
+            for step in self._steps:
+                self._let(step, pairs)
+            self._trees[key] = self._eliminated(Model(self.offset, np.zeros(self.offset[-1]), pairs, None))
+        return self._trees[key]
+
+    def _let(self, step: Step, pairs: dict[tuple[int, int], np.ndarray]) -> None:
+        """Forbid what the step does not spare, in the pairs of its link. What no link tells may be spared."""
+        if step.link < 0:
+            return
+        link = self.space.links[step.link]
+        state, converts = self._states[link.a][:, None], link.forward_s[np.ix_(self._rows[link.a], self._rows[link.b])] > 0
+        never = (state == SPARES) & ~converts | (state == SPARED) & (self._states[link.b] == RUNS)
+        more = np.where(never, np.inf, 0.0)
+        pair, more = ((link.a, link.b), more) if link.a < link.b else ((link.b, link.a), more.T)
+        pairs[pair] = pairs[pair] + more
 
 
-def charges(space: Space, techniques: Techniques) -> np.ndarray:
-    """Seconds that running again adds to every option of every variable in a row, before anything is spared. [options]"""
-    sizes = [len(v.kept_bytes) for v in space.variables]
-    runs, _ = dealt_parts(space, techniques, np.arange(len(sizes)))
-    charged: np.ndarray = space.parts * np.repeat(runs * [v.count for v in space.variables], sizes) * kept_again(space).charge_s
-    return charged
-
-
-def surely(relaxed: Relaxed, techniques: Techniques, limit_bytes: float, enough_s: float = np.inf) -> float:
-    """A bound (seconds) under a memory limit, or one of at least `enough_s`."""
-    kept, more = spare(relaxed.space, techniques), charges(relaxed.space, techniques)
-    found, (most, size) = relaxed.free(replace(techniques, recompute="none"), techniques.microbatches, more), kept.spared(0.0)
-    if found is None:
-        return np.inf
-    bound, usage = max(0.0, found[1] - most), relaxed.usage(techniques, found[0]) + size
-    if usage <= limit_bytes or bound >= enough_s:
-        return bound
-    return relaxed.limited(techniques, limit_bytes, (bound, usage), enough_s, (kept, more))
+def freely(sparing: Sparing, techniques: Techniques) -> tuple[float, float]:
+    """A bound (seconds) without a memory limit, and bytes of the choice that has it."""
+    found = sparing.free(techniques, techniques.microbatches)
+    return (np.inf, 0.0) if found is None else (found[1], sparing.usage(techniques, found[0]))
 
 
 def least_surely(leaves: Iterable[tuple[float, Leaf, Relaxed]], limit_bytes: float, bound: float) -> float:
-    """The bound, or less where one of the leaves, each with what is known of it, proves no more: the least is raised until it is one that was."""
-    known = [(least, leaf, relaxed, False) for least, leaf, relaxed in leaves if least < bound]
-    heap = [(row[0], k) for k, row in enumerate(known)]
+    """The bound, or less where one of the leaves, each with what is known of it, proves no more: the least is raised, first without a memory limit, until it is one that
+    has been as far as it can be."""
+    known = [(least, leaf, relaxed) for least, leaf, relaxed in leaves if least < bound]
+    heap = [(least, k) for k, (least, _, _) in enumerate(known)]
     heapq.heapify(heap)
+    sparing, free, raised = dict[int, Sparing](), dict[int, tuple[float, float]](), set[int]()
     while heap and heap[0][0] < bound:
         least, k = heapq.heappop(heap)
-        _, leaf, relaxed, raised = known[k]
-        if raised:
+        _, leaf, relaxed = known[k]
+        if k in raised:
             return least
-        if least_usage(relaxed.space, leaf.techniques, uncut=True) <= limit_bytes:
-            known[k] = least, leaf, relaxed, True
-            heapq.heappush(heap, (max(least, surely(relaxed, leaf.techniques, limit_bytes, bound)), k))
+        if k in free:
+            raised.add(k)
+            if free[k][1] > limit_bytes:
+                least = max(least, sparing[leaf.mesh].limited(leaf.techniques, limit_bytes, free[k], bound))
+        elif least_usage(relaxed.space, leaf.techniques, uncut=True) > limit_bytes:
+            continue
+        else:
+            if leaf.mesh not in sparing:
+                sparing[leaf.mesh] = Sparing(relaxed)
+            free[k] = freely(sparing[leaf.mesh], leaf.techniques)
+            least = max(least, free[k][0])
+        heapq.heappush(heap, (least, k))
     return bound

@@ -49,13 +49,14 @@ class Variable:
 
 @dataclass
 class Link:
-    """Conversion seconds between two variables: tables [options of a, options of b], times `count`."""
+    """Conversion seconds between two variables: tables [options of a, options of b], times `count`. name: the first of the tensors that are converted."""
 
     a: int
     b: int
     forward_s: np.ndarray
     backward_s: np.ndarray
     count: int
+    name: str
 
 
 @dataclass
