@@ -13,6 +13,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -76,10 +77,11 @@ def expected(row: dict[str, Any]) -> str:
 def run(command: list[str], cwd: Path, limit_s: float, environment: dict[str, str]) -> Outcome:
     """Runs a command in a process group of its own; at the limit of CPU-seconds (WAITING times that of wall time) the whole group is stopped."""
     with tempfile.TemporaryFile() as log:
-        start = time.perf_counter()
+        start, seen = time.perf_counter(), 0
         process = subprocess.Popen(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         code: int | None = None
         while True:
+            seen = max(seen, peak_bytes(process.pid))
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 code = os.waitstatus_to_exitcode(status)
@@ -93,7 +95,19 @@ def run(command: list[str], cwd: Path, limit_s: float, environment: dict[str, st
         wall = time.perf_counter() - start
         log.seek(0)
         text = log.read(1 << 20).decode("utf-8", "replace")
-    return Outcome(code, text, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+    # What a process was forked from counts in its ru_maxrss: above the peak of this one it is the command's own, else what was seen of that.
+    most = usage.ru_maxrss * 1024
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Outcome(code, text, wall, usage.ru_utime + usage.ru_stime, most if most > own else seen)
+
+
+def peak_bytes(pid: int) -> int:
+    """Peak resident bytes of a process since it runs its own program; 0 where it is gone."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0
 
 
 def settings(folder: Path) -> dict[str, str]:

@@ -63,6 +63,13 @@ def test_hostile_files_are_held_to_their_manifest(tmp_path: Path, capsys: pytest
     assert hostile.main(["--dir", str(tmp_path / "none")]) == 2
 
 
+def test_memory_of_a_command_is_not_that_of_who_started_it(tmp_path: Path) -> None:
+    """Started from a process that has held much, a small command is small, and a large one large."""
+    much = bytearray(b"x" * (400 << 20))
+    small, large = (hostile.run([sys.executable, "-c", f"import time; x = bytearray(b'x' * ({n} << 20)); time.sleep(0.2)"], tmp_path, 20, {}) for n in (1, 900))
+    assert small.peak_bytes < len(much) / 2 and large.peak_bytes > 900 << 20
+
+
 @pytest.mark.parametrize("text", ["x = eval('1')", "import os\nos.system('true')", "x = inf", "x = (", "x = 1\n\0"])
 def test_programs_that_do_what_they_should_not_are_caught(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def emitted(command: list[str], cwd: Path, limit_s: float, environment: dict[str, str]) -> hostile.Outcome:
