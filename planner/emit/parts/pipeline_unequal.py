@@ -58,6 +58,21 @@ def held_at(k):
     return sorted({path[k] for path in PATHS})
 
 
+def own_of(k):
+    """Microbatches of a tick that a place with chunk k runs."""
+    return len(PATHS) // len(held_at(k % len(PATHS[0])))
+
+
+def stage_here():
+    """(the stage of this device's place, the first microbatch of a tick that it runs)."""
+    place = lax.axis_index("stage")
+    if len(PATHS) == 1:
+        return place, 0
+    every, holder = range(lax.axis_size("stage")), {at: k for path in PATHS for k, at in enumerate(path)}
+    first = [min(u for u, path in enumerate(PATHS) if at in path) for at in every]
+    return jnp.array([holder[at] for at in every])[place], jnp.array(first)[place]
+
+
 def along_paths(values, step=1):
     """What was made at the place `step` stages before this one's, for every microbatch of a tick (first dim): each goes its path through the stages."""
 
@@ -99,6 +114,21 @@ def each_microbatch(one, own, first, start):
     return total, jax.tree.map(among, made)
 
 
+def one_of(x, at):
+    """What is along the first dim of every array at a place."""
+    return jax.tree.map(lambda v: lax.dynamic_index_in_dim(v, at, keepdims=False), x)
+
+
+def averaged(total, loss):
+    """(loss, gradients) of a step from a place's sums of gradients, and of loss times weight and weight."""
+    loss = lax.psum(loss, "stage")
+    weight = jnp.maximum(loss[1], 1)
+    grads = {key: t / weight.astype(t.dtype) for key, t in total.items()}
+    for key, (_, rest, axes, dim, _) in GRADIENTS.items():
+        grads[key] = over_places(reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim))
+    return loss[0] / weight, grads
+
+
 def gradients(params, frozen, batch):
     """(loss, gradients) of MICROBATCHES microbatches, which pass through CHUNKS chunks of the model on every stage: chunk c of stage i is number c * stages + i.
 
@@ -107,23 +137,14 @@ def gradients(params, frozen, batch):
     those of its own. Pieces that do not exist fill the bubble, and what they give is dropped; once forward passes are through, no microbatch is left for the last
     chunk but under gpipe, and it waits. A piece is len(PATHS) microbatches: a stage with one place runs them all, one with several shares them out.
     """
-    together, stages, place = len(PATHS), len(PATHS[0]), lax.axis_index("stage")
+    together, stages = len(PATHS), len(PATHS[0])
+    stage, first = stage_here()
     groups, depth = MICROBATCHES // together, stages * CHUNKS
-    pieces, rooms = groups * CHUNKS, waiting_places(FIRST_BACKWARD, stages, groups)
-    every = range(lax.axis_size("stage"))
-    holder = {at: k for path in PATHS for k, at in enumerate(path)}
-    stage = place if together == 1 else jnp.array([holder[at] for at in every])[place]
-    first = 0 if together == 1 else jnp.array([min(u for u, path in enumerate(PATHS) if at in path) for at in every])[place]
+    pieces, ticks, rooms = groups * CHUNKS, groups * CHUNKS + stages - 1, waiting_places(FIRST_BACKWARD, stages, groups)
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
     scatter = {key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0) for key, (_, _, axes, dim, _) in GRADIENTS.items()}
     kind = next((p.dtype for p in pending.values()), jnp.float32)
     room = {axes: (size, kind, ("stage", *axes)) for axes, size in ROOM.items()}
-
-    def own(k):
-        return together // len(held_at(k % stages))
-
-    def of(x, i):
-        return jax.tree.map(lambda v: lax.dynamic_index_in_dim(v, first + i, keepdims=False), x)
 
     def run(k, p, x, now):
         return each_stage()[k](weights_at(k, p, PARAMS), weights_at(k, frozen, FROZEN), now, apart_in(x, HANDED[k]))
@@ -136,7 +157,7 @@ def gradients(params, frozen, batch):
         m, chunk = piece_of(tick - stage, stages, groups)
 
         def inner(p, x, m, k):
-            return each_microbatch(lambda i: ((), handing_on(k, microbatch_of(batch, m + i))(p, of(x, i))), own(k), first, ())[1]
+            return each_microbatch(lambda i: ((), handing_on(k, microbatch_of(batch, m + i))(p, one_of(x, first + i))), own_of(k), first, ())[1]
 
         ways = [*(lambda p, x, m, k=k: inner(p, x, m, k) for k in range(depth - 1)), lambda p, x, m: x]
         return lax.switch(chunk * stages + stage, ways, pending, x, m * together + first)
@@ -147,10 +168,10 @@ def gradients(params, frozen, batch):
 
         def inner(p, x, g, m, k):
             def one(i):
-                grads, given = jax.vjp(handing_on(k, microbatch_of(batch, m + i)), p, of(x, i))[1](of(g, i))
+                grads, given = jax.vjp(handing_on(k, microbatch_of(batch, m + i)), p, one_of(x, first + i))[1](one_of(g, first + i))
                 return (grads, none[1]), given
 
-            return each_microbatch(one, own(k), first, none)
+            return each_microbatch(one, own_of(k), first, none)
 
         def end(p, x, g, m):
             def one(i):
@@ -158,10 +179,10 @@ def gradients(params, frozen, batch):
                     both = varying(run(depth - 1, p, x, microbatch_of(batch, m + i)), ("stage",))
                     return both[0], both
 
-                (grads, given), both = jax.grad(total, argnums=(0, 1), has_aux=True)(p, of(x, i))
+                (grads, given), both = jax.grad(total, argnums=(0, 1), has_aux=True)(p, one_of(x, first + i))
                 return (grads, both), given
 
-            return each_microbatch(one, own(depth - 1), first, none)
+            return each_microbatch(one, own_of(depth - 1), first, none)
 
         ways = [*(lambda p, x, g, m, k=k: inner(p, x, g, m, k) for k in range(depth - 1)), (lambda p, x, g, m: (none, g)) if waits else end]
         return lax.switch(chunk * stages + stage, ways, pending, x, g, m)
@@ -178,7 +199,7 @@ def gradients(params, frozen, batch):
         m, turn = piece_of(n, stages, groups)
         chunk = CHUNKS - 1 - turn
         here = jnp.array(rooms)[jnp.clip(n + (chunk - turn) * stages, 0, pieces - 1)]
-        x = jax.tree.map(lambda r: lax.dynamic_index_in_dim(r, here, keepdims=False), ring)
+        x = one_of(ring, here)
         (grads, both), g = backward(chunk, x, g, m * together + first, waits)
         real = (n >= 0) & (n < pieces)
         grads = {key: reduce_gradient(d, (), *scatter[key]) for key, d in grads.items()}
@@ -189,7 +210,6 @@ def gradients(params, frozen, batch):
         (x, ring), _ = ahead(carry[:2], tick)
         return (x, ring, *behind(carry[2:], tick, ring)), None
 
-    ticks = pieces + stages - 1
     x = {axes: varying(jnp.zeros((together, size), dtype), over) for axes, (size, dtype, over) in room.items()}
     ring = {axes: varying(jnp.zeros((max(rooms) + 1, together, size), dtype), over) for axes, (size, dtype, over) in room.items()}
     total = {key: zeros_like_piece(p, *scatter[key]) for key, p in pending.items()}
@@ -198,9 +218,4 @@ def gradients(params, frozen, batch):
     (x, ring, *rest), _ = lax.scan(steady, (x, ring, g, total, loss), jnp.arange(FIRST_BACKWARD, ticks))
     waits = ticks > FIRST_BACKWARD  # under gpipe no backward pass has run yet
     (_, total, loss), _ = lax.scan(lambda c, tick: (behind(c, tick, ring, waits), None), tuple(rest), jnp.arange(ticks, FIRST_BACKWARD + ticks))
-    loss = lax.psum(loss, "stage")
-    weight = jnp.maximum(loss[1], 1)
-    grads = {key: t / weight.astype(t.dtype) for key, t in total.items()}
-    for key, (_, rest, axes, dim, _) in GRADIENTS.items():
-        grads[key] = over_places(reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim))
-    return loss[0] / weight, grads
+    return averaged(total, loss)
