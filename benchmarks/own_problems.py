@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from planner.api import make_request
 from planner.assemble import Techniques, assemble
@@ -32,16 +33,20 @@ LIMIT_S = 300.0
 """By the clock, for one proof."""
 
 
-def searcher(spec: str, fold: bool = True) -> Search:
+def searcher(spec: str) -> Search:
     """A search of a zoo model, to build its spaces and run its solvers."""
-    request = make_request(devices=DEVICES, hardware=None, topology=None, fold=fold)
+    request = make_request(devices=DEVICES, hardware=None, topology=None)
     return Search(Model.open(f"zoo:{spec}", Workload(batch=BATCH), DEVICES), request)
 
 
-def problem_on(search: Search, mesh: Mesh, limit: int | None = None) -> Problem:
-    """The problem of a mesh at optimizer level 1, of every split: a search offers fewer over three axes (planner.offered)."""
+def problem_on(search: Search, mesh: Mesh, limit: int | None = None, *, tied: bool = True) -> Problem:
+    """The problem of a mesh at optimizer level 1, of every split: a search offers fewer over three axes (planner.offered). tied: repeats of a block decide alike; if
+    not, every node for itself, at the same prices (weights of a block are still reduced as one array)."""
     base = search.base(1)
     assert base is not None
+    if not tied:
+        nodes = range(len(base.graph.nodes))
+        base = replace(base, shared=tuple(nodes), times=dict.fromkeys(nodes, 1))
     pricer = Pricer(search.request.topology, mesh, search.request.runtime, search.request.recipe)
     return assemble(build_space(base, pricer, zero_axes=mesh.zero_axes), Techniques(1), limit)
 
@@ -96,9 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         for spec in UNTIED:
             costs = []
-            for fold in (True, False):
-                search = searcher(spec, fold)
-                problem = problem_on(search, two_axes(search.request.topology, 8))
+            search = searcher(spec)
+            for tied in (True, False):
+                problem = problem_on(search, two_axes(search.request.topology, 8), tied=tied)
                 costs.append(evaluate(problem, solve(problem, "dp").choice).cost)
             apart = costs[0] / costs[1] - 1
             marks.append((f"{spec}: tied {100 * apart:+.4f} % beside untied", abs(apart) <= TIED))
