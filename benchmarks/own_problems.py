@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 from planner.api import make_request
 from planner.assemble import Techniques, assemble
@@ -24,6 +23,7 @@ from planner.problem import Budget, Problem, evaluate
 from planner.search import Search
 from planner.space import build_space
 from planner.topology import Mesh
+from planner.untied import apart
 
 MODELS = ("gpt2-small", "bert-base", "t5-small", "vit-b16", "llama3-8b", "mixtral-8x7b", "dit-b-2", "mamba2-130m", "resnet18", "resnet50")
 UNTIED = ("gpt2-small,layers=2", "gpt2-small,layers=6", "gpt2-small", "llama3-8b,layers=2", "llama3-8b,layers=6", "llama3-8b,layers=12")
@@ -44,9 +44,7 @@ def problem_on(search: Search, mesh: Mesh, limit: int | None = None, *, tied: bo
     not, every node for itself, at the same prices (weights of a block are still reduced as one array)."""
     base = search.base(1)
     assert base is not None
-    if not tied:
-        nodes = range(len(base.graph.nodes))
-        base = replace(base, shared=tuple(nodes), times=dict.fromkeys(nodes, 1))
+    base = base if tied else apart(base)
     pricer = Pricer(search.request.topology, mesh, search.request.runtime, search.request.recipe)
     return assemble(build_space(base, pricer, zero_axes=mesh.zero_axes), Techniques(1), limit)
 

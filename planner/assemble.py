@@ -257,7 +257,7 @@ def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
     graph = space.base.graph
     made, readers = graph.producer.get(v.name, -1), [i for i, _ in graph.consumers[v.name]]
     blocks = [i for i in (made, *readers) if i in pipeline.nodes]
-    if v.count > 1 and blocks:
+    if blocks and (v.count > 1 or (made == blocks[0] != blocks[-1]) or (v.kind == "weight" and len({(i - pipeline.first) // pipeline.period for i in readers}) == 1)):
         return blocks[0]
     return pipeline.end if (made >= 0 and pipeline.late(made)) or all(pipeline.late(i) for i in readers) else -1
 

@@ -114,6 +114,7 @@ VIEWS: dict[str, tuple[tuple[str, ...], Given | None]] = {
     "explain_node": (("explain", "alone.json", "mlp.c_fc"), None),
     "explain_node_priced": (("explain", STAGED, "h.5/mlp/c_fc/MatMul"), None),
     "minimal_pins": (("explain", STAGED, "--minimal-pins"), None),
+    "untied": (("explain", STAGED, "--untied"), None),
     "diff": (("diff", GPT, "odd.json"), None),
     "diff_staged": (("diff", GPT, STAGED), None),
     "compare": (("compare", "zoo:gpt-tiny", "--devices", "8"), compared),

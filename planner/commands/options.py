@@ -183,6 +183,7 @@ def explain(p: argparse.ArgumentParser) -> None:
     saved(p)
     p.add_argument("node", nargs="?", metavar="NODE_OR_TENSOR", help="a node, tensor, parameter or part of its name (as the file has it; with --model priced anew)")
     p.add_argument("--pins", action="store_true", help="what each pin that the plan was made under costs: a search without it each (needs the model)")
+    p.add_argument("--untied", action="store_true", help="what is lost because repeated blocks decide alike: what each deciding for itself could save (needs the model)")
     p.add_argument("--minimal-pins", action="store_true", help="the fewest annotations that --mode propagate makes this plan of, as a file for --pin (needs the model)")
 
 

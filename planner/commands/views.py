@@ -37,6 +37,8 @@ def explain(args: argparse.Namespace) -> int:
         return _minimal_pins(args, strategy)
     if args.pins:
         return _pin_prices(args, strategy)
+    if args.untied:
+        return _untied(args, strategy)
     if args.node is None:
         console.data(report.explain(strategy, columns, colour))
         return 0
@@ -70,11 +72,27 @@ def _pin_prices(args: argparse.Namespace, strategy: Strategy) -> int:
     from planner.pin_prices import price_pins
     from planner.report.pins import pin_prices
 
-    if args.node is not None:
-        raise PlanError("P003", f"--pins is of the whole plan, and {args.node!r} is one node", help=["one or the other"])
+    _whole(args, "--pins")
     rows = list(price_pins(strategy, files.model_of(strategy, args.strategy, args.model)))
     console.data(pin_prices(strategy, rows, console.width(), console.colour(sys.stdout)))
     return 0
+
+
+def _untied(args: argparse.Namespace, strategy: Strategy) -> int:
+    """What is lost because repeats of a block decide alike."""
+    from planner.report.untied import untied_words
+    from planner.untied import untied
+
+    _whole(args, "--untied")
+    found = untied(priced(strategy, files.model_of(strategy, args.strategy, args.model)))
+    console.data(untied_words(strategy, found, console.width(), console.colour(sys.stdout)))
+    return 0
+
+
+def _whole(args: argparse.Namespace, option: str) -> None:
+    """Raises PlanError P003 where a node is named beside an option that is of the whole plan."""
+    if args.node is not None:
+        raise PlanError("P003", f"{option} is of the whole plan, and {args.node!r} is one node", help=["one or the other"])
 
 
 def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
@@ -83,8 +101,7 @@ def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
     from planner.report.words import hang
     from planner.topology import Mesh
 
-    if args.node is not None:
-        raise PlanError("P003", f"--minimal-pins is of the whole plan, and {args.node!r} is one node", help=["one or the other"])
+    _whole(args, "--minimal-pins")
     found = priced(strategy, files.model_of(strategy, args.strategy, args.model))
     base = found.base
     nodes = fewest(base, Mesh(found.mesh.inner), {c: found.flow.split(c) for c in base.times})

@@ -1,0 +1,91 @@
+"""What a plan loses because repeats of a block decide alike: the same mesh and techniques with every node deciding for itself.
+
+Programs run repeated blocks in one loop, which needs them alike, so searches look for nothing else (planner.blocks). Here each repeat has decisions of its own, at the same
+prices: its weights still count as their part of the one array that a loop reduces. The least of that problem bounds what any choice could save, and a solver looks
+for one. Both figures are of the problem (planner.assemble) that the search decides by, not of a whole step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from planner.assemble import PICO, Techniques, assemble, least_working
+from planner.errors import PlanError
+from planner.offered import Offered
+from planner.problem import Budget, evaluate
+from planner.relax import Relaxed
+from planner.rule import Limits
+from planner.solvers import solve
+from planner.space import Space, build_space
+from planner.topology import Mesh
+
+if TYPE_CHECKING:
+    from planner.base import Base
+    from planner.reprice import Priced
+
+WORK = 20_000_000
+"""Work units of the search for a better choice (planner.search.WORK): less than a second."""
+
+
+@dataclass(frozen=True)
+class Untied:
+    """decisions: with repeats alike, untied: with each node on its own. tied_s: the fastest that was found with repeats alike, found_s: with each on its own, least_s: no
+    choice is below (seconds of a step, as far as decisions settle them)."""
+
+    decisions: int
+    untied: int
+    tied_s: float
+    found_s: float
+    least_s: float
+
+    @property
+    def most(self) -> float:
+        """Part of the time that deciding apart could save at most."""
+        return max(0.0, 1 - self.least_s / self.tied_s)
+
+    @property
+    def found(self) -> float:
+        """Part of it that a choice was found to save."""
+        return max(0.0, 1 - self.found_s / self.tied_s)
+
+
+def apart(base: Base) -> Base:
+    """The base with every node in a class of its own; repeated blocks are as they were."""
+    nodes = range(len(base.graph.nodes))
+    return replace(base, shared=tuple(nodes), times=dict.fromkeys(nodes, 1))
+
+
+def untied(priced: Priced) -> Untied:
+    """The figures of a plan's mesh and techniques under its memory limit. Raises PlanError P059 where no blocks are repeated: nothing is tied there."""
+    base, plan, inner = priced.base, priced.plan, Mesh(priced.mesh.inner)
+    if not base.runs:
+        raise PlanError("P059", "no blocks of this model are repeated, so every node decides for itself already", help=["plan explain FILE says what else was there"])
+    offered = Offered(priced.model, priced.request, lambda _: base, lambda: False)
+    few = offered.alphabet(base, inner, (plan,)) if len(inner.axes) > 2 else None
+    limits = Limits(spatial=priced.model.batch < priced.request.topology.devices)
+    pricer = replace(priced.pricer, offload=plan.offload, memo={})
+
+    def space(of: Base) -> Space:
+        allowed = {i: few[base.shared[i]] for i in of.times} if few else None
+        return build_space(of, pricer, limits=limits, allowed=allowed, zero_axes=priced.mesh.zero_axes, parts=plan.microbatches)
+
+    techniques, limit = Techniques.of(plan), priced.request.limit_bytes
+    tied, _ = _solved(space(base), techniques, limit)
+    found, least = _solved(space(each := apart(base)), techniques, limit)
+    # What is alike may be chosen apart, too: where a solver's work ended before it came so far, that is known all the same. Costs are whole picoseconds, the bound is not.
+    found = min(found, tied)
+    return Untied(len(base.times), len(each.times), tied, found, min(least, found))
+
+
+def _solved(space: Space, techniques: Techniques, limit_bytes: float) -> tuple[float, float]:
+    """Seconds of the best choice that was found, and that no choice is below. The first is inf where none was found."""
+    problem = assemble(space, techniques, limit_bytes - least_working(space, techniques))
+    solved, relaxed = solve(problem, "dp", Budget(work=WORK)), Relaxed(space)
+    least = (solved.bound or 0.0) / PICO
+    if (free := relaxed.free(techniques, techniques.microbatches)) is not None:
+        usage = relaxed.usage(techniques, free[0])
+        fits = usage + least_working(space, techniques) <= limit_bytes
+        least = max(least, free[1] if fits else relaxed.limited(techniques, limit_bytes, (free[1], usage)))
+    return (evaluate(problem, solved.choice).cost / PICO if solved.choice else math.inf), least
