@@ -18,7 +18,7 @@ import numpy as np
 from planner.errors import PlanError
 from planner.layout import STAGE
 from planner.pipeline import Passing
-from planner.rule import Split
+from planner.rule import PENDING, Split
 from planner.unequal import WIDEST, batch_only, wrong_widths
 
 if TYPE_CHECKING:
@@ -56,6 +56,16 @@ def places(base: Base) -> dict[int, float]:
         sums[high + 1] -= size
     crossing, closed = np.cumsum(over), np.cumsum(barred)
     return {i: float(crossing[i]) for i in range(1, n) if not closed[i] and i not in again and crossing[i] > 0}
+
+
+def unbroken(base: Base, plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Maker and reader of what a plan's operators read as pending terms: no cut lies between them, as nothing pending is handed on."""
+    graph, found = base.graph, []
+    for i, node in enumerate(graph.nodes):
+        split = plan.splits[node.id]
+        if split.axes(PENDING):
+            found += [(graph.producer[node.inputs[slot]], i) for slot in sorted(base.rules[i].linear) if node.inputs[slot] in graph.producer]
+    return tuple(found)
 
 
 def with_cuts(base: Base, plan: Plan, pricer: Pricer, limit_bytes: float | None = None, widths: tuple[int, ...] = ()) -> Plan:
@@ -107,9 +117,11 @@ def cutting(base: Base, plan: Plan, pricer: Pricer, chunks: int, widths: tuple[i
     wide = plan.stages * plan.virtual - chunks
     together = WIDEST if wide else 1
     ticks = Passing(chunks if wide else plan.stages, plan.microbatches // together, plan.schedule, plan.virtual).ticks
-    key = ("cuts", id(base), chunks, plan.stages, ticks, widths)
+    whole = unbroken(base, plan)
+    key = ("cuts", id(base), chunks, plan.stages, ticks, widths, whole)
     if key not in pricer.memo:
-        over, (both, twice), devices = base.places, _seconds(base, pricer), prod(pricer.sizes.values())
+        over = {i: size for i, size in base.places.items() if not any(made < i <= reader for made, reader in whole)}
+        (both, twice), devices = _seconds(base, pricer), prod(pricer.sizes.values())
         found = []
         for limit in _limits(over, chunks):
             best = _balanced([i for i in over if over[i] <= limit], both, twice, chunks, wide, widths)

@@ -26,6 +26,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
+from planner.errors import PlanError
 from planner.layout import Axes, Layout, Tree, distribute, local_shape
 from planner.pipeline import needed
 
@@ -144,7 +145,10 @@ def batch_only(graph: Graph) -> frozenset[int]:
 
 
 def stage_flow(flow: Flow, stages: Stages, k: int) -> Flow:
-    """The flow inside chunk k: what it is given arrives in the layout that it travels in, and is brought from there to the chunk's readers alone."""
+    """The flow inside chunk k: what it is given arrives in the layout that it travels in, and is brought from there to the chunk's readers alone.
+
+    Raises PlanError P068 where one of them wants it as pending terms (planner.cutting.unbroken).
+    """
     own, entering, leaving = frozenset(stages.nodes[k]), stages.entering[k], stages.leaving(k)
     source, trees = dict(flow.source), dict(flow.trees)
     given = frozenset(entering)
@@ -176,7 +180,7 @@ def _result(flow: Flow, name: str) -> Layout:
 def _tree(flow: Flow, name: str, source: Layout, targets: Sequence[Layout]) -> Tree:
     tree = distribute(flow.graph.tensors[name].shape, source, tuple(dict.fromkeys(targets)), flow.plan.mesh, name in flow.grad)
     if tree is None:
-        raise AssertionError(f"{name}: no way from {source.spell()}")
+        raise PlanError("P068", f"{name!r} is read as pending terms behind a cut between pipeline stages, and nothing pending is handed on", help=["other cuts, or plan again"])
     return tree
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,20 +16,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
-from planner.api import program, reopen
+from planner.api import make_request, program, reopen
+from planner.assemble import Techniques, assemble
 from planner.base import Base
-from planner.cutting import _balanced, places
+from planner.cutting import _balanced, places, unbroken, with_cuts
 from planner.errors import PlanError
-from planner.evaluate import derived
+from planner.evaluate import derived, price_plan
 from planner.flow import Plan
+from planner.meshes import pinned_mesh
 from planner.model import Model, Workload
 from planner.packing import PARTS, buffers
 from planner.pins import parse_pins
 from planner.pipeline import Passing
+from planner.problem import FORBIDDEN, Budget
 from planner.report.explain import explain, explain_node
 from planner.report.stages import stages_words
 from planner.report.trace import trace
 from planner.reprice import reprice
+from planner.search import Search
+from planner.solvers import solve
+from planner.space import splits_of
 from planner.topology import from_json
 from planner.unequal import Stages, handed, rooms, stages_of
 from planner.unequal_account import chunks_at, together
@@ -139,6 +147,30 @@ def test_stages_of_two_places_have_no_shorter_bubble_and_no_smaller_ring(widths:
     runs = Counter((k, at) for path in paths for k, at in enumerate(path))
     assert [sorted({at for j, at in runs if j == k}) for k in range(len(widths))] == [[*range(sum(widths[:k]), sum(widths[: k + 1]))] for k in range(len(widths))]
     assert all(n == 2 // widths[k] for (k, _), n in runs.items())
+
+
+def test_what_is_read_as_pending_terms_is_made_in_the_same_chunk() -> None:
+    """Drawn with conversions free, which favours operators that read pending terms: each plan is cut and priced, and a cut between maker and reader is refused."""
+    search, rng, met = Search(Model.open("zoo:dlrm-tiny", Workload("train", batch=32), 8), make_request(devices=8, hardware=None, topology=None)), random.Random(0), 0
+    mesh = pinned_mesh(search.request.topology, {"stage": 2, "model": 4})
+    space = search.space(mesh, 2, None)
+    assert space is not None
+    problem = assemble(space, Techniques(0, "none", 2, "interleaved", 4), None)
+    for _ in range(20):
+        costs = tuple(np.where(c >= FORBIDDEN, c, c + np.array([rng.randrange(int(np.median(c)) + 10**6) for _ in c])) for c in problem.cost)
+        free = tuple(np.where(t >= FORBIDDEN, t, 0) for t in problem.tables)
+        choice = solve(replace(problem, cost=costs, tables=free), "dp", Budget(work=2_000_000)).choice
+        drawn = Plan(mesh.shape, splits_of(space, choice), 0, mesh.zero_axes, "none", 2, space.base.runs, schedule="interleaved", virtual=4)
+        pairs = unbroken(space.base, drawn)
+        cut = with_cuts(space.base, drawn, search.pricer(mesh))
+        assert not any(made < start <= reader for made, reader in pairs for start in cut.cuts)
+        price_plan(space.base, cut, search.pricer(mesh))
+        where = [i for made, reader in pairs for i in space.base.places if made < i <= reader]
+        for i in where[:1]:
+            met += 1
+            with pytest.raises(PlanError, match="nothing pending is handed on"):
+                price_plan(space.base, replace(drawn, cuts=(i,), virtual=1), search.pricer(mesh))
+    assert met
 
 
 def test_a_stage_holds_its_own_weights_alone() -> None:
