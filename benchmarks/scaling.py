@@ -7,9 +7,9 @@ One problem (splits on one mesh, optimizer level 1, one microbatch) of the zoo's
     mesh axes     64 devices as one to three axes, 24 layers
     strategies    at most so many a node, evenly drawn from those of a mesh of three axes, 24 layers
 
-Every solver gets every problem, without a memory limit and under one halfway between the least any plan needs and what the fastest needs (`tight`), with the work
-limit that `plan` gives it and LIMIT_S. One process a figure: CPU-seconds of building the problem and of solving it, the process's peak memory, the gap the solver
-proves, and how far its answer is above the best any solver found.
+Every solver gets every problem, without a memory limit and under one halfway between the least any plan needs and what the fastest needs (`tight`), with LIMIT_S to
+end in; `dp-leaf` is `dp` with the work that `plan` gives it for one of its many problems at first. One process a figure: CPU-seconds of building the problem and of
+solving it, the process's peak memory, the gap the solver proves, and how far its answer is above the best any solver found.
 
 --save FILE writes the figures as JSON; --plot FOLDER draws them (needs the extra `plot`); --from FILE draws a saved file without measuring.
 `exact` means a proven gap of at most 1e-6.
@@ -32,7 +32,7 @@ from planner.atomic import replacing
 from planner.problem import FORBIDDEN, Budget, Problem, evaluate
 
 ROOT = Path(__file__).parents[1]
-SOLVERS = ("dp", "recursive", "ilp")
+SOLVERS = ("dp", "dp-leaf", "recursive", "ilp")
 LIMIT_S = 60.0
 EXACT = 1e-6
 AXES = ((64,), (8, 8), (4, 4, 4))
@@ -91,17 +91,19 @@ def built(study: str, value: int) -> Problem:
     from planner.rule import Limits
     from planner.search import Search
     from planner.space import build_space
+    from planner.untied import apart
 
     layers = value if study.startswith("layers") else 24
     devices = value if study == "devices" else 64
     shape = AXES[value - 1] if study == "axes" else AXES[2] if study == "strategies" else (devices // 8, 8) if devices > 8 else (8,)
-    request = make_request(devices=devices, hardware=None, topology=None, fold=study != "layers-unfolded")
+    request = make_request(devices=devices, hardware=None, topology=None)
     model = Model.open(f"zoo:gpt,layers={layers},hidden=4096,heads=32,seq=1024,vocab=51200,tied=false", Workload(batch=max(128, devices)), devices)
     names = ("data", "model", "model2")
     search = Search(model, request)
     mesh = pinned_mesh(request.topology, dict(zip(names, shape, strict=False)))
     base = search.base(1)
     assert base is not None
+    base = apart(base) if study == "layers-unfolded" else base
     # Every split of every axis; the outer search gives meshes of three axes only those that plans on two suggest.
     space = build_space(base, Pricer(request.topology, mesh, request.runtime, request.recipe, Atlas()), limits=Limits(), allowed=None, zero_axes=mesh.zero_axes, parts=1)
     problem = assemble(space, Techniques(1), None)
@@ -134,7 +136,8 @@ def cell(study: str, value: int, limit: str, solver: str) -> Row:
     if limit == "tight":
         problem = replace(problem, usage_limit=halfway(problem))
     began = time.process_time()
-    solved = solve(problem, solver, Budget(time_limit_s=LIMIT_S, work=WORK.get(solver)))
+    name, _, leaf = solver.partition("-")
+    solved = solve(problem, name, Budget(time_limit_s=LIMIT_S, work=WORK[name] if leaf else None))
     took = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     verdict = evaluate(problem, solved.choice) if solved.choice else None
@@ -201,7 +204,7 @@ def drawn(rows: Sequence[Row], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for study in dict.fromkeys(r.study for r in rows):
         figure, (seconds, memory) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-        for solver, colour in zip(SOLVERS, ("#1f6fb4", "#d1691c", "#3a8f5c"), strict=True):
+        for solver, colour in zip(SOLVERS, ("#1f6fb4", "#7fb2dd", "#d1691c", "#3a8f5c"), strict=True):
             for limit, style in (("none", "o-"), ("tight", "s--")):
                 mine = [r for r in rows if (r.study, r.solver, r.limit) == (study, solver, limit)]
                 x, label = [r.value for r in mine], f"{solver}, {'no limit' if limit == 'none' else 'tight memory'}"
@@ -215,7 +218,7 @@ def drawn(rows: Sequence[Row], folder: Path) -> None:
             axes.minorticks_off()
             axes.grid(alpha=0.3)
         seconds.set_yscale("log")
-        figure.legend(*seconds.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=7)
+        figure.legend(*seconds.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7)
         figure.suptitle(study, fontsize=11)
         figure.savefig(folder / f"scaling-{study}.svg", metadata={"Date": None})
         plt.close(figure)
@@ -238,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for value in (values[:2] if options.quick else values) if options.only in (None, study) else ():
                 for limit in ("none", "tight"):
                     rows += [measured(study, value, limit, solver) for solver in SOLVERS]
-                    print(*rows[-3:], sep="\n", file=sys.stderr, flush=True)
+                    print(*rows[-len(SOLVERS):], sep="\n", file=sys.stderr, flush=True)
     if options.save:
         with replacing(options.save) as f:
             f.write(("[\n" + ",\n".join(json.dumps(asdict(r)) for r in rows) + "\n]\n").encode())
