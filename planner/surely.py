@@ -83,11 +83,11 @@ def freely(sparing: Sparing, techniques: Techniques) -> tuple[float, float]:
 
 def least_surely(leaves: Iterable[tuple[float, Leaf, Relaxed]], limit_bytes: float, bound: float) -> float:
     """The bound, or less where one of the leaves, each with what is known of it, proves no more: the least is raised, first without a memory limit, until it is one that
-    has been as far as it can be."""
+    has been as far as it can be. One elimination a mesh tells most of them apart (`Relaxed.quick`)."""
     known = [(least, leaf, relaxed) for least, leaf, relaxed in leaves if least < bound]
     heap = [(least, k) for k, (least, _, _) in enumerate(known)]
     heapq.heapify(heap)
-    sparing, free, raised = dict[int, Sparing](), dict[int, tuple[float, float]](), set[int]()
+    sparing, quick, free, raised = dict[int, Sparing](), set[int](), dict[int, tuple[float, float]](), set[int]()
     while heap and heap[0][0] < bound:
         least, k = heapq.heappop(heap)
         _, leaf, relaxed = known[k]
@@ -97,12 +97,16 @@ def least_surely(leaves: Iterable[tuple[float, Leaf, Relaxed]], limit_bytes: flo
             raised.add(k)
             if free[k][1] > limit_bytes:
                 least = max(least, sparing[leaf.mesh].limited(leaf.techniques, limit_bytes, free[k], bound))
+        elif k in quick:
+            free[k] = freely(sparing[leaf.mesh], leaf.techniques)
+            least = max(least, free[k][0])
         elif least_usage(relaxed.space, leaf.techniques, uncut=True) > limit_bytes:
             continue
         else:
+            quick.add(k)
             if leaf.mesh not in sparing:
                 sparing[leaf.mesh] = Sparing(relaxed)
-            free[k] = freely(sparing[leaf.mesh], leaf.techniques)
-            least = max(least, free[k][0])
+                sparing[leaf.mesh].least(sorted({one.techniques.zero for _, one, _ in known if one.mesh == leaf.mesh}))
+            least = max(least, sparing[leaf.mesh].quick(leaf.techniques, leaf.micro))
         heapq.heappush(heap, (least, k))
     return bound
