@@ -26,13 +26,14 @@ class _Differs(Exception):
 
 @dataclass(frozen=True)
 class Scaled:
-    """A reading, and per part of it (a tensor, a node, a constant) which of its integers grow with the batch."""
+    """A reading, and per part of it (a tensor, a node, a constant, what is done to a weight when it is loaded) which of its integers grow with the batch."""
 
     graph: Graph
     batch: int
     shapes: Mapping[str, tuple[bool, ...]]
     attrs: Mapping[int, Mapping[str, Any]]
     constants: Mapping[str, np.ndarray]
+    weights: Mapping[str, tuple[tuple[bool, ...], ...]]
     dims: Mapping[str, bool]
 
     @classmethod
@@ -48,7 +49,7 @@ class Scaled:
 
     def at(self, batch: int) -> Graph | None:
         """The graph at a batch; None where some integer of it would not be whole."""
-        graph, tensors, nodes, constants = self.graph, dict(self.graph.tensors), list(self.graph.nodes), dict(self.graph.constants)
+        graph, tensors, nodes, constants, weights = self.graph, dict(self.graph.tensors), list(self.graph.nodes), dict(self.graph.constants), dict(self.graph.weights)
 
         def times(value: int, grows: bool) -> int:
             found, rest = divmod(int(value) * batch, self.batch) if grows else (value, 0)
@@ -72,10 +73,15 @@ class Scaled:
                 if (value[grows_at] * batch % self.batch).any():
                     raise _Differs
                 constants[name] = np.where(grows_at, value * batch // self.batch, value).astype(constants[name].dtype)
+            for name, rows in self.weights.items():
+                steps = tuple((kind, tuple(map(times, given, grows))) for (kind, given), grows in zip(weights[name].transform, rows, strict=True))
+                if any(kind == "rebatch" and given[2] == given[4] for kind, given in steps):
+                    raise _Differs  # at the batch of the file nothing is lengthened
+                weights[name] = replace(weights[name], transform=steps)
             dims = {k: times(v, self.dims[k]) for k, v in graph.dims.items()}
         except _Differs:
             return None
-        return replace(graph, tensors=tensors, nodes=tuple(nodes), constants=constants, dims=dims)
+        return replace(graph, tensors=tensors, nodes=tuple(nodes), constants=constants, weights=weights, dims=dims)
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ class _Growth:
         return np.asarray(grows)
 
 
-def _common(a: Graph, b: Graph, growth: _Growth) -> tuple[dict, dict, dict, dict]:
+def _common(a: Graph, b: Graph, growth: _Growth) -> tuple[dict, dict, dict, dict, dict]:
     """The fields of Scaled that say what grows. Raises _Differs."""
     fixed = a.name == b.name and a.inputs == b.inputs and a.outputs == b.outputs and a.labels == b.labels and a.trainable == b.trainable
     tables = (a.tensors, b.tensors), (a.constants, b.constants), (a.weights, b.weights), (a.dims, b.dims)
@@ -133,9 +139,15 @@ def _common(a: Graph, b: Graph, growth: _Growth) -> tuple[dict, dict, dict, dict
         grows = growth.array(value, b.constants[name])
         if grows.any():
             constants[name] = grows
-    if not all(_same_weight(w, b.weights[name]) for name, w in a.weights.items()):
+    weights = {name: _steps(w, b.weights[name], growth) for name, w in a.weights.items() if not _same_weight(w, b.weights[name])}
+    return shapes, attrs, constants, weights, {k: growth.one(v, b.dims[k]) for k, v in a.dims.items()}
+
+
+def _steps(w: WeightRef, u: WeightRef, growth: _Growth) -> tuple[tuple[bool, ...], ...]:
+    """What grows of each step that loading a weight takes. Raises _Differs where the weights differ in more."""
+    if [kind for kind, _ in w.transform] != [kind for kind, _ in u.transform] or not _same_weight(w, replace(u, transform=w.transform)):
         raise _Differs
-    return shapes, attrs, constants, {k: growth.one(v, b.dims[k]) for k, v in a.dims.items()}
+    return tuple(growth.row(x, y) for (_, x), (_, y) in zip(w.transform, u.transform, strict=True))
 
 
 def _attrs(n: Node, m: Node, growth: _Growth) -> dict[str, Any]:
@@ -177,7 +189,7 @@ def _stored(array: np.ndarray) -> np.ndarray:
 def same(derived: Graph, read: Graph) -> bool:
     """Whether a derived graph is the one that was read, notes for the user aside."""
     try:
-        shapes, attrs, constants, dims = _common(derived, read, _Growth(1, 1))
+        *parts, dims = _common(derived, read, _Growth(1, 1))
     except _Differs:
         return False
-    return not (shapes or attrs or constants or any(dims.values()))
+    return not (any(parts) or any(dims.values()))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import planner.reader
@@ -20,6 +22,7 @@ from planner.relax import Relaxed
 from planner.scaled import Scaled, same
 from planner.search import Search
 from planner.space import Space, build_space
+from tests.reader_models import model, rand
 
 MODELS = ("mlp-tiny", "gpt-tiny", "llama-tiny", "mixtral-tiny", "bert-tiny", "t5-tiny", "vit-tiny", "resnet-tiny", "unet-tiny", "dlrm-tiny", "ssm-tiny", "lstm-tiny")
 
@@ -35,6 +38,24 @@ def test_derived_graphs_are_those_that_are_read(name: str) -> None:
         assert derived.dims == read.dims
         assert same(derived, read)
         assert model.confirm(parts)
+
+
+def test_what_lengthens_weights_of_static_exports_is_derived(tmp_path: Path) -> None:
+    """A mask beside the file, exported for two samples: it grows with the batch when it is loaded, and at two samples it is as it lies."""
+    made = model("(float[2,3,8] x) => (float[2,3,8] y) { h = MatMul(x, w) m = Add(h, mask) y = Relu(m) }", 13, w=rand(8, 8))
+    mask = onnx.TensorProto(name="mask", data_type=1, dims=[2, 3, 8], data_location=onnx.TensorProto.EXTERNAL)
+    mask.external_data.add(key="location", value="mask.bin")
+    made.graph.initializer.append(mask)
+    onnx.save(made, tmp_path / "m.onnx")
+    found = Model.open(tmp_path / "m.onnx", Workload("infer", batch=24), 1)
+    for parts in (2, 3, 4, 6, 12):
+        derived, samples = found.sketch(parts), 24 // parts
+        assert found.derived(parts) == (samples != 2 and parts != found.small)
+        read = found.graph(parts)
+        assert derived.weights == read.weights and same(derived, read) and found.confirm(parts)
+        assert derived.weights["mask"].transform == ((("reshape", (2, 3, 8)), ("rebatch", (0, 1, 2, 1, samples))) if samples != 2 else ())
+    other = replace(found.sketch(2).weights["mask"], transform=(("reshape", (2, 3, 8)), ("transpose", (0, 1, 2))))
+    assert Scaled.of(found.graph(1), replace(found.graph(2), weights={**found.graph(2).weights, "mask": other})) is None
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "mixtral-tiny", "t5-tiny", "unet-tiny", "lstm-tiny"])
