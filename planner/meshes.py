@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import permutations
 from math import log, prod
 
@@ -12,6 +13,8 @@ from planner.topology import Mesh, MeshAxis, Topology
 
 MOST_FINER = 64
 """Devices that two inner axes of a mesh of three may have together."""
+GROUPS = (2, 4)
+"""Groups of the innermost level's devices that an axis goes over (`across`)."""
 
 
 def divisors(n: int) -> list[int]:
@@ -66,6 +69,18 @@ def finer_meshes(topology: Topology, mesh: Mesh) -> tuple[Mesh, ...]:
         if all(parts):
             found.append(Mesh((*mesh.axes[:-1], MeshAxis("model", parts[1]), MeshAxis("model2", parts[0]))))
     return tuple(sorted(found, key=lambda m: (abs(log(m.axes[-2].size / m.axes[-1].size)), m.axes[-2].size)))
+
+
+def across(topology: Topology, stages: int) -> tuple[Mesh, ...]:
+    """Meshes of three axes (for each of so many stages): one of the innermost level's devices, one over a few such groups, and one over the rest. What a plan on two axes
+    would send over such a wide model axis is parted by how near its devices are: heads over one, positions over the other, say."""
+    inner, each, found = topology.levels[0].size, topology.devices // stages, list[Mesh]()
+    for groups in GROUPS:
+        wide = groups * inner
+        if inner > 1 and wide <= MOST_FINER and each % wide == 0 and each > wide:
+            with suppress(PlanError):  # across the links
+                found.append(pinned_mesh(topology, {**({STAGE: stages} if stages > 1 else {}), "data": each // wide, "model": groups, "model2": inner}))
+    return tuple(found)
 
 
 def grouped(topology: Topology, mesh: Mesh, devices: int) -> Mesh | None:

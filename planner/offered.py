@@ -10,7 +10,7 @@ from planner.errors import PlanError
 from planner.families import Allowed, as_named, batch_only
 from planner.flow import Plan
 from planner.hosted import PLACES
-from planner.meshes import divisors, finer_meshes, grouped, mesh_on_levels, meshes, pinned_mesh, staged_meshes
+from planner.meshes import across, divisors, finer_meshes, grouped, mesh_on_levels, meshes, pinned_mesh, staged_meshes
 from planner.model import Model
 from planner.naming import role_named
 from planner.parked import tables
@@ -102,15 +102,17 @@ class Offered:
             raise refused
         return tuple(found)
 
-    def finer(self, *best: Candidate | None) -> tuple[Mesh, ...]:
-        """The meshes of good plans with the model axis split in two, the most even ways first: heads over one part and rows over the other, say."""
+    def finer(self, *best: Candidate | None, stages: Collection[int] = ()) -> tuple[Mesh, ...]:
+        """The meshes of good plans with the model axis split in two, the most even ways first: heads over one part and rows over the other, say; and for some numbers of
+        stages those whose wide model axis is parted where the links are (planner.meshes.across), though no plan with it in one piece need be good."""
         if not self.free or self.out_of_time():
             return ()
         topology, good = self.request.topology, [c for c in best if c is not None]
         finer = [m for c in good for m in finer_meshes(topology, c.mesh)[:FINER]]
         # Where optimizer state is worth cutting, once in every node: what it is reduced and gathered over is near, what is left to sum over nodes is a piece.
         near = [grouped(topology, c.mesh, topology.levels[0].size) for c in good if c.plan.zero and len(c.mesh.inner) <= 2]
-        return tuple(dict.fromkeys([*finer, *(m for m in near if m is not None and len(m.group) < len(m.inner))]))
+        parted = [m for n in stages for m in across(topology, n)]
+        return tuple(dict.fromkeys([*finer, *parted, *(m for m in near if m is not None and len(m.group) < len(m.inner))]))
 
     def alphabet(self, base: Base, mesh: Mesh, plans: Collection[Plan]) -> Allowed:
         """Per class of nodes the splits over more axes that cut only what some of the plans cut."""

@@ -45,8 +45,9 @@ from planner.user_loss import is_user_loss
 WORK = {"dp": 2_000_000, "auto": 2_000_000}
 """Work units (table entries visited) of one solve: a hundredth of a second on tables of repeated blocks. What it cuts keeps its bound, and the best
 of it is solved again (planner.explore)."""
-BEHIND = 1.1
-"""The best plan with stages and the best without are both refined, unless one takes this many times the other's."""
+BEHIND, LEADERS = 1.1, 3
+"""The best plan with stages and the best without are both refined, unless one takes this many times the other's; meshes whose wide axis is parted where the links are have as many
+stages as the best plans of so many meshes."""
 FAR = 1.5
 """Where the smallest plan found takes this many times the limit, none that fits is looked for (it is found by bounds that are not tight)."""
 
@@ -111,7 +112,8 @@ class Search(Spaces):
             if self.refused is not None and (main.empty or (main.best is None and not main.priced and "stage" in request.pins.mesh)):
                 raise self.refused
             leader = min((c for c in (main.best, *self._eligible(baselines)) if c is not None), key=self.value, default=None)
-            finer.meshes = self.offered.finer(*self._leaders((*main.priced, *self._eligible(baselines))))
+            leaders, stages = self._leaders((*main.priced, *self._eligible(baselines)))
+            finer.meshes = self.offered.finer(*leaders, stages=stages)
             finer.run(self.value(leader))
         except KeyboardInterrupt:
             self.stopped = "interrupt"
@@ -180,11 +182,15 @@ class Search(Spaces):
         found = self._again(offload).run(how_close=how_close)
         return replace(found, baselines=baselines, tried=found.tried + len(self._details), bound_s=min(bound, found.bound_s))
 
-    def _leaders(self, priced: Sequence[Candidate]) -> list[Candidate]:
-        """The best plan that fits, and the best without stages (or with some, where the first has none) unless it is far behind."""
+    def _leaders(self, priced: Sequence[Candidate]) -> tuple[list[Candidate], tuple[int, ...]]:
+        """The best plan that fits, and the best without stages (or with some, where the first has none) unless it is far behind; and of the best plans of a few
+        meshes the numbers of stages of those whose model axis is as wide as the innermost links."""
         fitting = sorted((c for c in priced if c.cost.memory.total <= self.request.limit_bytes), key=self.value)
-        kinds = {c.mesh.stages > 1: c for c in reversed(fitting)}
-        return [c for c in kinds.values() if self.value(c) <= BEHIND * self.value(fitting[0])]
+        close = [c for c in fitting if self.value(c) <= BEHIND * self.value(fitting[0])]
+        kinds, meshes = {c.mesh.stages > 1: c for c in reversed(close)}, {c.mesh: c for c in reversed(close)}
+        best = sorted(meshes.values(), key=self.value)[:LEADERS]
+        near = self.request.topology.levels[0].size
+        return list(kinds.values()), tuple(dict.fromkeys(c.mesh.stages for c in best if len(c.mesh.inner) > 1 and c.mesh.inner[-1].size >= near))
 
     def _smallest(self, main: Explorer, baselines: Mapping[str, Candidate]) -> Candidate | None:
         """The smallest plan, on a mesh of three axes around the smallest of two priced where that is smaller yet."""

@@ -17,6 +17,7 @@ from costmodels.units import show_time
 from planner.api import make_request
 from planner.assemble import usage_of
 from planner.errors import PlanError
+from planner.meshes import across
 from planner.model import Model, Workload
 from planner.request import Found
 from planner.search import Search
@@ -102,6 +103,27 @@ def test_three_axes_are_tried_around_the_best_plan(monkeypatch: pytest.MonkeyPat
     assert len(plain.best.plan.mesh) == 2
     assert finer.best.cost.step_time_s < plain.best.cost.step_time_s
     assert finer.bound_s <= finer.best.cost.step_time_s * (1 + 1e-9)
+
+
+def test_a_wide_model_axis_is_parted_where_the_links_are() -> None:
+    """Of plans with a model axis as wide as a node: one axis of a node's devices and one over a few nodes, for each number of stages of the best few."""
+    topology = make_request(devices=256, hardware="h100", topology=None).topology
+    assert [m.shape for m in across(topology, 4)] == [(("stage", 4), ("data", 4), ("model", 2), ("model2", 8)), (("stage", 4), ("data", 2), ("model", 4), ("model2", 8))]
+    assert [m.shape for m in across(topology, 16)] == []  # nothing would be left for replicas but at two nodes, all of a stage's
+    assert [m.shape for m in across(topology, 8)] == [(("stage", 8), ("data", 2), ("model", 2), ("model2", 8))]
+    assert all(len(m.axes[-1].parts) == 1 and m.axes[-1].parts[0][0] == 0 for m in across(topology, 1)) and len(across(topology, 1)) == 2
+    assert across(make_request(devices=8, hardware="h100", topology=None).topology, 1) == ()
+
+
+@pytest.mark.slow
+def test_what_is_too_wide_in_one_piece_is_found_in_two() -> None:
+    """Llama-3 405B on 16,384 devices: no plan with 32 devices along one model axis is near the best; of four nodes of eight one is, ahead of all on other meshes."""
+    found = search("zoo:llama3-405b", 16384, 2048)
+    assert found.best is not None
+    assert dict(found.best.plan.mesh)["stage"] == 16 and sorted(n for _, n in found.best.plan.mesh) == [4, 8, 16, 32]
+    others = Search(Model.open("zoo:llama3-405b", Workload(batch=2048), 16384), make_request(devices=16384, hardware=None, topology=None, pins="pp=8,dp=128"))
+    plain = others.run().best
+    assert plain is not None and found.best.cost.step_time_s < 0.9 * plain.cost.step_time_s
 
 
 def test_inference_has_no_training_techniques() -> None:
