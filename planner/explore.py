@@ -72,6 +72,7 @@ class Explorer:
         self._worth = math.inf
         self._cut = 0.0
         """Bounds hold from here on only: 0 until every leaf is known, and while one is worked on its bound."""
+        self._ended: float | None = None
         self._uncut_up_to: dict[int, float] = {}  # mesh -> microbatches up to which no split of the batch becomes too fine
         self.unit_s = 1 / PICO
         """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range of exact floats."""
@@ -105,7 +106,7 @@ class Explorer:
         """The best plan of the family below `worth` (seconds, or bytes), or None."""
         self.open = [Leaf(self._floor(mesh), 0, 0, 0, index, stage=UNSEEN) for index, mesh in enumerate(self.meshes)]
         heapq.heapify(self.open)
-        self._worth, idle = worth, {True: 0, False: 0}
+        self._ended, self._worth, idle = None, worth, {True: 0, False: 0}
         while self.open:
             leaf = heapq.heappop(self.open)
             self._cut, kind = self._proves(leaf), self._staged(leaf)
@@ -148,9 +149,13 @@ class Explorer:
             self._tell()
 
     def bound(self) -> float:
-        """No plan of the family is below this (seconds, or bytes)."""
+        """No plan of the family is below this (seconds, or bytes). Worked out once where the search of it has ended."""
+        if self._ended is not None:
+            return self._ended
         found = min(self._cut, self._left())
-        return found if self.memory_first else least_surely(self._keeping(), self.search.request.limit_bytes, found)
+        found = found if self.memory_first else least_surely(self._keeping(), self.search.request.limit_bytes, found)
+        self._ended = found if np.isinf(self._cut) else None
+        return found
 
     def _left(self) -> float:
         """The least bound of all leaves but the one that is worked on."""

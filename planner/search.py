@@ -23,7 +23,7 @@ from planner.copied import in_copies
 from planner.cutting import with_cuts
 from planner.errors import PlanError
 from planner.evaluate import derived
-from planner.explore import Explorer
+from planner.explore import WIDE_GAP, Explorer
 from planner.families import batch_only, megatron_only, no_split
 from planner.fingerprint import model_key, reading_key, search_key
 from planner.flow import Plan
@@ -46,8 +46,8 @@ WORK = {"dp": 2_000_000, "auto": 2_000_000}
 """Work units (table entries visited) of one solve: a hundredth of a second on tables of repeated blocks. What it cuts keeps its bound, and the best
 of it is solved again (planner.explore)."""
 BEHIND, LEADERS = 1.1, 3
-"""The best plan with stages and the best without are both refined, unless one takes this many times the other's; meshes whose wide axis is parted where the links are have as many
-stages as the best plans of so many meshes."""
+"""The best plan with stages and the best without are both refined, unless one takes this many times the other's; where the bound is far, those of so many meshes. Meshes whose
+wide axis is parted where the links are have as many stages as these."""
 FAR = 1.5
 """Where the smallest plan found takes this many times the limit, none that fits is looked for (it is found by bounds that are not tight)."""
 
@@ -102,8 +102,8 @@ class Search(Spaces):
 
     def _searched(self, how_close: bool) -> Found:
         request = self.request
-        main, finer = self._main(), Explorer(self, "plan", (), None, self.offered.levels())
-        baselines: dict[str, Candidate] = {}
+        main, (finer, wider) = self._main(), (Explorer(self, "plan", (), None, self.offered.levels()) for _ in range(2))
+        every, baselines = (main, finer, wider), dict[str, Candidate]()
         try:
             # Baselines first: small searches, and what they reach is what the large one has to beat.
             if request.baselines:
@@ -111,22 +111,25 @@ class Search(Spaces):
             main.run(min((self.value(c) for c in self._eligible(baselines)), default=np.inf))
             if self.refused is not None and (main.empty or (main.best is None and not main.priced and "stage" in request.pins.mesh)):
                 raise self.refused
-            leader = min((c for c in (main.best, *self._eligible(baselines)) if c is not None), key=self.value, default=None)
-            leaders, stages = self._leaders((*main.priced, *self._eligible(baselines)))
+            leaders, others, stages = self._leaders((*main.priced, *self._eligible(baselines)))
             finer.meshes = self.offered.finer(*leaders, stages=stages)
-            finer.run(self.value(leader))
+            finer.run(worth := min(map(self.value, (main.best, *self._eligible(baselines)))))
+            worth = min(worth, self.value(finer.best))
+            if min(main.bound(), finer.bound()) < (1 - WIDE_GAP) * worth < np.inf:  # there may be more to find
+                wider.meshes = tuple(m for m in self.offered.finer(*others) if m not in finer.meshes)
+            wider.run(worth)
         except KeyboardInterrupt:
             self.stopped = "interrupt"
-        fitting = [c for c in (main.best, finer.best, *self._eligible(baselines)) if c is not None]
+        fitting = [c for c in (*(e.best for e in every), *self._eligible(baselines)) if c is not None]
         best, smallest = min(fitting, key=lambda c: c.key(request), default=None), None
         if best is None and not self.stopped and (near := main.smallest()) is not None and near.cost.memory.total <= request.limit_bytes:
             best = near  # where memory binds, a solver's work may end before it finds what is known to be there
-        best = in_copies(self, best, (*main.priced, *finer.priced)) if best is not None and not self.stopped else best
+        best = in_copies(self, best, tuple(c for e in every for c in e.priced)) if best is not None and not self.stopped else best
         best = self._plainest(best) if best is not None else None
         if best is None and not self.stopped and (more := self.offered.offload()) is not None:
             if (none := self._hopeless(baselines, how_close)) is not None:
                 return none
-            return self._offloaded(more, baselines, min(main.bound(), finer.bound()), how_close)
+            return self._offloaded(more, baselines, min(e.bound() for e in every), how_close)
         if best is None and how_close and not self.stopped:
             smallest = self._smallest(main, baselines)
         if best is not None and not self.confirmed(best.plan.microbatches):
@@ -137,7 +140,7 @@ class Search(Spaces):
             best, space = self._named(best, space)
         base = self.base(best.plan.microbatches if best else 1)
         assert base is not None
-        bound = min(main.bound(), finer.bound())
+        bound = min(e.bound() for e in every)
         # Bounds count all communication of blocks: of plans that hide some of it nothing is proven.
         bound = bound if request.objective == "step" and np.isfinite(bound) and (best is None or best.plan.copies == 1) else 0.0
         return Found(best, baselines, base, space, choice, problem, bound, len(self._details), self.stopped, smallest)
@@ -182,15 +185,15 @@ class Search(Spaces):
         found = self._again(offload).run(how_close=how_close)
         return replace(found, baselines=baselines, tried=found.tried + len(self._details), bound_s=min(bound, found.bound_s))
 
-    def _leaders(self, priced: Sequence[Candidate]) -> tuple[list[Candidate], tuple[int, ...]]:
-        """The best plan that fits, and the best without stages (or with some, where the first has none) unless it is far behind; and of the best plans of a few
-        meshes the numbers of stages of those whose model axis is as wide as the innermost links."""
+    def _leaders(self, priced: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate], tuple[int, ...]]:
+        """The best plan that fits, and the best without stages (or with some, where the first has none) unless it is far behind; the best of a few more meshes; and of
+        the best of all these the numbers of stages of those whose model axis is as wide as the innermost links."""
         fitting = sorted((c for c in priced if c.cost.memory.total <= self.request.limit_bytes), key=self.value)
         close = [c for c in fitting if self.value(c) <= BEHIND * self.value(fitting[0])]
         kinds, meshes = {c.mesh.stages > 1: c for c in reversed(close)}, {c.mesh: c for c in reversed(close)}
-        best = sorted(meshes.values(), key=self.value)[:LEADERS]
-        near = self.request.topology.levels[0].size
-        return list(kinds.values()), tuple(dict.fromkeys(c.mesh.stages for c in best if len(c.mesh.inner) > 1 and c.mesh.inner[-1].size >= near))
+        best, near = sorted(meshes.values(), key=self.value)[:LEADERS], self.request.topology.levels[0].size
+        stages = dict.fromkeys(c.mesh.stages for c in best if len(c.mesh.inner) > 1 and c.mesh.inner[-1].size >= near)
+        return list(kinds.values()), [c for c in best if c not in kinds.values()], tuple(stages)
 
     def _smallest(self, main: Explorer, baselines: Mapping[str, Candidate]) -> Candidate | None:
         """The smallest plan, on a mesh of three axes around the smallest of two priced where that is smaller yet."""
