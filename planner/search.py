@@ -129,7 +129,7 @@ class Search(Spaces):
         if best is None and not self.stopped and (more := self.offered.offload()) is not None:
             if (none := self._hopeless(baselines, how_close)) is not None:
                 return none
-            return self._offloaded(more, baselines, min(e.bound() for e in every), how_close)
+            return self._offloaded(more, baselines, min(e.bound() for e in every if e.meshes), how_close)
         if best is None and how_close and not self.stopped:
             smallest = self._smallest(main, baselines)
         if best is not None and not self.confirmed(best.plan.microbatches):
@@ -140,7 +140,7 @@ class Search(Spaces):
             best, space = self._named(best, space)
         base = self.base(best.plan.microbatches if best else 1)
         assert base is not None
-        bound = min(e.bound() for e in every)
+        bound = min(e.bound() for e in every if e.meshes)
         # Bounds count all communication of blocks: of plans that hide some of it nothing is proven.
         bound = bound if request.objective == "step" and np.isfinite(bound) and (best is None or best.plan.copies == 1) else 0.0
         return Found(best, baselines, base, space, choice, problem, bound, len(self._details), self.stopped, smallest)

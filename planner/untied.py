@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from planner.assemble import PICO, Techniques, assemble, least_working
 from planner.errors import PlanError
+from planner.families import Allowed
 from planner.offered import Offered
 from planner.problem import Budget, evaluate
 from planner.relax import Relaxed
@@ -67,20 +68,25 @@ def untied(priced: Priced) -> Untied:
     limits = Limits(spatial=priced.model.batch < priced.request.topology.devices)
     pricer = replace(priced.pricer, offload=plan.offload, memo={})
 
-    def space(of: Base) -> Space:
-        allowed = {i: few[base.shared[i]] for i in of.times} if few else None
-        return build_space(of, pricer, limits=limits, allowed=allowed, zero_axes=priced.mesh.zero_axes, parts=plan.microbatches)
+    def space(of: Base, allowed: Allowed | None) -> Space:
+        splits = {i: allowed[base.shared[i]] for i in of.times} if allowed else None
+        return build_space(of, pricer, limits=limits, allowed=splits, zero_axes=priced.mesh.zero_axes, parts=plan.microbatches)
 
-    techniques, limit = Techniques.of(plan), priced.request.limit_bytes
-    tied, _ = _solved(space(base), techniques, limit)
-    found, least = _solved(space(each := apart(base)), techniques, limit)
+    techniques, each = Techniques.of(plan), apart(base)
+    own = assemble(space(base, {i: (plan.splits[base.graph.nodes[i].id],) for i in base.times}), techniques, None)
+    judged = evaluate(own, solve(own, "dp").choice)
+    # Memory of a whole plan may be below what its problem counts: what the plan itself takes there is room enough.
+    tied, _ = _solved(space(base, few), techniques, priced.request.limit_bytes, judged.peak_usage)
+    found, least = _solved(space(each, few), techniques, priced.request.limit_bytes, judged.peak_usage)
     # What is alike may be chosen apart, too: where a solver's work ended before it came so far, that is known all the same. Costs are whole picoseconds, the bound is not.
+    tied = min(tied, judged.cost / PICO)
     found = min(found, tied)
     return Untied(len(base.times), len(each.times), tied, found, min(least, found))
 
 
-def _solved(space: Space, techniques: Techniques, limit_bytes: float) -> tuple[float, float]:
-    """Seconds of the best choice that was found, and that no choice is below. The first is inf where none was found."""
+def _solved(space: Space, techniques: Techniques, limit_bytes: float, room: int = 0) -> tuple[float, float]:
+    """Seconds of the best choice that was found, inf for none, and that no choice is below. room: bytes of what is kept that are there at least."""
+    limit_bytes = max(limit_bytes, room + least_working(space, techniques))
     problem = assemble(space, techniques, limit_bytes - least_working(space, techniques))
     solved, relaxed = solve(problem, "dp", Budget(work=WORK)), Relaxed(space)
     least = (solved.bound or 0.0) / PICO

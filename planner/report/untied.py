@@ -26,6 +26,7 @@ def untied_words(s: Strategy, u: Untied, width: int = 100, colour: bool = False)
         each.append("none saves more" if u.found > SAME else "no choice is faster")
     else:
         each.append(f"{'none' if u.found > SAME else 'no choice found is faster, and none'} saves more than {percent(u.most)} ({show_time(u.least_s)})")
-    note = "on the plan's mesh and under its techniques and memory limit, as far as decisions settle a step: what the search goes by, not the price of a whole plan"
+    pins = ", pins left out" if s.provenance.get("pins") else ""
+    note = f"on the plan's mesh and under its techniques and memory limit{pins}, as far as decisions settle a step: what the search goes by, not the price of a whole plan"
     return "\n".join([*(style.bold(line) for line in hang("", head, width)), *labelled("alike", alike, width, style), *labelled("apart", each, width, style),
                       *(style.dim(line) for line in hang("", note, width))])  # fmt: skip
