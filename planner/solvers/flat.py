@@ -38,13 +38,21 @@ class Flat(NamedTuple):
     limit: float
 
 
-HIGH = 1e15
-"""Stands for a forbidden entry: sums stay exact, and no real cost comes near."""
+HIGH, ABOVE = 1e15, 1e4
+"""What stands for a forbidden entry (`high_of`): so many times what any choice costs, at most so much."""
+
+
+def high_of(model: Model) -> float:
+    """Stands for a forbidden entry of a model: no real cost comes near, nor a price of memory that pays; and not so much more that what is added to it and taken off again
+    (messages are) would lose what costs differ by."""
+    most = float(np.maximum.reduceat(np.where(np.isfinite(model.cost), np.abs(model.cost), 0.0), model.offset[:-1]).sum())
+    tables = {id(t): float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0)) for t in model.pairs.values()}
+    return min(HIGH, ABOVE * (1.0 + most + sum(tables[id(t)] for t in model.pairs.values())))
 
 
 def flatten(model: Model) -> Flat:
     """Flat arrays of a model with exact costs."""
-    n = model.nodes
+    n, high = model.nodes, high_of(model)
     pool: list[np.ndarray] = []
     place_of: dict[tuple[int, bool], tuple[int, np.ndarray]] = {}
     used = 0
@@ -54,7 +62,7 @@ def flatten(model: Model) -> Flat:
             base = table.base if table.base is not None and table.base.shape == table.T.shape else table
             key = (id(base), turned != (base is not table))
             if key not in place_of:
-                oriented = np.minimum(table.T if turned else table, HIGH)
+                oriented = np.minimum(table.T if turned else table, high)
                 place_of[key] = (used, base)
                 pool.append(np.ascontiguousarray(oriented).ravel())
                 used += oriented.size
@@ -68,7 +76,7 @@ def flatten(model: Model) -> Flat:
     back[np.lexsort((owner_of, other))] = np.arange(len(other))
     sizes = np.diff(model.offset)
     message = np.concatenate(([0], np.cumsum(sizes[owner_of]))).astype(np.int64)
-    cost = np.minimum(model.cost, HIGH)
+    cost = np.minimum(model.cost, high)
     table = np.concatenate(pool) if pool else np.zeros(1)
     return Flat(model.offset.astype(np.int64), cost, first, other, place, message, back, table, *_memory(model, n))
 

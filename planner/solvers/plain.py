@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.solvers.flat import HIGH
+from planner.solvers.flat import high_of
 from planner.solvers.local import polish
 from planner.solvers.model import Model
 from planner.solvers.prices import Incumbent
@@ -21,8 +21,9 @@ class Plain:
         self.model = model
         self.best = Incumbent(price=np.zeros(0 if model.memory is None else model.memory.rows))
         self.x, self.regret = np.zeros(model.nodes, np.int64), np.zeros(len(model.cost))
-        high = {pair: np.minimum(t, HIGH) for pair, t in model.pairs.items()}
-        self._high = Model(model.offset, np.minimum(model.cost, HIGH), high, model.memory)  # to be repaired, a choice may be forbidden at first
+        forbidden = high_of(model)
+        high = {pair: np.minimum(t, forbidden) for pair, t in model.pairs.items()}
+        self._high = Model(model.offset, np.minimum(model.cost, forbidden), high, model.memory)  # to be repaired, a choice may be forbidden at first
         before: list[list[tuple[int, np.ndarray]]] = [[] for _ in range(model.nodes)]
         after: list[list[tuple[int, np.ndarray]]] = [[] for _ in range(model.nodes)]
         for u, v in sorted(high):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.solvers import kernels, moves
-from planner.solvers.flat import HIGH, Flat, flatten
+from planner.solvers.flat import Flat, flatten, high_of
 from planner.solvers.model import Model
 from planner.solvers.prices import Incumbent
 
@@ -36,6 +36,7 @@ class Search:
     share: np.ndarray  # [nodes] weight of a node in each chain through it
     x: np.ndarray
     regret: np.ndarray
+    high: float  # what stands for a forbidden entry
 
     def sweep(self, price: np.ndarray) -> float:
         """See `prices.Passes`."""
@@ -57,9 +58,9 @@ class Search:
                 return False
         moves.descend(f, y, self.top, self.lazy, sweeps)
         cost = kernels.total_cost(f, y)
-        if cost < self.best.cost and cost < HIGH:
+        if cost < self.best.cost and cost < self.high:
             self.best.cost, self.best.x = cost, y
-        return cost < HIGH
+        return cost < self.high
 
 
 def start(model: Model) -> Search:
@@ -71,7 +72,7 @@ def start(model: Model) -> Search:
     share = 1.0 / np.maximum(1, np.maximum(earlier, later))
     top, lazy = np.zeros(2 * f.leaves), np.zeros(2 * f.leaves)
     best, message = Incumbent(price=np.zeros(rows)), np.zeros(int(f.message[-1]))
-    return Search(model, f, rows, best, top, lazy, f.cost.copy(), message, share, np.zeros(n, np.int64), np.zeros(len(f.cost)))
+    return Search(model, f, rows, best, top, lazy, f.cost.copy(), message, share, np.zeros(n, np.int64), np.zeros(len(f.cost)), high_of(model))
 
 
 @dataclass
