@@ -19,6 +19,7 @@ from planner.assemble import usage_of
 from planner.errors import PlanError
 from planner.meshes import across
 from planner.model import Model, Workload
+from planner.offered import Offered
 from planner.request import Found
 from planner.search import Search
 
@@ -113,6 +114,25 @@ def test_a_wide_model_axis_is_parted_where_the_links_are() -> None:
     assert [m.shape for m in across(topology, 8)] == [(("stage", 8), ("data", 2), ("model", 2), ("model2", 8))]
     assert all(len(m.axes[-1].parts) == 1 and m.axes[-1].parts[0][0] == 0 for m in across(topology, 1)) and len(across(topology, 1)) == 2
     assert across(make_request(devices=8, hardware="h100", topology=None).topology, 1) == ()
+
+
+def test_more_meshes_are_refined_where_the_bound_is_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, devices, batch = "zoo:llama3-8b,layers=2", 16, 64
+    near = search(source, devices, batch)
+    monkeypatch.setattr("planner.search.WIDE_GAP", -1.0)  # any bound is called far
+    monkeypatch.setattr("planner.search.BEHIND", 10.0)
+    asked, finer = list[tuple[str, ...]](), Offered.finer
+
+    def told(self: Offered, *best: Any, **k: Any) -> Any:
+        asked.append(tuple(str(c.mesh.shape) for c in best))
+        return finer(self, *best, **k)
+
+    monkeypatch.setattr(Offered, "finer", told)
+    far = search(source, devices, batch)
+    assert near.best is not None and far.best is not None
+    assert len(asked) == 2 and asked[1] and not set(asked[0]) & set(asked[1])
+    assert far.best.cost.step_time_s <= near.best.cost.step_time_s and far.tried >= near.tried
+    assert 0 < far.bound_s <= far.best.cost.step_time_s * (1 + 1e-9)
 
 
 @pytest.mark.slow
