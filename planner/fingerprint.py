@@ -1,8 +1,8 @@
 """The key of a search: a hash of everything its answer follows from.
 
     program   every source file and figure of this package and of costmodels, Python, and the libraries that compute
-    model     its file (values of large tensors aside), the canonical graph that was made of it, and the workload
-    request   machine, memory, precision, runtime, solver, pins, limits, seed: all of planner.request.Request but where it is kept
+    model     its file, the canonical graph that was made of it (both without names, planner.content), and the workload but for what no price knows
+    request   machine, memory, precision, runtime, solver, pins, limits, seed: all of planner.request.Request but where it is kept; and where pins name nodes, the model's names
 
 Values are written with their types and lengths, so that no two differ in meaning and agree in bytes; a type that is not known is an error, never left out.
 """
@@ -10,35 +10,38 @@ Values are written with their types and lengths, so that no two differ in meanin
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from planner.content import file_content, graph_content, names_of
 
 if TYPE_CHECKING:
     from planner.model import Model
     from planner.request import Request
 
-FORMAT = 1
+FORMAT = 2
 """Of what is kept under a key (planner.recall)."""
 LIBRARIES = ("numpy", "highspy", "ortools", "numba", "scipy")
-APART = ("name", "folder", "proto")
-"""Fields of a model that are no part of its key as they are: a name and a place change no plan, the file has a digest of its own."""
+APART = ("name", "folder", "proto", "workload")
+"""Fields of a model that are no part of its key as they are: a name and a place change no plan, file and workload have a part of their own."""
 
 
 def model_key(model: Model) -> str:
-    """The key of what a model is read as."""
+    """The key of what a model is read as. Raises PlanError where it cannot be read."""
     public = {f.name: getattr(model, f.name) for f in fields(model) if not f.name.startswith("_") and f.name not in APART}
-    return digest((FORMAT, program(), type(model).__qualname__, public, file_digest(model.proto), model.sha256()))
+    workload = replace(model.workload, lr=0.0) if model.workload.kind == "train" else model.workload  # how far a step goes costs nothing
+    content = file_content(model.proto, model.plain.trainable), graph_content(model.graph(1))
+    return digest((FORMAT, program(), type(model).__qualname__, public, workload, content))
 
 
-def search_key(model: str, request: Request) -> str:
-    """The key of a search for a model (`model_key`) under a request."""
-    return digest((model, request))
+def search_key(model: Model, key: str, request: Request) -> str:
+    """The key of a search for a model, whose own is given (`model_key`), under a request."""
+    return digest((key, request, names_of(model.graph(1)) if request.pins.nodes else ""))
 
 
 def reading_key(model: str, microbatches: int) -> str:
@@ -82,23 +85,6 @@ def installed(names: Sequence[str], places: Sequence[str] | None = None) -> tupl
         with suppress(OSError):
             found += [e for e in os.listdir(place or ".") if e.endswith((".dist-info", ".egg-info")) and e.partition("-")[0].lower() in names]
     return tuple(sorted(found))
-
-
-def file_digest(proto: Any) -> str:
-    """Digest of an ONNX model but for the values of tensors too large to be constants: what they change is seen in the graph."""
-    from planner.reader.draft import FOLD_ELEMENTS
-
-    known, graph = hashlib.blake2b(digest_size=16), proto.graph
-    for tensor in graph.initializer:
-        large = math.prod(tensor.dims) > FOLD_ELEMENTS
-        _add(known, (tensor.name, tuple(tensor.dims), tensor.data_type, tensor.data_location) if large else tensor.SerializeToString(deterministic=True))
-    rest = (graph.node, graph.input, graph.output, graph.value_info, graph.sparse_initializer, graph.quantization_annotation, proto.opset_import, proto.functions)
-    for messages in rest:
-        _add(known, len(messages))
-        for message in messages:
-            _add(known, message.SerializeToString(deterministic=True))
-    _add(known, (proto.ir_version, proto.producer_name, proto.producer_version))
-    return known.hexdigest()
 
 
 def digest(value: Any) -> str:

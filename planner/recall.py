@@ -4,12 +4,13 @@ An entry says what was decided, not what it costs: on the way back the graph is 
 from the splits that its space had, and its choice judged (`planner.problem.evaluate`). Where anything comes out other than it was, there is nothing to recall.
 So an entry can leave work out, but not make a plan look better than it is. Searches that were cut short, or found nothing, are not kept.
 
-Splits are written once each, as a list that rows of numbers point into; a row goes through the classes of nodes in order.
+Splits are written once each, as a list that rows of numbers point into; a row goes through the classes of nodes in order. No name of the model is in it: a model that is called
+otherwise has the same entry (planner.content).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isfinite, prod
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ def kept(found: Found) -> dict[str, Any] | None:
                 "step_time_s": c.cost.step_time_s, "memory_bytes": c.cost.memory.total}  # fmt: skip
 
     ops = [v for v in space.variables if v.kind == "op"]
-    others = {v.name: _pair(v, k) for v, k in zip(space.variables, found.choice, strict=True) if v.kind != "op"}
+    others = [_pair(v, k) for v, k in zip(space.variables, found.choice, strict=True) if v.kind != "op"]
     return {
         "best": candidate(best, found.base), "baselines": {label: candidate(c, found.base) for label, c in found.baselines.items()},
         "space": [row(v.splits) for v in ops], "layouts": others, "offload": space.pricer.offload, "cost": evaluate(found.problem, found.choice).cost,
@@ -79,7 +80,7 @@ def _recalled(search: Search, entry: Mapping[str, Any]) -> Found:
     if base is None or not search.confirmed(best.plan.microbatches) or best.cost.memory.total > search.request.limit_bytes:
         raise Stale
     space = _space(search, base, best, entry, palette)
-    choice = tuple(_place(v, best, entry["layouts"], base) for v in space.variables)
+    choice = _choice(space, best, entry["layouts"])
     problem = assemble(space, best.techniques, search.request.limit_bytes)
     bound, tried = _number(entry["bound_s"]), entry["tried"]
     if evaluate(problem, choice).cost != entry["cost"] or abs(entry["cost"] / PICO - best.objective_s) > 1e-6 * best.objective_s:
@@ -136,11 +137,11 @@ def _space(search: Search, base: Base, best: Candidate, entry: Mapping[str, Any]
     return build_space(base, pricer, limits=limits, allowed=allowed, zero_axes=best.mesh.zero_axes, parts=best.plan.microbatches)
 
 
-def _place(v: Variable, best: Candidate, layouts: Mapping[str, Any], base: Base) -> int:
-    """Where a variable's decision is among its options."""
-    if v.kind == "op":
-        return v.splits.index(best.plan.splits[base.graph.nodes[v.node].id])
-    return next(k for k in range(len(v.layouts)) if _pair(v, k) == _lists(layouts[v.name]))
+def _choice(space: Space, best: Candidate, layouts: Sequence[Any]) -> tuple[int, ...]:
+    """Where every variable's decision is among its options. layouts: of shared tensors, in the order of the variables."""
+    nodes, others = space.base.graph.nodes, [v for v in space.variables if v.kind != "op"]
+    at = {v.name: [_pair(v, k) for k in range(len(v.layouts))].index(pair) for v, pair in zip(others, layouts, strict=True)}
+    return tuple(v.splits.index(best.plan.splits[nodes[v.node].id]) if v.kind == "op" else at[v.name] for v in space.variables)
 
 
 def _pair(v: Variable, k: int) -> list[Any]:

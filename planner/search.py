@@ -71,7 +71,7 @@ class Search(Spaces):
         if cache is None or is_user_loss(self.model.workload.loss):  # what a function in a file says is no part of a key
             return self._searched(how_close)
         cache.asked += 1
-        key = search_key(self._key, self.request)
+        key = search_key(self.model, self._key, self.request)
         found = recalled(Search(self.model, self.request), entry) if (entry := cache.get(key)) is not None else None
         if found is not None:
             cache.found += 1
