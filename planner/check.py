@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import NO_PLAN, PlanError, did_you_mean
 
 if TYPE_CHECKING:
+    from planner.cache import Cache
     from planner.model import Model
     from planner.strategy import Strategy
     from planner.topology import Topology
@@ -156,8 +157,9 @@ def tolerances(text: str) -> dict[str, float]:
     return out
 
 
-def check(strategy: Strategy, source: str, *, tolerance: Mapping[str, float] | None = None, budget: str | Path | None = None, baseline: str = "") -> Report:
-    """Check a model against its baseline. Raises PlanError for a model that cannot be read, or a budget that is none."""
+def check(strategy: Strategy, source: str, *, tolerance: Mapping[str, float] | None = None, budget: str | Path | None = None, baseline: str = "",
+          cache: Cache | None = None) -> Report:  # fmt: skip
+    """Check a model against its baseline. cache: where searches are kept and recalled from. Raises PlanError for a model that cannot be read, or a budget that is none."""
     from planner.reprice import machine_now, open_recorded
 
     allowed = {**TOLERANCES, **(tolerance or {})}
@@ -167,7 +169,7 @@ def check(strategy: Strategy, source: str, *, tolerance: Mapping[str, float] | N
     same = model.sha256() == strategy.model["sha256"]
     reasons: dict[str, str] = {}
     repriced = _repriced(strategy, model, topology, reasons)
-    best = _best(strategy, model, topology, reasons)
+    best = _best(strategy, model, topology, reasons, cache)
     rows = []
     for what, unit in SHOWN.items():
         tables = (strategy.costs, repriced, best)
@@ -182,7 +184,7 @@ def check(strategy: Strategy, source: str, *, tolerance: Mapping[str, float] | N
 
         causes.append(f"the recorded plan fits no more: {show_bytes(needed)} of {show_bytes(limit)}")
     limits = _limits(limits_wanted, strategy, best) if best is not None else ()
-    return Report(model.name, baseline, tuple(rows), tuple(causes), limits, reasons, _held(strategy, model, topology, best))
+    return Report(model.name, baseline, tuple(rows), tuple(causes), limits, reasons, _held(strategy, model, topology, best, cache))
 
 
 def _figure(table: Mapping[str, Any], what: str) -> float:
@@ -205,11 +207,11 @@ def _repriced(strategy: Strategy, model: Model, topology: Topology, reasons: dic
         return None
 
 
-def _best(strategy: Strategy, model: Model, topology: Topology, reasons: dict[str, str]) -> Mapping[str, Any] | None:
+def _best(strategy: Strategy, model: Model, topology: Topology, reasons: dict[str, str], cache: Cache | None) -> Mapping[str, Any] | None:
     from planner.reprice import replan
 
     try:
-        return replan(strategy, model, topology).costs
+        return replan(strategy, model, topology, cache).costs
     except PlanError as e:
         if e.exit_code != NO_PLAN:
             raise
@@ -217,7 +219,7 @@ def _best(strategy: Strategy, model: Model, topology: Topology, reasons: dict[st
         return None
 
 
-def _held(strategy: Strategy, model: Model, topology: Topology, best: Mapping[str, Any] | None) -> Held | None:
+def _held(strategy: Strategy, model: Model, topology: Topology, best: Mapping[str, Any] | None, cache: Cache | None) -> Held | None:
     """What pins and mode cost now."""
     from planner.pins import pins_of
     from planner.reprice import unpinned
@@ -226,7 +228,7 @@ def _held(strategy: Strategy, model: Model, topology: Topology, best: Mapping[st
     words = [*([f"mode {mode}"] if mode not in ("auto", "semi-auto") else []), *(text for text, _ in pins_of(strategy).each())]
     if best is None or not words:
         return None
-    free = unpinned(strategy, model, topology).costs
+    free = unpinned(strategy, model, topology, cache).costs
     return Held(tuple(words), float(best["step_time_s"]), float(free["step_time_s"]), int(free["memory_per_device_bytes"]))
 
 

@@ -34,7 +34,9 @@ APART = ("name", "folder", "proto", "workload")
 def model_key(model: Model) -> str:
     """The key of what a model is read as. Raises PlanError where it cannot be read."""
     public = {f.name: getattr(model, f.name) for f in fields(model) if not f.name.startswith("_") and f.name not in APART}
-    workload = replace(model.workload, lr=0.0) if model.workload.kind == "train" else model.workload  # how far a step goes costs nothing
+    workload = replace(model.workload, batch=model.batch, tokens_per_step=None)  # as it was resolved, whoever said it
+    if workload.kind == "train":
+        workload = replace(workload, loss=model.loss, lr=0.0)  # how far a step goes costs nothing
     content = file_content(model.proto, model.plain.trainable), graph_content(model.graph(1))
     return digest((FORMAT, program(), type(model).__qualname__, public, workload, content))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.buckets import searched
+from planner.cache import Cache
 from planner.errors import NO_PLAN, PlanError, did_you_mean
 from planner.evaluate import Cost, price_plan
 from planner.flow import Flow, Plan
@@ -64,10 +65,12 @@ def machine_now(strategy: Strategy) -> tuple[Topology, str]:
     except PlanError:
         return recorded, ""
     same = [(x.name, x.size, x.kind) for x in now.levels] == [(x.name, x.size, x.kind) for x in recorded.levels]
-    # Files keep six significant digits.
-    pairs = [p for x, y in zip(now.levels, recorded.levels, strict=False) for p in zip(astuple(x), astuple(y), strict=True)]
-    if not same or all(a == b or (isinstance(a, float) and math.isclose(a, b, rel_tol=1e-5)) for a, b in pairs):
+    if not same:
         return recorded, ""
+    # Files keep six significant digits.
+    pairs = [p for x, y in zip(now.levels, recorded.levels, strict=True) for p in zip(astuple(x), astuple(y), strict=True)]
+    if all(a == b or (isinstance(a, float) and math.isclose(a, b, rel_tol=1e-5)) for a, b in pairs):
+        return now, ""
     return now, "figures of the links of " + recorded.device.name
 
 
@@ -143,14 +146,17 @@ def asked_again(strategy: Strategy, topology: Topology, pins: Pins | None = None
                    runtime=searched(request.runtime, pinned_bucket(pins, topology.device, workload, runtime)))  # fmt: skip
 
 
-def replan(strategy: Strategy, model: Model, topology: Topology) -> Strategy:
-    """The best plan for the model now, as the strategy was asked for. Raises PlanError: exit 3 when nothing fits, P023 or P025 for pins that it has no place for."""
-    return answered(model, asked_again(strategy, topology))
+def replan(strategy: Strategy, model: Model, topology: Topology, cache: Cache | None = None) -> Strategy:
+    """The best plan for the model now, as the strategy was asked for. cache: where it may be recalled from.
+
+    Raises PlanError: exit 3 when nothing fits, P023 or P025 for pins that it has no place for.
+    """
+    return answered(model, replace(asked_again(strategy, topology), cache=cache))
 
 
-def unpinned(strategy: Strategy, model: Model, topology: Topology) -> Strategy:
+def unpinned(strategy: Strategy, model: Model, topology: Topology, cache: Cache | None = None) -> Strategy:
     """The best plan were the user to decide nothing: no pins, mode "auto". Raises PlanError (exit 3) when nothing fits."""
-    return answered(model, replace(asked_again(strategy, topology, Pins()), mode="auto", baselines=False))
+    return answered(model, replace(asked_again(strategy, topology, Pins()), mode="auto", baselines=False, cache=cache))
 
 
 def answered(model: Model, request: Request) -> Strategy:

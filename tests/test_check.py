@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
+from planner.cache import Cache
 from planner.check import Limit, Report, Row, check, read_budget, tolerances
 from planner.cli import main
 from planner.errors import PlanError
@@ -39,6 +40,19 @@ def test_nothing_changed(strategy: Strategy) -> None:
     report = check(strategy, SPEC)
     assert report.ok and report.causes == () and report.verdict == "nothing changed"
     assert all(r.change(r.repriced) in (0.0, None) and r.change(r.best) in (0.0, None) for r in report.rows)
+
+
+@pytest.mark.parametrize("devices", [8, 16], ids=["a node", "two nodes"])
+def test_what_was_planned_before_is_not_searched_again(devices: int, tmp_path: Path) -> None:
+    """Neither after the plan itself, on the same machine as a file has it, nor by the next check; the answer is the same."""
+    made, known = planner.plan(SPEC, devices=devices, batch=16, pins="tp=2", cache=tmp_path), Cache(tmp_path)
+    path = saved(made)
+    alone = check(Strategy.load(path), SPEC)
+    assert check(Strategy.load(path), SPEC, cache=known) == alone
+    assert (known.found, known.asked) == (1, 2), "without its pins it was not planned before"
+    again = Cache(tmp_path)
+    assert check(Strategy.load(path), SPEC, cache=again) == alone and alone.held is not None
+    assert again.found == again.asked == 2
 
 
 def test_a_grown_model_fails_and_is_named(strategy: Strategy) -> None:

@@ -58,6 +58,8 @@ weights hub/config.json --from hub --tie lm_head.weight=model.embed_tokens.weigh
 weights hub/config.json --from hub {LORA} --partial
 weights free.onnx --from bare {SIZES} {TABLES}
 verify p.json --model m.onnx --backend jit --target cpu --compute plan --no-run --tolerance 0.01 --time-limit 300
+check m.onnx --against p.json --cache kept
+check m.onnx --against p.json --no-cache
 compare {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} {SEARCH}
 compare {SPEC} --topology two.toml --tokens-per-step 128 {TIED} --cache kept
 compare {SPEC} --devices 2 --batch 8 {LORA} --no-cache

@@ -133,8 +133,13 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> None:
     g.add_argument("--time-limit", type=seconds, metavar="S", help="seconds; the best plan so far is returned")
     g.add_argument("--seed", type=int, default=0, metavar="N")
     g.add_argument("--strict", action="store_true", help="fail on an operator without a rule")
-    g.add_argument("--cache", metavar="DIR", help="where searches are kept and recalled from (default: MESHWRIGHT_CACHE, or ~/.cache/meshwright): --cache build/plans")
-    g.add_argument("--no-cache", action="store_true", help="search and price anew, and keep nothing")
+    add_cache(g)
+
+
+def add_cache(p: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Where searches are kept."""
+    p.add_argument("--cache", metavar="DIR", help="where searches are kept and recalled from (default: MESHWRIGHT_CACHE, or ~/.cache/meshwright): --cache build/plans")
+    p.add_argument("--no-cache", action="store_true", help="search and price anew, and keep nothing")
 
 
 def add_serving(p: argparse.ArgumentParser) -> None:
@@ -200,6 +205,7 @@ def check(p: argparse.ArgumentParser) -> None:
     p.add_argument("--tolerance", default="step=2%,memory=5%", metavar="LIST", help="largest growth allowed (default step=2%%,memory=5%%)")
     p.add_argument("--budget", metavar="FILE.toml", help="absolute limits per model: step_time, memory, devices")
     p.add_argument("--format", default="text", metavar="NAME", help="text (default), markdown, github, json, junit")
+    add_cache(p)
 
 
 def emit(p: argparse.ArgumentParser) -> None:
