@@ -4,9 +4,9 @@
 2. Exact reduction (`reduce`), and elimination again when the rest is narrow enough.
 3. Options that no better choice has are left out (`narrow`), and elimination again.
 4. Else, with a time limit, two processes:
-     here        memory prices by message passing, then annealing with exact tree moves (`search`)
-     the other   HiGHS (`ilp`) while the rest is small enough for it to prove the optimum, else a second search at other temperatures;
-                 the two exchange their best choices between rounds
+     here        memory prices by message passing, then runs of annealing with exact tree moves (`search`)
+     the other   HiGHS (`ilp`) while the rest is small enough for it to prove the optimum, else a second search at other temperatures
+     between     the choices that the runs of both ended with are mixed (`fuse`), and both go on from the best mixture
    Without a time limit the same parts run one after the other under a work limit: same seed and work, same result.
 Without numba the search is replaced by `recursive`.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from planner.problem import Budget, Problem, Solution, evaluate
 from planner.solvers import dp, narrow, prices
 from planner.solvers.elimination import compile_tree
+from planner.solvers.fuse import Pool
 from planner.solvers.lagrange import Clock
 from planner.solvers.model import Model, build
 from planner.solvers.plain import Plain
@@ -39,6 +41,8 @@ PROVABLE = 250_000
 """Largest sum of edge tables (in entries) given to HiGHS."""
 NARROWING, FEWER = 2e9, 0.8
 """Work given to leaving options out, and to eliminating the rest: some seconds; and the share of options left with which it is worth starting anew."""
+FUSING, FUSED = 1e9, 0.03
+"""Work of solving one mixture at most, and the part of the whole budget that it may take."""
 
 Stop = Literal["", "time", "work", "interrupt"]
 
@@ -102,8 +106,8 @@ def _eliminated(problem: Problem, model: Model, budget: Budget, start: tuple[int
     return dp.claim(problem, dp.solve_model(model, clock, start), clock, "dp")
 
 
-def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bound: float | None) -> Solution:
-    """Solve what the reduction left."""
+def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bound: float | None, exact: bool = False) -> Solution:
+    """Solve what the reduction left. exact: by elimination and leaving options out, no further."""
     began = time.monotonic()
     model = build(problem)
     first = _eliminated(problem, model, budget, start) if bound is None else Solution((), "none", bound, "dp")
@@ -112,6 +116,8 @@ def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bo
     start = first.choice or start
     provable = sum(t.size for t in model.pairs.values()) <= PROVABLE
     if not prices.searchable(model):
+        if exact:
+            return first
         return _merge(problem, first, _plain(problem, _left(budget, began), start, provable))
     state = _passes(model, budget.seed)
     if start is not None:
@@ -124,19 +130,21 @@ def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bo
         return _merge(problem, first, found)
     left = replace(_left(budget, began), work=None if budget.work is None else max(1, int(budget.work - clock.work)))
     if kept is not None and sum(map(len, kept)) < FEWER * len(model.cost):
-        return _merge(problem, first, _fewer(problem, kept, left, found))
+        return _merge(problem, first, _fewer(problem, kept, left, found, exact))
+    if exact:
+        return _merge(problem, first, found)
     if isinstance(state, Plain):
         return _merge(problem, first, _merge(problem, found, _plain(problem, left, found.choice or None, provable)))
     return _merge(problem, first, _searched(problem, state, left, provable))
 
 
-def _fewer(problem: Problem, kept: list[np.ndarray], budget: Budget, known: Solution) -> Solution:
+def _fewer(problem: Problem, kept: list[np.ndarray], budget: Budget, known: Solution, exact: bool) -> Solution:
     """Solve with the options that may be in a choice better than the known one: of all others no bound is needed beyond its cost."""
     reduction = reduce(problem, only=kept)
     if reduction.problem is None:
         return known
     start = reduction.restrict(known.choice)
-    found = _reduced(reduction.problem, budget, None if start is None else tuple(start.tolist()), known.bound)
+    found = _reduced(reduction.problem, budget, None if start is None else tuple(start.tolist()), known.bound, exact)
     if found.choice:
         found = replace(found, choice=tuple(reduction.expand(found.choice).tolist()))
     cost = float(evaluate(problem, known.choice).cost)
@@ -173,19 +181,31 @@ def _searched(problem: Problem, state: Search, budget: Budget, provable: bool) -
     if provable:
         from planner.solvers import ilp
 
-        _by_work(state, work / 4)
+        _by_work(problem, state, replace(budget, work=int(work / 4)))
         known = None if state.best.x is None else state.best.x
         exact = ilp.solve_reduced(problem, replace(budget, work=max(1, int(work / 5e6))), known)
         return _merge(problem, _answer(problem, state.best, "work", int(work / 4)), exact)
-    _by_work(state, work)
+    _by_work(problem, state, replace(budget, work=int(work)))
     return _answer(problem, state.best, "work", int(work))
 
 
-def _by_work(state: Search, work: float) -> None:
+def _mixing(problem: Problem, budget: Budget) -> Pool:
+    """What runs end with, and how mixtures of it are solved: within a part of the budget each."""
+    work, limit = min(FUSING, FUSED * float(budget.work or DEFAULT_WORK)), None if budget.time_limit_s is None else FUSED * budget.time_limit_s
+    small, seeds = replace(budget, work=max(1, int(work)), time_limit_s=limit), count(budget.seed + 2)  # other random numbers after each
+    return Pool(problem, lambda rest, start: _reduced(rest, replace(small, seed=next(seeds)), start, None, exact=True))
+
+
+def _by_work(problem: Problem, state: Search, budget: Budget) -> None:
     """Prices for 30 % of the work, annealing for the rest."""
     from planner.solvers import search
 
-    spent = 0.0
+    assert budget.work is not None
+    spent, work, pool = 0.0, float(budget.work), _mixing(problem, budget)
+
+    def share(x: np.ndarray) -> None:
+        pool.add(x)
+        pool.fuse(state.best)
 
     def go_on(more: float) -> bool:
         nonlocal spent
@@ -195,11 +215,11 @@ def _by_work(state: Search, work: float) -> None:
     def done(more: float) -> float:
         nonlocal spent
         spent += more
-        return min(1.0, spent / work)
+        return min(1.0, spent / (work * (1 - FUSED * len(search.COOLER))))
 
     prices.raise_bound(state, go_on)
     if state.best.x is not None and not state.best.closed:
-        search.rounds(state, 0, done, lambda: None, proposals=20_000)
+        search.rounds(state, 0, done, lambda: None, share, proposals=2_000)
 
 
 def _together(problem: Problem, state: Search, budget: Budget, provable: bool) -> Solution:
@@ -209,18 +229,27 @@ def _together(problem: Problem, state: Search, budget: Budget, provable: bool) -
     assert budget.time_limit_s is not None
     began, limit = time.monotonic(), budget.time_limit_s
     best, stopped = state.best, "time"
-    partner = Partner(problem, "ilp" if provable else "search", limit, budget.seed + 1)
+    partner, pool = Partner(problem, "ilp" if provable else "search", limit, budget.seed + 1), _mixing(problem, budget)
     try:
         def sync() -> None:
-            partner.collect(best)
+            for x in partner.collect(best):
+                pool.add(x)
+
+        def share(x: np.ndarray) -> None:
+            pool.add(x)
+            sync()
+            pool.fuse(best)
+            partner.send(best)
+
+        rising = prices.Rising(best, min(60.0, 0.3 * limit))
 
         def go_on(_: float) -> bool:
             sync()
-            return time.monotonic() - began < min(60.0, 0.3 * limit)
+            return rising.worthwhile()
 
         prices.raise_bound(state, go_on)
         if best.x is not None and not best.closed:
-            search.rounds(state, 0, lambda _: (time.monotonic() - began) / limit, sync, share=lambda: partner.send(best))
+            search.rounds(state, 0, lambda _: (time.monotonic() - began) / max(limit - pool.took_s, 0.5 * limit), sync, share)
         while not best.closed and time.monotonic() - began < limit and partner.alive():
             time.sleep(0.02)
             sync()

@@ -10,6 +10,7 @@ Two sets of loops do the passes: `search.Search` (compiled, for problems of any 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -19,6 +20,8 @@ import numpy as np
 
 from planner.solvers.model import Model
 
+PACE, LITTLE = 0.2, 0.02
+"""The part of its time that a bound's pace is taken over, and the part of the gap that is little."""
 SEARCHABLE = 1e14
 """The largest costs of all nodes and edges must add up below this: a forbidden entry stands as a number far above any choice."""
 
@@ -36,6 +39,26 @@ class Incumbent:
     def closed(self) -> bool:
         """Nothing is left to prove: the gap is below the rounding of a bound."""
         return bool(np.isfinite(self.cost)) and self.cost - self.bound <= rounding(self.cost)
+
+
+@dataclass
+class Rising:
+    """Whether it is worth the time to raise a bound further: not when at its pace of late little of the gap would be closed in what is left of `seconds`."""
+
+    best: Incumbent
+    seconds: float
+    _began: float = field(default_factory=lambda: time.monotonic())
+    _seen: list[tuple[float, float]] = field(default_factory=list)
+
+    def worthwhile(self) -> bool:
+        """Asked after each pass."""
+        now = time.monotonic() - self._began
+        if not self._seen or now - self._seen[-1][0] > PACE * self.seconds / 4:
+            self._seen = [*self._seen[-4:], (now, self.best.bound)]
+        (then, before), gap = self._seen[0], self.best.cost - self.best.bound
+        if now > self.seconds or len(self._seen) < 5 or not np.isfinite(gap):
+            return now <= self.seconds
+        return bool((self.best.bound - before) / (now - then) * (self.seconds - now) > LITTLE * gap)
 
 
 class Passes(Protocol):

@@ -2,7 +2,8 @@
 
 `Search`   one model's messages, choice and incumbent; decoded choices are repaired and descended.
 `Annealer` continues from the best choice: single changes, and exact minimisation over random induced trees under exponential noise
-           and a random multiple of the prices; overloads are repaired by cheap changes or the move is undone.
+           and a random multiple of the prices; overloads are repaired by cheap changes or the move is undone. Trees of a thousand nodes
+           cross from one way of laying out a part of the problem to another, which single changes and small trees rarely do.
 
 Needs numba (the optional extra "fast"); `auto` does without where it is missing. Work unit: one table entry read.
 """
@@ -75,24 +76,31 @@ def start(model: Model) -> Search:
     return Search(model, f, rows, best, top, lazy, f.cost.copy(), message, share, np.zeros(n, np.int64), np.zeros(len(f.cost)), high_of(model))
 
 
+TREES, TREE_PART = (100, 1000), 0.2
+"""Most nodes of a tree move: a part of all, within bounds."""
+
+
 @dataclass
 class Annealer:
-    """Annealing from the incumbent in slices; `unit` is the temperature's unit, bound / nodes."""
+    """Annealing from the incumbent in slices; `unit` is the temperature's unit, bound / nodes. own, own_cost: the best choice of the run under way."""
 
     search: Search
     unit: float
     tree_share: float = 0.05
-    tree_size: int = 100
+    tree_size: int = TREES[0]
     stamp: int = 0
     x: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     cost: float = np.inf
+    own: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    own_cost: float = np.inf
     mark: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     hits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def begin(self) -> None:
-        """Continue from the incumbent."""
+        """Start a run from the incumbent, which is no result of it."""
         assert self.search.best.x is not None
         self.x, self.cost = self.search.best.x.copy(), self.search.best.cost
+        self.own, self.own_cost = self.x.copy(), np.inf
         if not len(self.mark):
             self.mark, self.hits = np.zeros(len(self.x), np.int64), np.zeros(len(self.x), np.int64)
         kernels.load_all(self.search.flat, self.x, self.search.top, self.search.lazy)
@@ -100,12 +108,13 @@ class Annealer:
     def run(self, hot: float, cold: float, proposals: int) -> float:
         """One slice; returns the work done."""
         best, s = self.search.best, self.search
-        assert best.x is not None
         price = best.price if len(best.price) else np.zeros(0)
-        self.cost, best.cost, self.stamp, work = moves.anneal(
-            s.flat, self.x, s.top, s.lazy, price, self.cost, best.x, best.cost, hot * self.unit, cold * self.unit, proposals,
+        self.cost, self.own_cost, self.stamp, work = moves.anneal(
+            s.flat, self.x, s.top, s.lazy, price, self.cost, self.own, self.own_cost, hot * self.unit, cold * self.unit, proposals,
             self.tree_share, min(self.tree_size, len(self.x)), self.mark, self.hits, self.stamp,
         )  # fmt: skip
+        if self.own_cost < best.cost:
+            best.cost, best.x = self.own_cost, self.own.copy()
         return float(work)
 
 
@@ -131,41 +140,33 @@ def anneal_for(
             on_slice()
 
 
-def rounds(
-    state: Search,
-    role: int,
-    done: Callable[[float], float],
-    sync: Callable[[], None],
-    share: Callable[[], None] | None = None,
-    proposals: int = 0,
-) -> None:
-    """Two rounds of cooling from the incumbent, the second cooler; role 0 starts hotter than role 1.
+def rounds(state: Search, role: int, done: Callable[[float], float], sync: Callable[[], None], share: Callable[[np.ndarray], None], proposals: int = 0) -> None:
+    """Runs of cooling, each from the incumbent: first hot ones, which find other ways of laying out the whole, then cooler ones; role 0 hotter than role 1.
 
     Temperatures follow the gap that the prices left: a loose start wants heat, a near-optimal one would only be spoilt by it.
-    Under 1,000 nodes the rounds are shorter and more, each from hot to cold: restarts.
-    `done(work)` is the share of the whole budget used; `share` is called after each round (to exchange the incumbent).
+    Under 1,000 nodes each run is from hot to cold: restarts.
+    `done(work)` is the share of the whole budget used; `share` is told each run's own best choice, and may update the incumbent.
     """
     best, n = state.best, state.model.nodes
-    annealer = Annealer(state, max(abs(best.bound), 1e-3 * abs(best.cost), 1.0) / n)
+    annealer = Annealer(state, max(abs(best.bound), 1e-3 * abs(best.cost), 1.0) / n, tree_size=int(np.clip(TREE_PART * n, *TREES)))
     gap = (best.cost - best.bound) / max(abs(best.bound), 1.0) if np.isfinite(best.bound) else 1.0
-    base = float(np.clip(3.0 * gap, 0.01, 0.3))
-    if n < 1000:
-        plan = [(3.0, 0.05)] * 6
-    elif role == 0:
-        plan = [(base, base / 50), (base / 5, base / 200)]
-    else:
-        plan = [(base / 8, base / 80), (base / 20, base / 300)]
+    base = float(np.clip(HEAT * gap, *HEATS))
+    plan = [(3.0, 0.05)] * len(COOLER) if n < 1000 else [(base * c, base * c / 60) if role == 0 else (base * c / 2, base * c / 60) for c in COOLER]
     began = done(0.0)
     for part, (hot, cold) in enumerate(plan):
         low = began + (1.0 - began) * part / len(plan)
         width = (1.0 - began) / len(plan)
 
         def progress(work: float, low: float = low, width: float = width) -> float:
-            return (done(work) - low) / width
+            return (done(work) - low) / width + 1e-9  # which ends at 1 whatever sums of parts are rounded to
 
         anneal_for(annealer, hot, cold, progress, sync, proposals)
-        if share is not None:
-            share()
+        if np.isfinite(annealer.own_cost):
+            share(annealer.own)
         sync()
         if best.closed:
             return
+
+
+HEAT, HEATS, COOLER = 40.0, (0.01, 1.0), (1.0, 1.0, 1.0, 1.0, 0.5, 0.2)
+"""Temperature of the first run per gap, its bounds, and that of each run by the first's."""

@@ -1,8 +1,8 @@
 """The second process of `auto`: HiGHS, or another search; and the first process's end of the line.
 
 Run as `python -m planner.solvers.worker`. Messages are length-prefixed pickles between parent and child of the same program:
-to the child first (problem, kind, seconds, seed), then incumbents; to the parent incumbents (cost, x, bound, price) and whether the
-problem was proven infeasible. The child ignores Ctrl-C (the parent ends it) and ends when its input closes.
+to the child first (problem, kind, seconds, seed), then incumbents; to the parent incumbents (cost, x, bound, price), whether the
+problem was proven infeasible, and whether the choice is one that a run ended with. The child ignores Ctrl-C (the parent ends it) and ends when its input closes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from planner.problem import Budget, Problem
-from planner.solvers.prices import Incumbent, raise_bound
+from planner.solvers.prices import Incumbent, Rising, raise_bound
 
 
 def _put(stream: IO[bytes], message: Any) -> None:
@@ -41,7 +41,7 @@ class _Inbox:
     """Incumbents that the other side sent, read by a thread, merged on demand."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self.messages: list[tuple[float, np.ndarray | None, float, np.ndarray, bool]] = []
+        self.messages: list[tuple[float, np.ndarray | None, float, np.ndarray, bool, bool]] = []
         self.closed = False
         self.infeasible = False
         self.lock = threading.Lock()
@@ -57,18 +57,22 @@ class _Inbox:
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
             self.closed = True
 
-    def merge(self, best: Incumbent) -> None:
-        """Take over what is better."""
+    def merge(self, best: Incumbent) -> list[np.ndarray]:
+        """Take over what is better; the choices that runs ended with."""
         with self.lock:
             fresh, self.messages = self.messages, []
-        for cost, x, bound, price, infeasible in fresh:
+        ended = []
+        for cost, x, bound, price, infeasible, end in fresh:
             self.infeasible |= infeasible
+            if end and x is not None:
+                ended.append(x)
             if x is not None and cost < best.cost:
                 best.cost, best.x = cost, x.copy()
             if bound > best.bound:
                 best.bound = bound
                 if len(price):
                     best.price = price
+        return ended
 
 
 class Partner:
@@ -93,15 +97,15 @@ class Partner:
         """Still working, or with messages to collect."""
         return not self.inbox.closed or bool(self.inbox.messages)
 
-    def collect(self, best: Incumbent) -> None:
-        """Take over what the other process found."""
-        self.inbox.merge(best)
+    def collect(self, best: Incumbent) -> list[np.ndarray]:
+        """Take over what the other process found; the choices that its runs ended with."""
+        return self.inbox.merge(best)
 
     def send(self, best: Incumbent) -> None:
         """Tell the other process about the incumbent."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
-            _put(self.process.stdin, (best.cost, best.x, best.bound, best.price, False))
+            _put(self.process.stdin, (best.cost, best.x, best.bound, best.price, False, False))
 
     def close(self) -> None:
         """End the other process."""
@@ -135,7 +139,7 @@ def _serve_ilp(problem: Problem, time_s: float, sink: IO[bytes]) -> None:
     x = np.array(found.choice, np.int64) if found.choice else None
     cost = float(evaluate(problem, found.choice).cost) if found.choice else np.inf
     bound = -np.inf if found.bound is None else found.bound
-    _put(sink, (cost, x, bound, np.zeros(0), found.status == "infeasible"))
+    _put(sink, (cost, x, bound, np.zeros(0), found.status == "infeasible", False))
 
 
 def _serve_search(problem: Problem, time_s: float, seed: int, sink: IO[bytes], inbox: _Inbox) -> None:
@@ -151,7 +155,7 @@ def _serve_search(problem: Problem, time_s: float, seed: int, sink: IO[bytes], i
         nonlocal told
         if best.x is not None and best.cost < told:
             told = best.cost
-            _put(sink, (best.cost, best.x, best.bound, best.price, False))
+            _put(sink, (best.cost, best.x, best.bound, best.price, False, False))
 
     last = 0.0
 
@@ -164,15 +168,21 @@ def _serve_search(problem: Problem, time_s: float, seed: int, sink: IO[bytes], i
             tell()
 
     # a shorter patience than the first process: another way up, another set of decoded choices
+    rising = Rising(best, min(60.0, 0.3 * time_s))
+
     def go_on(_: float) -> bool:
         sync()
-        return time.monotonic() - began < min(60.0, 0.3 * time_s)
+        return rising.worthwhile()
 
     raise_bound(state, go_on, patience=8)
     inbox.merge(best)
     tell()
+    def ended(x: np.ndarray) -> None:
+        _put(sink, (state.model.total(x), x, -np.inf, np.zeros(0), False, True))
+        inbox.merge(best)
+
     if best.x is not None:
-        search.rounds(state, 1, lambda _: (time.monotonic() - began) / time_s, sync, share=lambda: inbox.merge(best))
+        search.rounds(state, 1, lambda _: (time.monotonic() - began) / time_s, sync, ended)
     tell()
 
 
