@@ -77,7 +77,7 @@ def start(model: Model) -> Search:
 
 
 TREES, TREE_PART = (100, 1000), 0.2
-"""Most nodes of a tree move: a part of all, within bounds."""
+"""Most nodes of a tree move: a part of all, within bounds (below 1,024: `moves.grow_tree` counts a node's neighbours in the tree up to that)."""
 
 
 @dataclass
