@@ -205,6 +205,19 @@ def test_an_edited_entry_changes_no_price(data: st.DataObject, entry: tuple[dict
     assert all(row["split"] == made["nodes"][name]["split"] for name, row in found["nodes"].items())
 
 
+@pytest.mark.parametrize("layouts", [[], [[None, None]], "none of them", [0] * 1000, None])
+def test_layouts_that_are_none_of_a_tensors_are_no_entry(layouts: Any, tmp_path: Path) -> None:
+    """Of a model with tensors that several operators read."""
+    alone = text(planner.plan(GPT, devices=4, batch=8, baselines=False, cache=tmp_path))
+    (path,) = tmp_path.glob("*.json")
+    entry = json.loads(path.read_bytes().partition(b"\n")[2])
+    assert entry["layouts"]
+    Cache(tmp_path).put(path.stem, {**entry, "layouts": [[None, None]] * len(entry["layouts"]) if layouts == "none of them" else layouts})
+    again = Cache(tmp_path)
+    assert text(planner.plan(GPT, devices=4, batch=8, baselines=False, cache=again)) == alone
+    assert (again.asked, again.found) == (1, 0)
+
+
 @pytest.mark.parametrize("body", [b"", b"\n", b"{}", b"\xff\xfe\n{}", b"[" * 100_000, b'{"best":' * 5000], ids=["empty", "line", "no digest", "bytes", "deep", "deeper"])
 def test_a_damaged_file_is_no_entry(body: bytes, tmp_path: Path) -> None:
     known = Cache(tmp_path)
