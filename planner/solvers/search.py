@@ -21,6 +21,11 @@ from planner.solvers.flat import Flat, flatten, high_of
 from planner.solvers.model import Model
 from planner.solvers.prices import Incumbent
 
+TREES, TREE_PART = (100, 1000), 0.2
+"""Most nodes of a tree move: a part of all, within bounds (below 1,024: `moves.grow_tree` counts a node's neighbours in the tree up to that)."""
+HEAT, HEATS, COOLER = 40.0, (0.01, 1.0), (1.0, 1.0, 1.0, 1.0, 0.5, 0.2)
+"""Temperature of the first run per gap, its bounds, and that of each run by the first's."""
+
 
 @dataclass
 class Search:
@@ -74,10 +79,6 @@ def start(model: Model) -> Search:
     top, lazy = np.zeros(2 * f.leaves), np.zeros(2 * f.leaves)
     best, message = Incumbent(price=np.zeros(rows)), np.zeros(int(f.message[-1]))
     return Search(model, f, rows, best, top, lazy, f.cost.copy(), message, share, np.zeros(n, np.int64), np.zeros(len(f.cost)), high_of(model))
-
-
-TREES, TREE_PART = (100, 1000), 0.2
-"""Most nodes of a tree move: a part of all, within bounds (below 1,024: `moves.grow_tree` counts a node's neighbours in the tree up to that)."""
 
 
 @dataclass
@@ -166,7 +167,3 @@ def rounds(state: Search, role: int, done: Callable[[float], float], sync: Calla
         sync()
         if best.closed:
             return
-
-
-HEAT, HEATS, COOLER = 40.0, (0.01, 1.0), (1.0, 1.0, 1.0, 1.0, 0.5, 0.2)
-"""Temperature of the first run per gap, its bounds, and that of each run by the first's."""
