@@ -198,14 +198,10 @@ def _mixing(problem: Problem, budget: Budget) -> Pool:
 
 def _by_work(problem: Problem, state: Search, budget: Budget) -> None:
     """Prices for 30 % of the work, annealing for the rest."""
-    from planner.solvers import search
+    from planner.solvers import rounds
 
     assert budget.work is not None
     spent, work, pool = 0.0, float(budget.work), _mixing(problem, budget)
-
-    def share(x: np.ndarray) -> None:
-        pool.add(x)
-        pool.fuse(state.best)
 
     def go_on(more: float) -> bool:
         nonlocal spent
@@ -215,15 +211,20 @@ def _by_work(problem: Problem, state: Search, budget: Budget) -> None:
     def done(more: float) -> float:
         nonlocal spent
         spent += more
-        return min(1.0, spent / (work * (1 - FUSED * len(search.COOLER))))
+        return min(1.0, spent / work)
+
+    def mix() -> None:
+        nonlocal spent
+        spent += FUSED * work
+        pool.fuse(state.best)
 
     prices.raise_bound(state, go_on)
     if state.best.x is not None and not state.best.closed:
-        search.rounds(state, 0, done, lambda: None, share, proposals=2_000)
+        rounds.rounds(state, 0, done, rounds.Others(lambda: None, pool.add, mix), budget.seed, proposals=2_000)
 
 
 def _together(problem: Problem, state: Search, budget: Budget, provable: bool) -> Solution:
-    from planner.solvers import search
+    from planner.solvers import rounds
     from planner.solvers.worker import Partner
 
     assert budget.time_limit_s is not None
@@ -235,11 +236,11 @@ def _together(problem: Problem, state: Search, budget: Budget, provable: bool) -
             for x in partner.collect(best):
                 pool.add(x)
 
-        def share(x: np.ndarray) -> None:
-            pool.add(x)
+        def mix() -> None:
             sync()
-            pool.fuse(best)
-            partner.send(best)
+            if time.monotonic() - began + pool.took_s < limit:
+                pool.fuse(best)
+                partner.send(best)
 
         rising = prices.Rising(best, min(60.0, 0.3 * limit))
 
@@ -249,7 +250,7 @@ def _together(problem: Problem, state: Search, budget: Budget, provable: bool) -
 
         prices.raise_bound(state, go_on)
         if best.x is not None and not best.closed:
-            search.rounds(state, 0, lambda _: (time.monotonic() - began) / max(limit - pool.took_s, 0.5 * limit), sync, share)
+            rounds.rounds(state, 0, lambda _: (time.monotonic() - began) / limit, rounds.Others(sync, pool.add, mix), budget.seed)
         while not best.closed and time.monotonic() - began < limit and partner.alive():
             time.sleep(0.02)
             sync()

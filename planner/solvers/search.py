@@ -23,8 +23,6 @@ from planner.solvers.prices import Incumbent
 
 TREES, TREE_PART = (100, 1000), 0.2
 """Most nodes of a tree move: a part of all, within bounds (below 1,024: `moves.grow_tree` counts a node's neighbours in the tree up to that)."""
-HEAT, HEATS, COOLER = 40.0, (0.01, 1.0), (1.0, 1.0, 1.0, 1.0, 0.5, 0.2)
-"""Temperature of the first run per gap, its bounds, and that of each run by the first's."""
 
 
 @dataclass
@@ -52,8 +50,12 @@ class Search:
         value = kernels.message_pass(f, self.unary, self.message, self.share, self.x, self.regret)
         return value - float(price.sum()) * f.limit if self.rows else value
 
-    def fit(self, x: np.ndarray, sweeps: int = 6) -> bool:
-        """Repair and descend a copy of x; True when it fits. The incumbent keeps it when it is the best."""
+    def cost(self, x: np.ndarray) -> float:
+        """Of a choice, far above all others where it is forbidden."""
+        return float(kernels.total_cost(self.flat, x))
+
+    def mended(self, x: np.ndarray, sweeps: int = 6) -> tuple[np.ndarray | None, float]:
+        """A copy of x repaired and descended, and its cost; None where it cannot be made to fit. The incumbent keeps it when it is the best."""
         f, y = self.flat, x.copy()
         kernels.load_all(f, y, self.top, self.lazy)
         if self.rows and self.top[1] > f.limit:
@@ -61,12 +63,18 @@ class Search:
             out = np.empty(int(np.diff(f.offset).max()))
             fits, _, _ = moves.repair(f, y, self.top, self.lazy, np.inf, len(journal), 256, journal, 0, out)
             if not fits:
-                return False
+                return None, np.inf
         moves.descend(f, y, self.top, self.lazy, sweeps)
-        cost = kernels.total_cost(f, y)
-        if cost < self.best.cost and cost < self.high:
+        cost = self.cost(y)
+        if cost >= self.high:
+            return None, np.inf
+        if cost < self.best.cost:
             self.best.cost, self.best.x = cost, y
-        return cost < self.high
+        return y, cost
+
+    def fit(self, x: np.ndarray) -> bool:
+        """Repair and descend a copy of x; True when it fits. The incumbent keeps it when it is the best."""
+        return self.mended(x)[0] is not None
 
 
 def start(model: Model) -> Search:
@@ -139,31 +147,3 @@ def anneal_for(
         ahead, at = max(1e-6, after - at), after
         if on_slice is not None:
             on_slice()
-
-
-def rounds(state: Search, role: int, done: Callable[[float], float], sync: Callable[[], None], share: Callable[[np.ndarray], None], proposals: int = 0) -> None:
-    """Runs of cooling, each from the incumbent: first hot ones, which find other ways of laying out the whole, then cooler ones; role 0 hotter than role 1.
-
-    Temperatures follow the gap that the prices left: a loose start wants heat, a near-optimal one would only be spoilt by it.
-    Under 1,000 nodes each run is from hot to cold: restarts.
-    `done(work)` is the share of the whole budget used; `share` is told each run's own best choice, and may update the incumbent.
-    """
-    best, n = state.best, state.model.nodes
-    annealer = Annealer(state, max(abs(best.bound), 1e-3 * abs(best.cost), 1.0) / n, tree_size=int(np.clip(TREE_PART * n, *TREES)))
-    gap = (best.cost - best.bound) / max(abs(best.bound), 1.0) if np.isfinite(best.bound) else 1.0
-    base = float(np.clip(HEAT * gap, *HEATS))
-    plan = [(3.0, 0.05)] * len(COOLER) if n < 1000 else [(base * c, base * c / 60) if role == 0 else (base * c / 2, base * c / 60) for c in COOLER]
-    began = done(0.0)
-    for part, (hot, cold) in enumerate(plan):
-        low = began + (1.0 - began) * part / len(plan)
-        width = (1.0 - began) / len(plan)
-
-        def progress(work: float, low: float = low, width: float = width) -> float:
-            return (done(work) - low) / width + 1e-9  # which ends at 1 whatever sums of parts are rounded to
-
-        anneal_for(annealer, hot, cold, progress, sync, proposals)
-        if np.isfinite(annealer.own_cost):
-            share(annealer.own)
-        sync()
-        if best.closed:
-            return

@@ -143,7 +143,7 @@ def _serve_ilp(problem: Problem, time_s: float, sink: IO[bytes]) -> None:
 
 
 def _serve_search(problem: Problem, time_s: float, seed: int, sink: IO[bytes], inbox: _Inbox) -> None:
-    from planner.solvers import moves, search
+    from planner.solvers import moves, rounds, search
     from planner.solvers.model import build
 
     began, told = time.monotonic(), np.inf
@@ -182,7 +182,7 @@ def _serve_search(problem: Problem, time_s: float, seed: int, sink: IO[bytes], i
         inbox.merge(best)
 
     if best.x is not None:
-        search.rounds(state, 1, lambda _: (time.monotonic() - began) / time_s, sync, ended)
+        rounds.rounds(state, 1, lambda _: (time.monotonic() - began) / time_s, rounds.Others(sync, ended, lambda: None), seed)
     tell()
 
 

@@ -1,0 +1,96 @@
+"""Neighbourhoods of nearly every choice: an elimination beside kept nodes finds what trying everything finds, tables keep within their limit, and descents only ever gain."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.problem import Problem, evaluate
+from planner.solvers.elimination import compile_tree
+from planner.solvers.model import Model, build
+from tests.problems import random_problem
+from tests.test_solvers_auto import grid
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="the compiled search needs numba (pip install 'meshwright[fast]')")
+
+
+def eliminated(model: Model, x: np.ndarray, limit: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """What a drawn cut makes of a choice, and which nodes it kept."""
+    from planner.solvers.cutset import drawn
+    from planner.solvers.flat import flatten
+
+    flat, y = flatten(model), x.copy()
+    cut = drawn(flat, limit, np.random.default_rng(seed))
+    order, position, scope_first, scope = cut.order
+    sizes = np.array(model.sizes)
+    for t, v in enumerate(order.tolist()):
+        axes = scope[scope_first[t] : scope_first[t + 1]]
+        assert sizes[v] * sizes[axes].prod() <= limit * (1 + 1e-9) and (np.diff([t, *position[axes]]) > 0).all()
+    cut.eliminate(flat.cost, y)
+    return y, np.flatnonzero(position < 0)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([3, 9, 30, 10**6]))
+@settings(max_examples=150, deadline=None)
+def test_nothing_beside_the_kept_nodes_is_less(seed: int, limit: int) -> None:
+    problem = replace(random_problem(seed, nodes=6), usage_limit=None)
+    model, rng = build(problem), np.random.default_rng(seed)
+    x = np.array([rng.integers(s) for s in model.sizes])
+    y, kept = eliminated(model, x, limit, seed)
+    assert (y[kept] == x[kept]).all() and (limit < 10**6 or not len(kept))
+    each = [[x[i]] if i in kept else range(s) for i, s in enumerate(model.sizes)]
+    least = min(model.total(np.array(z)) for z in product(*each))
+    assert model.total(y) == least or not np.isfinite(least)
+
+
+def sparse(seed: int, nodes: int) -> Problem:
+    """A random problem of two strategies a node whose elimination joins many that were no neighbours."""
+    rng = np.random.default_rng(seed)
+    edges = [sorted(rng.choice(nodes, 2, replace=False).tolist()) for _ in range(2 * nodes)]
+    tables = tuple(rng.integers(0, 100, (2, 2)) for _ in edges)
+    cost = tuple(rng.integers(0, 100, 2) for _ in range(nodes))
+    return Problem(cost, np.array(edges), np.arange(len(edges)), tables, np.zeros(0, np.int64), np.zeros((0, 2), np.int64), (), None)
+
+
+def test_where_nothing_is_kept_the_optimum_is_found() -> None:
+    for seed in range(3):
+        model = build(sparse(seed, 60))
+        y, kept = eliminated(model, np.zeros(60, np.int64), 1e8, seed)
+        tree = compile_tree(model)
+        assert tree is not None and not len(kept) and model.total(y) == tree.run(model.cost)[0]
+
+
+def test_descents_fit_only_gain_and_are_the_same_for_a_seed() -> None:
+    from planner.solvers import cutset, moves, prices, search
+
+    problem = grid(2, 6, 5, 0.25)
+    ends = []
+    for _ in range(2):
+        state = search.start(build(problem))
+        moves.seed(1)
+        turns = iter(range(20))
+        prices.raise_bound(state, lambda _, turns=turns: next(turns, None) is not None)  # type: ignore[misc]
+        first = state.best.x
+        assert first is not None
+        descent = cutset.start(state, 5)
+        other = descent.kicked(first, 1e3)
+        assert evaluate(problem, other).feasible and (other != first).any()
+        found = [descent.run(x, lambda work: work > 0) for x in (first, other)]
+        for before, after in zip((first, other), found, strict=True):
+            assert evaluate(problem, after).feasible
+            assert state.best.cost <= evaluate(problem, after).cost <= evaluate(problem, before).cost
+        ends.append(np.concatenate(found).tolist())
+    assert ends[0] == ends[1]
+
+
+def test_costs_with_noise_are_those_of_as_many_nodes_as_asked() -> None:
+    from planner.solvers import cutset, search
+
+    descent = cutset.start(search.start(build(grid(0, 5, 4, 0.3))), 0)
+    assert [int(descent._region(k).sum()) for k in (1, 7, 25)] == [1, 7, 25]
