@@ -1,8 +1,9 @@
 """What a compiled search does once prices have brought a first choice: descents, then annealing.
 
-    descents   beside other nodes (`cutset`), from the first choice, or from the best so far where costs have some noise: they end in some of a problem's few ways of laying
-               out the whole
-    annealing  runs from the best choice so far (`search`), each followed by a descent
+    lines      of descents (`cutset`), each from the first choice and then from the line's best where costs have some noise: they end in some of a problem's few ways of
+               laying out the whole
+    descents   from the best choice so far where costs have some noise
+    annealing  runs from there (`search`), each followed by a descent
 
 What each ends with is shared, and mixtures of that are tried between (`fuse`, by the first of two processes).
 """
@@ -22,10 +23,10 @@ HEAT, HEATS, COOLER = 40.0, (0.01, 1.0), (1.0, 1.0, 1.0, 1.0, 0.5, 0.2)
 """Temperature of the first run per gap, its bounds, and that of each run by the first's."""
 COOLING = 0.8
 """The part of a run's time that cooling takes; a descent has the rest."""
-FIRST, FRUITLESS, MIXED = 0.8, 16, 4
-"""The part of the time for descents, how many in a row may bring nothing, and after how many mixtures are tried."""
-FRESH = 6
-"""One descent of so many is from the first choice."""
+FIRST, FRUITLESS, MIXED = (0.3, 0.9), 16, 4
+"""The part of the time for descents, of role 0 and of role 1; how many in a row from the best choice may bring nothing; and after how many mixtures are tried."""
+LINE, LINES, APART = 6, 8, 0.5
+"""Descents of a line, most lines, and the part of the time for descents that they have."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +39,27 @@ class Others:
 
 
 def rounds(state: Search, role: int, done: Callable[[float], float], others: Others, seed: int, proposals: int = 0) -> None:
-    """Descents and runs of annealing until `done(work)`, the share of the whole budget used, is 1. role: 0 runs hotter than 1."""
+    """Descents and runs of annealing until `done(work)`, the share of the whole budget used, is 1. role: 0 anneals more, and hotter, than 1."""
     best, began, descent = state.best, done(0.0), cutset.start(state, seed)
     assert best.x is not None
-    first, reached, idle = state.mended(state.x)[0], best.cost, 0
-    until = began + FIRST * (1.0 - began)
+    first = best.x if state.own.x is None else state.own.x
+    line, reached, idle, until = first, best.cost, 0, began + FIRST[role] * (1.0 - began)
+    apart = began + APART * (until - began)
 
     def go_on(work: float) -> bool:
         others.sync()
         return done(work) < until
 
     for turn in count():
-        x = first if turn % FRESH == 0 and first is not None else descent.kicked(best.x, unit_of(state))
-        others.share(descent.run(x, go_on))
+        lines = turn < LINE * LINES and done(0.0) < apart
+        fresh = lines and turn % LINE == 0
+        line = first if fresh else line if lines else best.x
+        found = descent.run(line if fresh else descent.kicked(line, unit_of(state)), go_on)
+        line = found if fresh or state.cost(found) < state.cost(line) else line
+        others.share(found)
         if turn % MIXED == MIXED - 1:
             others.mix()
-        idle, reached = (0, best.cost) if best.cost < reached else (idle + 1, reached)
+        idle, reached = (0, best.cost) if lines or best.cost < reached else (idle + 1, reached)
         if best.closed or done(0.0) >= until or idle >= FRUITLESS:
             break
     others.mix()

@@ -41,6 +41,8 @@ class Search:
     x: np.ndarray
     regret: np.ndarray
     high: float  # what stands for a forbidden entry
+    own: Incumbent = field(default_factory=Incumbent)
+    """The best that was found here, not by another process: its choice and cost."""
 
     def sweep(self, price: np.ndarray) -> float:
         """See `prices.Passes`."""
@@ -68,8 +70,9 @@ class Search:
         cost = self.cost(y)
         if cost >= self.high:
             return None, np.inf
-        if cost < self.best.cost:
-            self.best.cost, self.best.x = cost, y
+        for known in (self.own, self.best):
+            if cost < known.cost:
+                known.cost, known.x = cost, y
         return y, cost
 
     def fit(self, x: np.ndarray) -> bool:
