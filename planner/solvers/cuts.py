@@ -34,7 +34,7 @@ def _has(near, first, count, u, v):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def draw(f, most, room, luck, tie):  # type: ignore[no-untyped-def]
-    """A cut under which no table has more than `most` entries, nor all of them more than `room`: nodes go in the order of their tables' sizes; where a
+    """A cut under which no table has more than `most` entries, nor all messages more than `room`: nodes go in the order of their tables' sizes; where a
     table is too large, the node or neighbour with most neighbours times `luck` is kept. tie: of equal sizes, the least goes first. [nodes] both"""
     n = len(f.offset) - 1
     logs = np.empty(n)
@@ -63,11 +63,11 @@ def draw(f, most, room, luck, tie):  # type: ignore[no-untyped-def]
         _, v, seen = heapq.heappop(heap)
         if gone[v] or seen != stamp[v]:
             continue
-        entries = math.exp(min(size[v], 700.0))
-        fits = size[v] <= limit and total + entries <= room
+        sent = math.exp(min(size[v] - logs[v], 700.0))
+        fits = size[v] <= limit and total + sent <= room
         out = v
         if fits:
-            total += entries
+            total += sent
             if filled + count[v] > len(scope):
                 scope = np.concatenate((scope, np.empty(len(scope), np.int64)))
             for a in range(first[v], first[v] + count[v]):

@@ -21,8 +21,8 @@ from planner.solvers.search import Search
 
 LIMITS = (3e3, 1e4, 3e4, 1e5)
 """Largest tables of a neighbourhood (in entries), one after the other."""
-ROOM = 2e8
-"""Most entries of all tables of a neighbourhood."""
+ROOM = 3e7
+"""Most entries of all messages of a neighbourhood (8 bytes each)."""
 TURNS, PACE = 8, 0.3
 """Eliminations of a neighbourhood, each under other prices, and the part of a Polyak step that prices go."""
 NEAR = 0.01
