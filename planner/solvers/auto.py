@@ -4,7 +4,7 @@
 2. Exact reduction (`reduce`), and elimination again when the rest is narrow enough.
 3. Options that no better choice has are left out (`narrow`), and elimination again.
 4. Else, with a time limit, two processes:
-     here        memory prices by message passing, then runs of annealing with exact tree moves (`search`)
+     here        memory prices by message passing, then descents by neighbourhoods of nearly every choice and annealing (`rounds`)
      the other   HiGHS (`ilp`) while the rest is small enough for it to prove the optimum, else a second search at other temperatures
      between     the choices that the runs of both ended with are mixed (`fuse`), and both go on from the best mixture
    Without a time limit the same parts run one after the other under a work limit: same seed and work, same result.
@@ -197,7 +197,7 @@ def _mixing(problem: Problem, budget: Budget) -> Pool:
 
 
 def _by_work(problem: Problem, state: Search, budget: Budget) -> None:
-    """Prices for 30 % of the work, annealing for the rest."""
+    """Prices for 30 % of the work, descents and annealing for the rest."""
     from planner.solvers import rounds
 
     assert budget.work is not None

@@ -33,6 +33,26 @@ def _has(near, first, count, u, v):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def _settled(order, position, scope_first, scope):  # type: ignore[no-untyped-def]
+    """Scopes without what was kept later, next step first, in place; the entries that are left."""
+    filled, begin = 0, 0
+    for t in range(len(order)):
+        end, start = scope_first[t + 1], filled
+        for a in range(begin, end):
+            p = position[scope[a]]
+            if p < 0:
+                continue
+            b = filled
+            while b > start and position[scope[b - 1]] > p:
+                scope[b] = scope[b - 1]
+                b -= 1
+            scope[b] = order[p]
+            filled += 1
+        begin, scope_first[t + 1] = end, filled
+    return filled
+
+
+@njit(cache=True)
 def draw(f, most, room, luck, tie):  # type: ignore[no-untyped-def]
     """A cut under which no table has more than `most` entries, nor all messages more than `room`: nodes go in the order of their tables' sizes; where a
     table is too large, the node or neighbour with most neighbours times `luck` is kept. tie: of equal sizes, the least goes first. [nodes] both"""
@@ -111,22 +131,7 @@ def draw(f, most, room, luck, tie):  # type: ignore[no-untyped-def]
         if out != v:
             stamp[v] += 1
             heapq.heappush(heap, (size[v] + tie[v], v, stamp[v]))
-    # Scopes without what was kept later, next step first.
-    filled, begin = 0, 0
-    for t in range(steps):
-        end, start = scope_first[t + 1], filled
-        for a in range(begin, end):
-            p = position[scope[a]]
-            if p < 0:
-                continue
-            b = filled
-            while b > start and position[scope[b - 1]] > p:
-                scope[b] = scope[b - 1]
-                b -= 1
-            scope[b] = order[p]
-            filled += 1
-        begin, scope_first[t + 1] = end, filled
-    return order[:steps], position, scope_first[: steps + 1], scope[:filled]
+    return order[:steps], position, scope_first[: steps + 1], scope[: _settled(order[:steps], position, scope_first, scope)]
 
 
 @njit(cache=True)
@@ -159,6 +164,36 @@ def children_of(order, position, scope_first, scope):  # type: ignore[no-untyped
     return first, step
 
 
+@njit(cache=True)
+def _decide(f, unary, x, order, position, scope_first, scope, child_first, child, message_first, message, own):  # type: ignore[no-untyped-def]
+    """Choices from messages, last step first: all that comes after is decided, so one row of each table is left. own: room for a row."""
+    for t in range(len(order) - 1, -1, -1):
+        v = order[t]
+        o = f.offset[v]
+        d = f.offset[v + 1] - o
+        for s in range(d):
+            own[s] = unary[o + s]
+        for a in range(f.first[v], f.first[v + 1]):
+            j = f.other[a]
+            if position[j] < 0 or position[j] > t:
+                at = f.place[f.back[a]] + x[j] * d
+                for s in range(d):
+                    own[s] += f.table[at + s]
+        for b in range(child_first[t], child_first[t + 1]):
+            c = child[b]
+            at, step = message_first[c], d
+            for a in range(scope_first[c] + 1, scope_first[c + 1]):
+                at += x[scope[a]] * step
+                step *= f.offset[scope[a] + 1] - f.offset[scope[a]]
+            for s in range(d):
+                own[s] += message[at + s]
+        least = 0
+        for s in range(1, d):
+            if own[s] < own[least]:
+                least = s
+        x[v] = least
+
+
 @njit(cache=True, fastmath={"nnan", "ninf", "nsz"})
 def eliminate(f, unary, x, order, position, scope_first, scope, child_first, child, message_first, message):  # type: ignore[no-untyped-def]
     """Set all free nodes of x to what is least beside the kept ones under unary costs [positions]."""
@@ -174,130 +209,107 @@ def eliminate(f, unary, x, order, position, scope_first, scope, child_first, chi
     single, taken = np.empty((axes, pair)), np.zeros(axes, np.bool_)  # what follows one axis, added up
     start, stride, lead = np.empty(parts, np.int64), np.zeros((parts, axes), np.int64), np.zeros(parts, np.int64)
     digit, extent = np.empty(axes, np.int64), np.empty(axes, np.int64)
-    for back in range(2):
-        for turn in range(len(order)):
-            t = turn if back == 0 else len(order) - 1 - turn
-            v = order[t]
-            o = f.offset[v]
-            d = f.offset[v + 1] - o
-            begin, k = scope_first[t], scope_first[t + 1] - scope_first[t]
-            for i in range(k):
-                extent[i] = f.offset[scope[begin + i] + 1] - f.offset[scope[begin + i]]
-                taken[i] = False
-            for s in range(d):
-                own[s] = unary[o + s]
-            if back:
-                # All that comes after is decided: one row of the table is left.
-                for a in range(f.first[v], f.first[v + 1]):
-                    j = f.other[a]
-                    if position[j] < 0 or position[j] > t:
-                        at = f.place[f.back[a]] + x[j] * d
-                        for s in range(d):
-                            own[s] += f.table[at + s]
-                for b in range(child_first[t], child_first[t + 1]):
-                    c = child[b]
-                    at, step = message_first[c], d
-                    for a in range(scope_first[c] + 1, scope_first[c + 1]):
-                        at += x[scope[a]] * step
-                        step *= f.offset[scope[a] + 1] - f.offset[scope[a]]
-                    for s in range(d):
-                        own[s] += message[at + s]
-                least = 0
-                for s in range(1, d):
-                    if own[s] < own[least]:
-                        least = s
-                x[v] = least
-                continue
-            for a in range(f.first[v], f.first[v + 1]):
-                j = f.other[a]
-                at = f.place[f.back[a]]
-                if position[j] < 0:
-                    at += x[j] * d
-                    for s in range(d):
-                        own[s] += f.table[at + s]
-                elif position[j] > t:
-                    i = 0
-                    while scope[begin + i] != j:
-                        i += 1
-                    for s in range(d * extent[i]):
-                        single[i, s] = f.table[at + s] + (single[i, s] if taken[i] else 0.0)
-                    taken[i] = True
-            many = 0
-            for b in range(child_first[t], child_first[t + 1]):
-                c = child[b]
-                at, wide = message_first[c], scope_first[c + 1] - scope_first[c]
-                if wide == 1:
-                    for s in range(d):
-                        own[s] += message[at + s]
-                    continue
-                if wide == 2:
-                    i = 0
-                    while scope[begin + i] != scope[scope_first[c] + 1]:
-                        i += 1
-                    for s in range(d * extent[i]):
-                        single[i, s] = message[at + s] + (single[i, s] if taken[i] else 0.0)
-                    taken[i] = True
-                    continue
-                start[many] = at
-                for i in range(k):
-                    stride[many, i] = 0
-                step = d
-                for a in range(scope_first[c] + 1, scope_first[c + 1]):
-                    i = 0
-                    while scope[begin + i] != scope[a]:
-                        i += 1
-                    stride[many, i] = step
-                    step *= extent[i]
-                many += 1
-            at = message_first[t]
-            if k == 0:
-                continue
-            for i in range(k):
-                digit[i] = 0
-            while True:
-                # What does not follow the fastest axis is added up once for all of it.
+    for t in range(len(order)):
+        v = order[t]
+        o = f.offset[v]
+        d = f.offset[v + 1] - o
+        begin, k = scope_first[t], scope_first[t + 1] - scope_first[t]
+        for i in range(k):
+            extent[i] = f.offset[scope[begin + i] + 1] - f.offset[scope[begin + i]]
+            taken[i] = False
+        for s in range(d):
+            own[s] = unary[o + s]
+        for a in range(f.first[v], f.first[v + 1]):
+            j = f.other[a]
+            at = f.place[f.back[a]]
+            if position[j] < 0:
+                at += x[j] * d
                 for s in range(d):
-                    acc[s] = own[s]
-                for i in range(1, k):
-                    if taken[i]:
-                        for s in range(d):
-                            acc[s] += single[i, digit[i] * d + s]
-                lively = 0
-                for p in range(many):
-                    place = start[p]
-                    for i in range(1, k):
-                        place += digit[i] * stride[p, i]
-                    if stride[p, 0]:
-                        start[p], start[lively] = start[lively], start[p]
-                        for i in range(k):
-                            stride[p, i], stride[lively, i] = stride[lively, i], stride[p, i]
-                        lead[lively] = place
-                        lively += 1
-                    else:
-                        for s in range(d):
-                            acc[s] += message[place + s]
-                for z in range(extent[0]):
-                    if taken[0]:
-                        for s in range(d):
-                            row[s] = acc[s] + single[0, z * d + s]
-                    else:
-                        for s in range(d):
-                            row[s] = acc[s]
-                    for p in range(lively):
-                        place = lead[p] + z * stride[p, 0]
-                        for s in range(d):
-                            row[s] += message[place + s]
-                    best = row[0]
-                    for s in range(1, d):
-                        best = min(best, row[s])
-                    message[at] = best
-                    at += 1
-                i = 1
-                while i < k:
-                    digit[i] += 1
-                    if digit[i] < extent[i]:
-                        break
-                    digit[i] = 0
+                    own[s] += f.table[at + s]
+            elif position[j] > t:
+                i = 0
+                while scope[begin + i] != j:
                     i += 1
-                if i >= k:
+                for s in range(d * extent[i]):
+                    single[i, s] = f.table[at + s] + (single[i, s] if taken[i] else 0.0)
+                taken[i] = True
+        many = 0
+        for b in range(child_first[t], child_first[t + 1]):
+            c = child[b]
+            at, wide = message_first[c], scope_first[c + 1] - scope_first[c]
+            if wide == 1:
+                for s in range(d):
+                    own[s] += message[at + s]
+                continue
+            if wide == 2:
+                i = 0
+                while scope[begin + i] != scope[scope_first[c] + 1]:
+                    i += 1
+                for s in range(d * extent[i]):
+                    single[i, s] = message[at + s] + (single[i, s] if taken[i] else 0.0)
+                taken[i] = True
+                continue
+            start[many] = at
+            for i in range(k):
+                stride[many, i] = 0
+            step = d
+            for a in range(scope_first[c] + 1, scope_first[c + 1]):
+                i = 0
+                while scope[begin + i] != scope[a]:
+                    i += 1
+                stride[many, i] = step
+                step *= extent[i]
+            many += 1
+        at = message_first[t]
+        if k == 0:
+            continue
+        for i in range(k):
+            digit[i] = 0
+        while True:
+            # What does not follow the fastest axis is added up once for all of it.
+            for s in range(d):
+                acc[s] = own[s]
+            for i in range(1, k):
+                if taken[i]:
+                    for s in range(d):
+                        acc[s] += single[i, digit[i] * d + s]
+            lively = 0
+            for p in range(many):
+                place = start[p]
+                for i in range(1, k):
+                    place += digit[i] * stride[p, i]
+                if stride[p, 0]:
+                    start[p], start[lively] = start[lively], start[p]
+                    for i in range(k):
+                        stride[p, i], stride[lively, i] = stride[lively, i], stride[p, i]
+                    lead[lively] = place
+                    lively += 1
+                else:
+                    for s in range(d):
+                        acc[s] += message[place + s]
+            for z in range(extent[0]):
+                if taken[0]:
+                    for s in range(d):
+                        row[s] = acc[s] + single[0, z * d + s]
+                else:
+                    for s in range(d):
+                        row[s] = acc[s]
+                for p in range(lively):
+                    place = lead[p] + z * stride[p, 0]
+                    for s in range(d):
+                        row[s] += message[place + s]
+                best = row[0]
+                for s in range(1, d):
+                    best = min(best, row[s])
+                message[at] = best
+                at += 1
+            i = 1
+            while i < k:
+                digit[i] += 1
+                if digit[i] < extent[i]:
                     break
+                digit[i] = 0
+                i += 1
+            if i >= k:
+                break
+    _decide(f, unary, x, order, position, scope_first, scope, child_first, child, message_first, message, own)
