@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.problem import Budget, Problem, evaluate
-from planner.solvers import auto, prices, solve
+from planner.solvers import auto, ground, local, prices, solve
 from planner.solvers.model import build
 from planner.solvers.plain import Plain
 from planner.solvers.reduce import Reduction, reduce
@@ -25,7 +25,7 @@ from planner.solvers.reduce import Reduction, reduce
 from .problems import brute_force, floors_hold, random_problem, wide
 
 ROOT = Path(__file__).parents[1]
-needs_numba = pytest.mark.skipif(auto.importlib.util.find_spec("numba") is None, reason="the optional extra 'fast' is not installed")
+needs_numba = pytest.mark.skipif(not ground.compiled(), reason="the optional extra 'fast' is not installed")
 
 
 def grid(seed: int, side: int, strategies: int, tight: float) -> Problem:
@@ -70,7 +70,7 @@ def test_the_search_is_deterministic_for_a_seed_and_work_and_its_bound_is_sound(
 
 @needs_numba
 def test_the_kernels_keep_memory_and_cost_right() -> None:
-    from planner.solvers import moves, prices, search
+    from planner.solvers import annealing, moves, prices, search
 
     problem = grid(2, 6, 5, 0.25)
     state = search.start(build(problem))
@@ -78,7 +78,7 @@ def test_the_kernels_keep_memory_and_cost_right() -> None:
     turns = itertools.count()
     prices.raise_bound(state, lambda _: next(turns) < 40)
     assert state.best.x is not None
-    annealer = search.Annealer(state, 10.0, tree_share=0.3, tree_size=20)
+    annealer = annealing.Annealer(state, 10.0, tree_share=0.3, tree_size=20)
     annealer.begin()
     for _ in range(5):
         annealer.run(1.0, 0.1, 2000)
@@ -105,11 +105,57 @@ def test_two_processes_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(ground, "compiled", lambda: False)
     monkeypatch.setattr(auto, "NARROW", 1)
     problem = grid(1, 5, 4, 0.3)
     found = solve(problem, "auto", Budget(time_limit_s=20))
     assert found.status == "optimal" and evaluate(problem, found.choice).feasible
+
+
+def test_without_numba_the_search_is_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a time limit, where HiGHS is not asked: of the cost that it proves within a percent, and never over the limit by more than a neighbourhood."""
+    problem = grid(1, 7, 4, 0.3)
+    best = evaluate(problem, solve(problem, "ilp").choice).cost
+    for module, name, value in ((auto, "NARROW", 1), (auto, "PROVABLE", 0), (auto, "MANY", 0), (ground, "compiled", lambda: False)):
+        monkeypatch.setattr(module, name, value)
+    began = time.monotonic()
+    found = solve(problem, "auto", Budget(time_limit_s=4))
+    assert time.monotonic() - began < 6
+    verdict = evaluate(problem, found.choice)
+    assert verdict.feasible and best <= verdict.cost <= 1.01 * best and found.bound is not None and found.bound <= best
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 100_000))
+def test_choices_made_to_fit_node_by_node_and_by_array_operations(seed: int) -> None:
+    """Both fit and cost no more than before where that fitted; no change of one node is left that fits and costs less."""
+    problem = random_problem(seed)
+    model = build(problem)
+    x = np.array([np.random.default_rng(seed).integers(s) for s in model.sizes])
+    before = evaluate(problem, x)
+    for found in (local.polish(model, x, 50), model.changes.mended(x, 50)):
+        verdict = None if found is None else evaluate(problem, found)
+        assert verdict is not None or not before.feasible
+        if found is None or verdict is None or not verdict.feasible:
+            assert not before.feasible
+            continue
+        assert model.changes.cost(found) == verdict.cost and (not before.feasible or verdict.cost <= before.cost)
+        for i, size in enumerate(model.sizes):
+            for k in range(size):
+                other = evaluate(problem, np.where(np.arange(len(x)) == i, k, found))
+                assert not other.feasible or other.cost >= verdict.cost
+
+
+def test_many_nodes_are_repaired_by_array_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = grid(3, 8, 5, 0.2)
+    model, x = build(problem), np.zeros(64, np.int64)
+    assert not evaluate(problem, x).feasible
+    few = local.polish(model, x)
+    monkeypatch.setattr(local, "MANY", 0)
+    many = local.polish(model, x)
+    assert few is not None and many is not None
+    costs = [evaluate(problem, y).cost for y in (few, many)]
+    assert all(evaluate(problem, y).feasible for y in (few, many)) and max(costs) <= 1.2 * min(costs)
 
 
 @needs_numba
@@ -143,7 +189,7 @@ def test_what_is_too_wide_for_elimination_is_proven_with_compiled_loops_and_with
     found, exact = solve(problem, "auto"), solve(problem, "dp")
     assert found.status == exact.status == "optimal" and solve(problem, "auto") == found
     assert evaluate(problem, found.choice).cost == evaluate(problem, exact.choice).cost
-    monkeypatch.setattr(auto.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(ground, "compiled", lambda: False)
     assert evaluate(problem, solve(problem, "auto").choice).cost == evaluate(problem, exact.choice).cost
 
 

@@ -8,12 +8,11 @@
      the other   HiGHS (`ilp`) while the rest is small enough for it to prove the optimum, else a second search at other temperatures
      between     the choices that the runs of both ended with are mixed (`fuse`), and both go on from the best mixture
    Without a time limit the same parts run one after the other under a work limit: same seed and work, same result.
-Without numba the search is replaced by `recursive`.
+Without numba the search runs in numpy (`plainsearch`), without annealing; it is replaced by `recursive` and HiGHS on small problems and where there is no time limit.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from dataclasses import replace
 from itertools import count
@@ -22,17 +21,17 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.problem import Budget, Problem, Solution, evaluate
-from planner.solvers import dp, narrow, prices
+from planner.solvers import dp, ground, narrow, prices
 from planner.solvers.elimination import compile_tree
 from planner.solvers.fuse import Pool
 from planner.solvers.lagrange import Clock
+from planner.solvers.local import MANY
 from planner.solvers.model import Model, build
 from planner.solvers.plain import Plain
 from planner.solvers.reduce import reduce
 
 if TYPE_CHECKING:
     from planner.solvers.prices import Incumbent
-    from planner.solvers.search import Search
 
 DEFAULT_WORK = 1e10
 NARROW = 6e7
@@ -115,7 +114,7 @@ def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bo
         return first
     start = first.choice or start
     provable = sum(t.size for t in model.pairs.values()) <= PROVABLE
-    if not prices.searchable(model):
+    if not model.searchable:
         if exact:
             return first
         return _merge(problem, first, _plain(problem, _left(budget, began), start, provable))
@@ -133,7 +132,7 @@ def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bo
         return _merge(problem, first, _fewer(problem, kept, left, found, exact))
     if exact:
         return _merge(problem, first, found)
-    if isinstance(state, Plain):
+    if isinstance(state, Plain) or not (ground.compiled() or left.time_limit_s):
         return _merge(problem, first, _merge(problem, found, _plain(problem, left, found.choice or None, provable)))
     return _merge(problem, first, _searched(problem, state, left, provable))
 
@@ -151,18 +150,13 @@ def _fewer(problem: Problem, kept: list[np.ndarray], budget: Budget, known: Solu
     return _merge(problem, known, replace(found, bound=cost if found.status == "infeasible" else None if found.bound is None else min(found.bound, cost)))
 
 
-def _passes(model: Model, seed: int) -> Plain | Search:
-    """Passes of messages: compiled where numba is there."""
-    if importlib.util.find_spec("numba") is None:
-        return Plain(model)
-    from planner.solvers import moves, search
-
-    moves.seed(seed)
-    return search.start(model)
+def _passes(model: Model, seed: int) -> Plain | ground.Ground:
+    """Passes of messages: compiled where numba is there, else of few nodes one by one."""
+    return ground.start(model, seed) if ground.compiled() or model.nodes > MANY else Plain(model)
 
 
 def _plain(problem: Problem, budget: Budget, start: tuple[int, ...] | None, provable: bool) -> Solution:
-    """Without the compiled search: `recursive`, then HiGHS for the rest of the time."""
+    """Without a search: `recursive`, then HiGHS for the rest of the time."""
     from planner.solvers import ilp, recursive
 
     began = time.monotonic()
@@ -173,8 +167,8 @@ def _plain(problem: Problem, budget: Budget, start: tuple[int, ...] | None, prov
     return _merge(problem, quick, ilp.solve_reduced(problem, left if left.time_limit_s else replace(left, work=2000), quick.choice or None))
 
 
-def _searched(problem: Problem, state: Search, budget: Budget, provable: bool) -> Solution:
-    """The compiled search here; with a time limit HiGHS or a second search in another process."""
+def _searched(problem: Problem, state: ground.Ground, budget: Budget, provable: bool) -> Solution:
+    """The search here; with a time limit HiGHS or a second search in another process."""
     if budget.time_limit_s is not None:
         return _together(problem, state, budget, provable)
     work = float(budget.work or DEFAULT_WORK)
@@ -196,7 +190,7 @@ def _mixing(problem: Problem, budget: Budget) -> Pool:
     return Pool(problem, lambda rest, start: _reduced(rest, replace(small, seed=next(seeds)), start, None, exact=True))
 
 
-def _by_work(problem: Problem, state: Search, budget: Budget) -> None:
+def _by_work(problem: Problem, state: ground.Ground, budget: Budget) -> None:
     """Prices for 30 % of the work, descents and annealing for the rest."""
     from planner.solvers import rounds
 
@@ -223,7 +217,7 @@ def _by_work(problem: Problem, state: Search, budget: Budget) -> None:
         rounds.rounds(state, 0, done, rounds.Others(lambda: None, pool.add, mix), budget.seed, proposals=2_000)
 
 
-def _together(problem: Problem, state: Search, budget: Budget, provable: bool) -> Solution:
+def _together(problem: Problem, state: ground.Ground, budget: Budget, provable: bool) -> Solution:
     from planner.solvers import rounds
     from planner.solvers.worker import Partner
 

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import heapq
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
+
+from planner.solvers.flat import Flat
+
+PASSES = 10
+"""Passes over all positions that an elimination's choice takes to be made to fit."""
 
 
 @njit(cache=True)
@@ -313,3 +319,31 @@ def eliminate(f, unary, x, order, position, scope_first, scope, child_first, chi
             if i >= k:
                 break
     _decide(f, unary, x, order, position, scope_first, scope, child_first, child, message_first, message, own)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Nodes that are eliminated beside some that are kept (`draw`), and the room that takes."""
+
+    flat: Flat
+    order: tuple[np.ndarray, ...]
+    children: tuple[np.ndarray, np.ndarray]
+    first: np.ndarray  # [steps + 1] where messages start
+    message: np.ndarray
+
+    def eliminate(self, unary: np.ndarray, x: np.ndarray) -> None:
+        """Set all nodes of x that are not kept to what is least under unary costs [positions]."""
+        eliminate(self.flat, unary, x, *self.order, *self.children, self.first, self.message)  # type: ignore[call-arg]
+
+    @property
+    def work(self) -> float:
+        """Of one elimination, and of making its choice fit."""
+        return float(len(self.message) + PASSES * len(self.flat.cost))
+
+
+def drawn(flat: Flat, limit: float, room: float, random: np.random.Generator) -> Cut:
+    """A random cut under which no table has more than `limit` entries, nor all messages more than `room`."""
+    n = len(flat.offset) - 1
+    order, position, scope_first, scope = draw(flat, limit, room, random.random(n) ** 3, random.random(n))
+    first = room_of(flat, order, scope_first, scope)
+    return Cut(flat, (order, position, scope_first, scope), children_of(order, position, scope_first, scope), first, np.empty(first[-1]))

@@ -4,7 +4,7 @@ Where a tenth or a twentieth of the nodes keep their options (a cutset, drawn at
 others are small. So the best of all choices that agree with the one at hand there comes from one elimination. Memory is priced, prices rise where it overflows and fall where
 there is room, as in `prices`, and what overflows all the same is repaired. Tables start small and grow where neighbourhoods bring nothing any more: fewer nodes are then kept.
 
-Needs numba, as `search`. Work unit: one column of a table read.
+A search (`ground`) draws the cuts and makes choices fit. Work unit: one column of a table read.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.solvers import cuts
-from planner.solvers.flat import Flat
+from planner.solvers.ground import Cut, Ground
 from planner.solvers.prices import rounding
-from planner.solvers.search import Search
 
 LIMITS = (3e3, 1e4, 3e4, 1e5)
 """Largest tables of a neighbourhood (in entries), one after the other."""
@@ -31,43 +29,13 @@ PART, NOISE = (0.05, 1.0), (0.1, 1.0)
 """Bounds of the part of all nodes whose costs have noise where a descent starts, and of the noise in units of what a node costs."""
 PATIENCE, LITTLE = 4, 1e-5
 """How many neighbourhoods in a row may gain less than so much of the cost before tables grow."""
-PASSES = 10
-"""Passes over all positions that a turn takes beside its elimination."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Nodes that are eliminated beside some that are kept (`cuts.draw`), and the room that takes."""
-
-    flat: Flat
-    order: tuple[np.ndarray, ...]
-    children: tuple[np.ndarray, np.ndarray]
-    first: np.ndarray  # [steps + 1] where messages start
-    message: np.ndarray
-
-    def eliminate(self, unary: np.ndarray, x: np.ndarray) -> None:
-        """Set all nodes of x that are not kept to what is least under unary costs [positions]."""
-        cuts.eliminate(self.flat, unary, x, *self.order, *self.children, self.first, self.message)  # type: ignore[call-arg]
-
-    @property
-    def work(self) -> float:
-        """Of one elimination, and of making its choice fit."""
-        return float(len(self.message) + PASSES * len(self.flat.cost))
-
-
-def drawn(flat: Flat, limit: float, random: np.random.Generator) -> Cut:
-    """A random cut under which no table has more than `limit` entries."""
-    n = len(flat.offset) - 1
-    order, position, scope_first, scope = cuts.draw(flat, limit, ROOM, random.random(n) ** 3, random.random(n))
-    first = cuts.room_of(flat, order, scope_first, scope)
-    return Cut(flat, (order, position, scope_first, scope), cuts.children_of(order, position, scope_first, scope), first, np.empty(first[-1]))
 
 
 @dataclass
 class Descent:
     """Neighbourhoods of a choice that fits, one after the other. price: of memory, where the bound of the last neighbourhood was best. [rows]"""
 
-    search: Search
+    search: Ground
     random: np.random.Generator
     price: np.ndarray
     x: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -80,9 +48,9 @@ class Descent:
             idle = 0
             while idle < PATIENCE:
                 before = self.cost
-                work = self._looked(self._drawn(limit))
+                more = self._looked(self._drawn(limit), go_on)
                 idle = 0 if before - self.cost > LITTLE * abs(before) else idle + 1
-                if not go_on(work) or self.search.best.closed:
+                if not more or self.search.best.closed:
                     return self.x
         return self.x
 
@@ -112,17 +80,17 @@ class Descent:
         return reached
 
     def _drawn(self, limit: float) -> Cut:
-        return drawn(self.search.flat, limit, self.random)
+        return self.search.cut(limit, ROOM, self.random)
 
     def _priced(self, price: np.ndarray) -> np.ndarray:
         """Costs under a price of memory. [positions]"""
         cost, memory = self.search.flat.cost, self.search.model.memory
         return cost if memory is None else cost + memory.priced(price, len(cost))
 
-    def _looked(self, cut: Cut) -> float:
-        """Try what eliminations under some prices find beside what is kept; the work that took."""
+    def _looked(self, cut: Cut, go_on: Callable[[float], bool]) -> bool:
+        """Try what eliminations under some prices find beside what is kept; False once `go_on(work)` has said no."""
         s, memory, beside = self.search, self.search.model.memory, self.x
-        price, step, floor, work = self.price, np.zeros(len(self.price)), -np.inf, 0.0
+        price, step, floor = self.price, np.zeros(len(self.price)), -np.inf
         for _ in range(TURNS):
             y = beside.copy()
             cut.eliminate(self._priced(price), y)
@@ -131,7 +99,8 @@ class Descent:
                 mended, cost = s.mended(y)
                 if mended is not None and cost < self.cost:
                     self.x, self.cost = mended, cost
-            work += cut.work
+            if not go_on(cut.work):
+                return False
             if memory is None:
                 break
             over = memory.load(y) - memory.limit
@@ -144,10 +113,11 @@ class Descent:
             if floor >= self.cost - rounding(self.cost) or norm == 0:
                 break  # nothing better is in the neighbourhood
             price = np.maximum(0.0, price + PACE * max(self.cost - value, 1e-6 * abs(value)) / norm * up)
-        return work
+        return True
 
 
-def start(search: Search, seed: int) -> Descent:
+def start(search: Ground, seed: int) -> Descent:
     """Descents of a search from the prices that it found."""
     price = search.best.price
-    return Descent(search, np.random.default_rng(seed), price if len(price) else np.zeros(search.rows))
+    memory = search.model.memory
+    return Descent(search, np.random.default_rng(seed), price if len(price) or memory is None else np.zeros(memory.rows))

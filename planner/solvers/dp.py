@@ -100,7 +100,7 @@ def _too_wide(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | 
     from planner.solvers.minibucket import bounded
 
     floor = -np.inf
-    if prices.searchable(model) and narrow.worthwhile(model, clock):
+    if model.searchable and narrow.worthwhile(model, clock):
         passes = Plain(model, None if start is None else np.asarray(start, np.int64))
         narrow.close(passes, exact(clock, caps, prove), ROOM, clock)
         start, floor = passes.best.x if passes.best.x is not None else start, passes.best.bound

@@ -187,7 +187,11 @@ def compile_tree(model: Model, table_limit: float = 3e7, total_limit: float = 6e
     found = order_of(model.sizes, adjacent, table_limit)
     if found is None or found[2] > total_limit:
         return None
-    order, near, entries = found
+    return tree_of(model, *found, integer)
+
+
+def tree_of(model: Model, order: list[int], near: list[tuple[int, ...]], entries: float, integer: bool = False) -> Tree:
+    """The tree of an elimination order, as `order_of` gives it."""
     n = model.nodes
     position = [0] * n
     for p, v in enumerate(order):

@@ -1,4 +1,4 @@
-"""Local steps on a complete choice: marginal costs, repair of an overload, and descent one node at a time.
+"""Local steps on a complete choice: marginal costs, repair of an overload, and descent one node at a time; of problems of many nodes by `changes`.
 
 The marginal of (i, k) is node i's cost with strategy k while every other node keeps its strategy.
 """
@@ -16,6 +16,10 @@ def marginals(model: Model, x: np.ndarray, i: int) -> np.ndarray:
     for u, table in model.adjacent[i].items():
         total += table[:, x[u]]
     return total
+
+
+MANY = 400
+"""Nodes above which array operations over all of them are faster than steps node by node."""
 
 
 class Loads:
@@ -50,6 +54,9 @@ class Loads:
 
 def polish(model: Model, x: np.ndarray, sweeps: int = 4) -> np.ndarray | None:
     """Repair the memory overload greedily, then descend; None when the repair gets stuck or an entry is forbidden."""
+    if model.nodes > MANY and model.searchable:
+        wide = model.changes.mended(x, sweeps)
+        return wide if wide is not None and np.isfinite(model.total(wide)) else None
     x = x.copy()
     loads = Loads(model, x) if model.memory is not None else None
     if loads is not None and loads.excess > 0 and not _repair(model, x, loads):
@@ -97,15 +104,16 @@ def _repair(model: Model, x: np.ndarray, loads: Loads) -> bool:
         row = int(loads.load.argmax())
         if loads.load[row] <= memory.limit:
             return True
-        here = np.flatnonzero((memory.row_lo <= row) & (memory.row_hi > row))
+        live = np.flatnonzero((memory.row_lo <= row) & (memory.row_hi > row))
         best, move = 0.0, None
-        for i in np.unique(memory.node[here]).tolist():
+        for i in np.unique(memory.node[live]).tolist():
             now = int(x[i])
             total, _ = loads.overload_if(i, now)
             saved = total[now] - total
             if saved.max() <= 0:
                 continue
-            added = np.maximum(marginals(model, x, i) - marginal_of(model, x, i), 1e-9)
+            cost, here = marginals(model, x, i), marginal_of(model, x, i)
+            added = np.maximum(cost - here, 1e-9) if np.isfinite(here) else np.where(np.isfinite(cost), 1e-9, np.inf)  # out of what is forbidden at no price
             rate = np.where(saved > 0, saved / added, 0.0)
             k = int(rate.argmax())
             if rate[k] > best:

@@ -17,13 +17,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.problem import FORBIDDEN, Problem
 
+if TYPE_CHECKING:
+    from planner.solvers.changes import Changes
+
 INF_INT = 1 << 60
 """+inf of the int64 arrays: two of them still add without overflow."""
+SEARCHABLE = 1e14
+"""The largest costs of all nodes and edges must add up below this: a forbidden entry stands as a number far above any choice."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,21 @@ class Model:
             found[u][v] = table
             found[v][u] = table.T
         return found
+
+    @cached_property
+    def searchable(self) -> bool:
+        """True when costs add up exactly, and to far less than what stands for a forbidden entry."""
+        cost = np.where(np.isfinite(self.cost), np.abs(self.cost), 0.0)
+        tables = sum(float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0)) for t in self.pairs.values())
+        return self.exact and float(np.maximum.reduceat(cost, self.offset[:-1]).sum()) + tables < SEARCHABLE
+
+    @cached_property
+    def changes(self) -> Changes:
+        """Index arrays for changes of a choice; of a searchable model."""
+        from planner.solvers.changes import Changes
+        from planner.solvers.flat import flatten
+
+        return Changes(flatten(self))
 
     def node_cost(self, i: int) -> np.ndarray:
         """Own cost of node i's strategies. [strategies]"""

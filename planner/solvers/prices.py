@@ -20,10 +20,8 @@ import numpy as np
 
 from planner.solvers.model import Model
 
-PACE, LITTLE = 0.2, 0.02
-"""The part of its time that a bound's pace is taken over, and the part of the gap that is little."""
-SEARCHABLE = 1e14
-"""The largest costs of all nodes and edges must add up below this: a forbidden entry stands as a number far above any choice."""
+PACE, LITTLE, SETTLED = 0.2, 0.02, 600
+"""The part of its time that a bound's pace is taken over, the part of the gap that is little, and the passes before which no pace tells anything: prices start far off."""
 
 
 @dataclass
@@ -49,14 +47,15 @@ class Rising:
     seconds: float
     _began: float = field(default_factory=lambda: time.monotonic())
     _seen: list[tuple[float, float]] = field(default_factory=list)
+    _passes: int = 0
 
     def worthwhile(self) -> bool:
         """Asked after each pass."""
-        now = time.monotonic() - self._began
+        now, self._passes = time.monotonic() - self._began, self._passes + 1
         if not self._seen or now - self._seen[-1][0] > PACE * self.seconds / 4:
             self._seen = [*self._seen[-4:], (now, self.best.bound)]
         (then, before), gap = self._seen[0], self.best.cost - self.best.bound
-        if now > self.seconds or len(self._seen) < 5 or not np.isfinite(gap):
+        if now > self.seconds or len(self._seen) < 5 or self._passes < SETTLED or not np.isfinite(gap):
             return now <= self.seconds
         return bool((self.best.bound - before) / (now - then) * (self.seconds - now) > LITTLE * gap)
 
@@ -79,13 +78,6 @@ class Passes(Protocol):
 def rounding(cost: float) -> float:
     """Allowance for the rounding of sums near this cost."""
     return 1e-9 * max(1.0, abs(cost))
-
-
-def searchable(model: Model) -> bool:
-    """True when costs add up exactly, and to far less than what stands for a forbidden entry."""
-    cost = np.where(np.isfinite(model.cost), np.abs(model.cost), 0.0)
-    tables = sum(float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0)) for t in model.pairs.values())
-    return model.exact and float(np.maximum.reduceat(cost, model.offset[:-1]).sum()) + tables < SEARCHABLE
 
 
 def entries(model: Model) -> float:

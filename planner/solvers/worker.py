@@ -143,12 +143,11 @@ def _serve_ilp(problem: Problem, time_s: float, sink: IO[bytes]) -> None:
 
 
 def _serve_search(problem: Problem, time_s: float, seed: int, sink: IO[bytes], inbox: _Inbox) -> None:
-    from planner.solvers import moves, rounds, search
+    from planner.solvers import ground, rounds
     from planner.solvers.model import build
 
     began, told = time.monotonic(), np.inf
-    moves.seed(seed)
-    state = search.start(build(problem))
+    state = ground.start(build(problem), seed)
     best = state.best
 
     def tell() -> None:

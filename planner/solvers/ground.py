@@ -1,0 +1,59 @@
+"""What descents stand on (`cutset`, `rounds`): a search over one wide problem, compiled (`search`, with numba) or in numpy (`plainsearch`)."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Protocol
+
+import numpy as np
+
+from planner.solvers.flat import Flat
+from planner.solvers.model import Model
+from planner.solvers.prices import Incumbent, Passes
+
+
+class Cut(Protocol):
+    """Nodes that are eliminated beside some that are kept."""
+
+    def eliminate(self, unary: np.ndarray, x: np.ndarray) -> None:
+        """Set all nodes of x that are not kept to what is least under unary costs [positions]."""
+
+    @property
+    def work(self) -> float:
+        """Of one elimination."""
+
+
+class Ground(Passes, Protocol):
+    """One wide problem: passes of messages, choices made to fit, and cuts."""
+
+    model: Model
+    flat: Flat
+    best: Incumbent
+    own: Incumbent
+    """The best that was found here, not by another process: its choice and cost."""
+
+    def cost(self, x: np.ndarray) -> float:
+        """Of a choice, far above all others where it is forbidden."""
+
+    def mended(self, x: np.ndarray, sweeps: int = 6) -> tuple[np.ndarray | None, float]:
+        """A copy of x repaired and descended, and its cost; None where it cannot be made to fit. The incumbent keeps it when it is the best."""
+
+    def cut(self, limit: float, room: float, random: np.random.Generator) -> Cut:
+        """A random cut under which no table has more than `limit` entries, nor all of them more than `room`."""
+
+
+def compiled() -> bool:
+    """Whether numba is there."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def start(model: Model, seed: int) -> Ground:
+    """A search over a model with exact costs."""
+    if not compiled():
+        from planner.solvers import plainsearch
+
+        return plainsearch.start(model)
+    from planner.solvers import moves, search
+
+    moves.seed(seed)
+    return search.start(model)
