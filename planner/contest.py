@@ -231,6 +231,7 @@ def solve_file(
     On time-out and on Ctrl-C the best choice so far counts. PlanError for a bad file, an unknown solver or a bad limit.
     """
     from planner.solvers import SOLVERS, solve
+    from planner.solvers.ground import compiled
 
     began = time.monotonic()
     if solver not in SOLVERS:
@@ -249,4 +250,6 @@ def solve_file(
         write_solution(found.choice, output)
     result = Solved(found, verdict, problem.usage_limit, time.monotonic() - began)
     print(result.text(), file=out or sys.stdout, flush=True)
+    if solver == "auto" and found.status == "feasible" and not compiled():
+        print("note        the search ran in numpy; its compiled loops are ten times as fast: pip install 'meshwright[fast]'", file=sys.stderr)
     return result

@@ -6,13 +6,14 @@ import gzip
 import io
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from planner.contest import problem_of, read_problem, read_solution, solve_file, write_solution
 from planner.errors import PlanError
-from planner.problem import FORBIDDEN, evaluate
+from planner.problem import FORBIDDEN, Solution, evaluate
 
 EXAMPLE = {
     "problem": {
@@ -43,6 +44,16 @@ def test_the_contest_example(tmp_path: Path) -> None:
         choice = read_solution(out)
         assert evaluate(read_problem(path), choice).cost == 445
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.json.gz", "s.json"]
+
+
+def test_without_numba_what_is_not_proven_says_what_would_be_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(EXAMPLE))
+    cases: list[tuple[Literal["optimal", "feasible"], bool, bool]] = [("feasible", False, True), ("feasible", True, False), ("optimal", False, False)]
+    for status, there, noted in cases:
+        monkeypatch.setattr("planner.solvers.solve", lambda *_, status=status: Solution((0, 0, 2, 1, 0), status, None, "auto"))
+        monkeypatch.setattr("planner.solvers.ground.compiled", lambda there=there: there)
+        solve_file(tmp_path / "p.json", 20, out=io.StringIO())
+        assert ("meshwright[fast]" in capsys.readouterr().err) == noted
 
 
 def test_the_last_column_is_the_second_endpoint_and_intervals_are_half_open() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.problem import Budget, Problem, evaluate
-from planner.solvers import auto, ground, local, prices, solve
+from planner.solvers import auto, ground, ilp, local, prices, recursive, solve
 from planner.solvers.model import build
 from planner.solvers.plain import Plain
 from planner.solvers.reduce import Reduction, reduce
@@ -116,13 +116,39 @@ def test_without_numba_the_search_is_in_numpy(monkeypatch: pytest.MonkeyPatch) -
     """Under a time limit, where HiGHS is not asked: of the cost that it proves within a percent, and never over the limit by more than a neighbourhood."""
     problem = grid(1, 7, 4, 0.3)
     best = evaluate(problem, solve(problem, "ilp").choice).cost
-    for module, name, value in ((auto, "NARROW", 1), (auto, "PROVABLE", 0), (auto, "MANY", 0), (ground, "compiled", lambda: False)):
+    for module, name, value in ((auto, "NARROW", 1), (auto, "PROVABLE", 0), (ground, "MANY", 0), (ground, "compiled", lambda: False)):
         monkeypatch.setattr(module, name, value)
     began = time.monotonic()
     found = solve(problem, "auto", Budget(time_limit_s=4))
     assert time.monotonic() - began < 6
     verdict = evaluate(problem, found.choice)
     assert verdict.feasible and best <= verdict.cost <= 1.01 * best and found.bound is not None and found.bound <= best
+
+
+def test_large_programs_are_solved_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ilp, "LARGE", 0)
+    for seed in (0, 3, 7):
+        problem = random_problem(seed, nodes=6)
+        best, found = brute_force(problem), solve(problem, "ilp", Budget(time_limit_s=30))
+        assert found.status == ("infeasible" if best is None else "optimal")
+        assert best is None or evaluate(problem, found.choice).cost == best
+    problem = wide(1, side=8)
+    began = time.monotonic()
+    found = solve(problem, "ilp", Budget(time_limit_s=2))
+    assert time.monotonic() - began < 4
+    assert evaluate(problem, found.choice).feasible and found.bound is not None and found.bound <= evaluate(problem, found.choice).cost
+
+
+def test_recursive_polishes_what_is_too_wide_to_mix_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = grid(1, 7, 4, 0.3)
+    best = evaluate(problem, solve(problem, "ilp").choice).cost
+    for name, value in (("MANY", 0), ("LARGE", 0), ("compile_tree", lambda model: None)):
+        monkeypatch.setattr(recursive, name, value)
+    for budget in (Budget(work=100_000_000), Budget(time_limit_s=20)):
+        found, again = (solve(problem, "recursive", budget) for _ in range(2))
+        verdict = evaluate(problem, found.choice)
+        assert found.choice == again.choice and verdict.feasible and best <= verdict.cost <= 1.03 * best
+        assert found.bound is not None and found.bound <= best
 
 
 @settings(max_examples=60, deadline=None)

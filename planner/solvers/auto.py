@@ -25,7 +25,6 @@ from planner.solvers import dp, ground, narrow, prices
 from planner.solvers.elimination import compile_tree
 from planner.solvers.fuse import Pool
 from planner.solvers.lagrange import Clock
-from planner.solvers.local import MANY
 from planner.solvers.model import Model, build
 from planner.solvers.plain import Plain
 from planner.solvers.reduce import reduce
@@ -118,7 +117,7 @@ def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bo
         if exact:
             return first
         return _merge(problem, first, _plain(problem, _left(budget, began), start, provable))
-    state = _passes(model, budget.seed)
+    state = ground.start(model, budget.seed) if ground.compiled() else ground.plain(model)
     if start is not None:
         state.fit(np.asarray(start, np.int64))
     left = _left(budget, began)
@@ -148,11 +147,6 @@ def _fewer(problem: Problem, kept: list[np.ndarray], budget: Budget, known: Solu
         found = replace(found, choice=tuple(reduction.expand(found.choice).tolist()))
     cost = float(evaluate(problem, known.choice).cost)
     return _merge(problem, known, replace(found, bound=cost if found.status == "infeasible" else None if found.bound is None else min(found.bound, cost)))
-
-
-def _passes(model: Model, seed: int) -> Plain | ground.Ground:
-    """Passes of messages: compiled where numba is there, else of few nodes one by one."""
-    return ground.start(model, seed) if ground.compiled() or model.nodes > MANY else Plain(model)
 
 
 def _plain(problem: Problem, budget: Budget, start: tuple[int, ...] | None, provable: bool) -> Solution:

@@ -12,6 +12,8 @@ from planner.solvers.flat import Flat
 
 STEPS = 256
 """Changes that a repair may take, beside half as many as there are nodes."""
+HELD = 3_000_000
+"""Options live at rows that are remembered (32 bytes each), all rows together."""
 
 
 class Changes:
@@ -29,7 +31,7 @@ class Changes:
         self._later = np.flatnonzero(flat.other > self.owner)
         self._near = [list(zip(*rows, strict=True)) for rows in self._rows((flat.other, flat.place), flat.first)]
         self._lives = [list(zip(*rows, strict=True)) for rows in self._rows((flat.start[:-1], flat.lo, flat.hi), flat.interval)]
-        self._offset, self._live = flat.offset.tolist(), dict[int, tuple[np.ndarray, ...]]()
+        self._offset, self._live, self._held = flat.offset.tolist(), dict[int, tuple[np.ndarray, ...]](), 0
 
     @staticmethod
     def _rows(columns: tuple[np.ndarray, ...], first: np.ndarray) -> list[list[list[int]]]:
@@ -81,6 +83,9 @@ class Changes:
             live = np.flatnonzero((f.lo <= row) & (f.hi > row))
             wide = f.start[live + 1] - f.start[live]
             which, number = np.repeat(np.arange(len(live)), wide), np.arange(wide.sum()) - np.repeat(np.cumsum(wide) - wide, wide)
+            self._held += len(which)
+            if self._held > HELD:
+                self._live, self._held = {}, len(which)
             self._live[row] = live, which, f.use[f.start[live][which] + number], f.offset[f.owner[live]][which] + number, number
         return self._live[row]
 

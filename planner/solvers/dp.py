@@ -20,14 +20,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.problem import Budget, Problem, Solution, evaluate
-from planner.solvers import narrow, prices
+from planner.solvers import ground, narrow, prices
 from planner.solvers.branch import branch
 from planner.solvers.elimination import Tree, compile_tree
 from planner.solvers.labels import close_gap
 from planner.solvers.lagrange import Clock, Dual, cannot_fit, maximise
 from planner.solvers.local import polish
 from planner.solvers.model import INF_INT, Model, build, restrict
-from planner.solvers.plain import Plain
 from planner.solvers.reduce import reduce
 
 DEFAULT_WORK = 6e9
@@ -101,7 +100,9 @@ def _too_wide(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | 
 
     floor = -np.inf
     if model.searchable and narrow.worthwhile(model, clock):
-        passes = Plain(model, None if start is None else np.asarray(start, np.int64))
+        passes = ground.plain(model)
+        if start is not None:
+            passes.fit(np.asarray(start, np.int64))
         narrow.close(passes, exact(clock, caps, prove), ROOM, clock)
         start, floor = passes.best.x if passes.best.x is not None else start, passes.best.bound
         if passes.best.closed or clock.stopped:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from planner.solvers.flat import Flat
+from planner.solvers.local import MANY
 from planner.solvers.model import Model
 from planner.solvers.prices import Incumbent, Passes
+
+if TYPE_CHECKING:
+    from planner.solvers.plain import Plain
+    from planner.solvers.plainsearch import PlainSearch
 
 
 class Cut(Protocol):
@@ -45,6 +50,14 @@ class Ground(Passes, Protocol):
 def compiled() -> bool:
     """Whether numba is there."""
     return importlib.util.find_spec("numba") is not None
+
+
+def plain(model: Model) -> Plain | PlainSearch:
+    """Passes in numpy: of few nodes one by one."""
+    from planner.solvers import plainsearch
+    from planner.solvers.plain import Plain
+
+    return plainsearch.start(model) if model.nodes > MANY else Plain(model)
 
 
 def start(model: Model, seed: int) -> Ground:

@@ -20,9 +20,13 @@ from typing import Literal
 import numpy as np
 
 from planner.problem import Budget, Problem, Solution, evaluate
+from planner.solvers.lagrange import Clock
 from planner.solvers.local import polish
 from planner.solvers.model import Model, build
 from planner.solvers.reduce import reduce
+
+LARGE = 250_000
+"""Largest sum of edge tables (in entries) whose program is solved in this process where there is a time limit."""
 
 
 @dataclass
@@ -45,17 +49,55 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
     """Reduce, then solve with HiGHS; optimal only with a proven relative gap of at most 1e-6."""
     if not len(problem.cost):
         return Solution((), "optimal", 0.0, "ilp")
-    reduction = reduce(problem)
+    began, reduction = time.monotonic(), reduce(problem)
     if reduction.problem is None:
         return Solution((), "infeasible", None, "ilp")
     known = None if start is None else reduction.restrict(start)
-    found = solve_reduced(reduction.problem, budget, known)
+    if budget.time_limit_s is None:
+        found = solve_reduced(reduction.problem, budget, known)
+    else:
+        budget = replace(budget, time_limit_s=max(0.05, budget.time_limit_s - (time.monotonic() - began)))
+        large = sum(reduction.problem.tables[t].size for t in reduction.problem.edge_table.tolist()) > LARGE
+        found = (_apart if large else solve_reduced)(reduction.problem, budget, known)
     if not found.choice:
         return found
     choice = reduction.expand(found.choice)
     if start is not None and evaluate(problem, start).feasible and evaluate(problem, start).cost < evaluate(problem, choice).cost:
         choice = np.asarray(start)
     return replace(found, choice=tuple(choice.tolist()))
+
+
+def _apart(problem: Problem, budget: Budget, start: np.ndarray | None) -> Solution:
+    """HiGHS in another process: in a large program it looks at no clock and hears no Ctrl-C. Meanwhile prices of memory bring a choice and a bound here."""
+    from planner.solvers import ground
+    from planner.solvers.dp import Outcome, claim
+    from planner.solvers.prices import Incumbent, Rising, raise_bound
+    from planner.solvers.worker import Partner
+
+    assert budget.time_limit_s is not None
+    model, clock = build(problem), Clock(np.inf, time.monotonic() + max(0.9 * budget.time_limit_s, budget.time_limit_s - 1.0))
+    partner = Partner(problem, "ilp", max(0.8 * budget.time_limit_s, budget.time_limit_s - 3.0), budget.seed)  # in time to tell, where it keeps to that
+    passes = ground.plain(model) if model.searchable else None
+    best = Incumbent() if passes is None else passes.best
+    rising = Rising(best, 0.5 * budget.time_limit_s)
+
+    def go_on(_: float) -> bool:
+        partner.collect(best)
+        return partner.alive() and clock.spend(0)
+
+    try:
+        if start is not None and evaluate(problem, start).feasible:
+            best.x, best.cost = np.asarray(start, np.int64), float(evaluate(problem, start).cost)
+        if passes is not None:
+            raise_bound(passes, lambda work: go_on(work) and rising.worthwhile())
+        while go_on(0.0) and not best.closed:
+            time.sleep(0.02)
+        partner.collect(best)
+    except KeyboardInterrupt:
+        clock.stopped = "interrupt"
+    finally:
+        partner.close()
+    return claim(problem, Outcome(best.x, best.bound, partner.infeasible and best.x is None), clock, "ilp")
 
 
 def solve_reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | np.ndarray | None = None) -> Solution:

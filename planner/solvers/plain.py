@@ -16,8 +16,7 @@ from planner.solvers.prices import Incumbent
 class Plain:
     """Sequential tree-reweighted messages of a model (see `kernels.message_pass`), in the order of its nodes."""
 
-    def __init__(self, model: Model, x: np.ndarray | None = None) -> None:
-        """x: a choice that fits, where one is known."""
+    def __init__(self, model: Model) -> None:
         self.model = model
         self.best = Incumbent(price=np.zeros(0 if model.memory is None else model.memory.rows))
         self.x, self.regret = np.zeros(model.nodes, np.int64), np.zeros(len(model.cost))
@@ -32,8 +31,6 @@ class Plain:
         self._before, self._after = before, after  # per node: neighbour, table with this node's strategies as rows
         self._share = [1.0 / max(1, len(a), len(b)) for a, b in zip(before, after, strict=True)]
         self._message = {(u, v): np.zeros(model.sizes[u]) for pair in high for u, v in (pair, pair[::-1])}  # to the first of the two
-        if x is not None:
-            self.fit(x)
 
     def sweep(self, price: np.ndarray) -> float:
         """See `prices.Passes`."""

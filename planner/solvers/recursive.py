@@ -15,34 +15,58 @@ form) estimate what each strategy costs the whole problem. The strategies met, t
 are each node's alphabet; `dp` on the alphabet mixes them exactly. When memory binds, all this is done under memory prices, up from
 none to one that fits; the alphabet then has strategies of best reputation on both sides of the limit, as the optimum has.
 
+A problem of thousands of nodes without axes (the contest's) is reduced exactly first. Where an alphabet is too wide to mix exactly, the choices met are polished by one descent of
+neighbourhoods (`cutset`, in numpy) under memory prices of a hundred passes of messages.
+
 Based on the idea of the double recursive algorithm (Wang et al., Euro-Par 2021); costs, prices and the polish are ours.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+import time
+from dataclasses import replace
+from itertools import count, pairwise
 
 import numpy as np
 
 from planner.problem import Budget, Problem, Solution
+from planner.solvers import cutset, plainsearch, prices
 from planner.solvers.dp import Outcome, claim, clock_of, solve_model
+from planner.solvers.elimination import compile_tree
 from planner.solvers.lagrange import Clock
-from planner.solvers.local import polish
+from planner.solvers.local import MANY, polish
 from planner.solvers.model import Model, build, restrict
+from planner.solvers.reduce import reduce
 
 SWEEPS = 3
 SMALL = 400
 """Nodes of a problem whose alphabet is mixed anew around what came of it."""
 DEFAULT_WORK = 5e8
+LARGE = 5000
+"""Nodes of a problem that is reduced first."""
+PASSES = 150
+"""Passes of messages for the prices of a descent."""
 HIGH = 1e17
 """Stands for +inf where messages are subtracted."""
 
 
 def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
-    """A good choice in near-linear time. No bound is claimed unless the exact polish had every strategy in its alphabet."""
+    """A good choice in near-linear time. No bound is claimed unless the exact polish had every strategy in its alphabet, or prices of memory gave one."""
     if not len(problem.cost):
         return Solution((), "optimal", 0.0, "recursive")
-    model, clock = build(problem), clock_of(budget, DEFAULT_WORK)
+    clock = clock_of(budget, DEFAULT_WORK)
+    if len(problem.cost) <= LARGE or problem.axis_choice:
+        return _solved(problem, budget, clock, start)
+    reduction = reduce(problem)
+    if reduction.problem is None:
+        return Solution((), "infeasible", None, "recursive")
+    known = None if start is None else reduction.restrict(start)
+    found = _solved(reduction.problem, budget, clock, None if known is None else tuple(known.tolist()))
+    return replace(found, choice=tuple(reduction.expand(found.choice).tolist())) if found.choice else found
+
+
+def _solved(problem: Problem, budget: Budget, clock: Clock, start: tuple[int, ...] | None) -> Solution:
+    model = build(problem)
     levels = _levels(problem)
     heavy = _heaviest_first(problem, model)
     met = [_descend(model, model.cost, levels, heavy, clock)]
@@ -52,7 +76,8 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
     if memory is not None and min(float(memory.load(x).max()) for x in met) > memory.limit:
         found, flats = _under_prices(model, levels, heavy, met[0], clock)
         met += found
-    return claim(problem, _mix(model, met, [_reputation(model, flat, clock) for flat in flats], clock), clock, "recursive")
+    mixed = _mix(model, met, [_reputation(model, flat, clock) for flat in flats], clock)
+    return claim(problem, mixed or _polished(model, met, budget, clock), clock, "recursive")
 
 
 def _levels(problem: Problem) -> list[list[np.ndarray]]:
@@ -172,8 +197,9 @@ def _under_prices(
     return found, [below] if above is None else [below, above]
 
 
-def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: Clock) -> Outcome:
-    """Exact solve on the alphabet of the choices met and of the best single changes around the best of them. scores: reputations, under each price."""
+def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: Clock) -> Outcome | None:
+    """Exact solve on the alphabet of the choices met and of the best single changes around the best of them; None where that of many nodes is too wide.
+    scores: reputations, under each price."""
     best: np.ndarray | None = None
     rounds, extra, caps = (4, 4, (500, 10_000)) if model.nodes <= SMALL else (1, 2, (500,))
     outcome = Outcome(None, -np.inf)
@@ -181,7 +207,10 @@ def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: C
         keep = _alphabet(model, met, met[-1] if best is None else best, scores, extra)
         whole = sum(len(k) for k in keep) == len(model.cost)
         small = restrict(model, keep)
-        found = solve_model(small, clock, None if best is None else _index(keep, best), caps, prove=False)
+        tree = compile_tree(small) if model.nodes > MANY and model.searchable else None
+        if tree is None and model.nodes > MANY and model.searchable:
+            return None
+        found = solve_model(small, clock, None if best is None else _index(keep, best), caps, prove=False, tree=tree)
         if found.choice is None:
             if whole:
                 return found
@@ -202,6 +231,27 @@ def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: C
     if best is not None and outcome.choice is None:
         outcome = Outcome(best, -np.inf)
     return outcome
+
+
+def _polished(model: Model, met: list[np.ndarray], budget: Budget, clock: Clock) -> Outcome:
+    """One descent from the best of the choices met and of those that prices of memory bring."""
+    state, passes = plainsearch.start(model), count(1)
+
+    def go_on(work: float) -> bool:
+        # With a time limit alone a descent has all of it: it ends by itself.
+        clock.work += work
+        in_time = clock.deadline is None or time.monotonic() < clock.deadline
+        enough = clock.work > clock.work_limit and (budget.work is not None or clock.deadline is None)
+        clock.stopped = "time" if not in_time else "work" if enough else clock.stopped
+        return in_time and not enough
+
+    for x in met:
+        state.fit(x)
+    prices.raise_bound(state, lambda work: go_on(work) and next(passes) < PASSES)
+    best = state.best
+    if best.x is not None and not best.closed and not clock.stopped:
+        cutset.start(state, budget.seed).run(best.x, go_on)
+    return Outcome(best.x, best.bound)
 
 
 def _least_memory(model: Model, clock: Clock) -> Outcome:
