@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.problem import Budget, Problem, evaluate
-from planner.solvers import auto, ground, ilp, local, prices, recursive, solve
+from planner.solvers import auto, dp, ground, ilp, local, plainsearch, prices, recursive, solve
 from planner.solvers.model import build
 from planner.solvers.plain import Plain
 from planner.solvers.reduce import Reduction, reduce
@@ -151,22 +151,39 @@ def test_recursive_polishes_what_is_too_wide_to_mix_exactly(monkeypatch: pytest.
         assert found.bound is not None and found.bound <= best
 
 
+@pytest.mark.parametrize("name", ["recursive", "dp"])
+def test_an_interrupted_search_of_wide_problems_gives_its_best(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, passes = grid(1, 7, 4, 0.3), itertools.count()
+    whole = plainsearch.PlainSearch.sweep
+
+    def sweep(self: plainsearch.PlainSearch, price: np.ndarray) -> float:
+        if next(passes) == 20:
+            raise KeyboardInterrupt
+        return whole(self, price)
+
+    monkeypatch.setattr(plainsearch.PlainSearch, "sweep", sweep)
+    for module, what, value in ((recursive, "MANY", 0), (recursive, "compile_tree", lambda model: None), (dp, "compile_tree", lambda *_, **__: None), (ground, "MANY", 0)):
+        monkeypatch.setattr(module, what, value)
+    found = solve(problem, name, Budget(time_limit_s=20))
+    assert found.stopped == "interrupt" and evaluate(problem, found.choice).feasible
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 100_000))
 def test_choices_made_to_fit_node_by_node_and_by_array_operations(seed: int) -> None:
-    """Both fit and cost no more than before where that fitted; no change of one node is left that fits and costs less."""
+    """Both fit and cost no more than before where that fitted. Array operations leave no change of one node that fits and costs less (node by node, what memory frees is not looked at again)."""
     problem = random_problem(seed)
     model = build(problem)
     x = np.array([np.random.default_rng(seed).integers(s) for s in model.sizes])
     before = evaluate(problem, x)
-    for found in (local.polish(model, x, 50), model.changes.mended(x, 50)):
+    for found, every in ((local.polish(model, x, 50), False), (model.changes.mended(x, 50), True)):
         verdict = None if found is None else evaluate(problem, found)
         assert verdict is not None or not before.feasible
         if found is None or verdict is None or not verdict.feasible:
             assert not before.feasible
             continue
         assert model.changes.cost(found) == verdict.cost and (not before.feasible or verdict.cost <= before.cost)
-        for i, size in enumerate(model.sizes):
+        for i, size in enumerate(model.sizes if every else ()):
             for k in range(size):
                 other = evaluate(problem, np.where(np.arange(len(x)) == i, k, found))
                 assert not other.feasible or other.cost >= verdict.cost

@@ -101,9 +101,12 @@ def _too_wide(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | 
     floor = -np.inf
     if model.searchable and narrow.worthwhile(model, clock):
         passes = ground.plain(model)
-        if start is not None:
-            passes.fit(np.asarray(start, np.int64))
-        narrow.close(passes, exact(clock, caps, prove), ROOM, clock)
+        try:
+            if start is not None:
+                passes.fit(np.asarray(start, np.int64))
+            narrow.close(passes, exact(clock, caps, prove), ROOM, clock)
+        except KeyboardInterrupt:
+            clock.stopped = "interrupt"
         start, floor = passes.best.x if passes.best.x is not None else start, passes.best.bound
         if passes.best.closed or clock.stopped:
             return Outcome(passes.best.x, floor)

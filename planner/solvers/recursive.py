@@ -16,7 +16,7 @@ are each node's alphabet; `dp` on the alphabet mixes them exactly. When memory b
 none to one that fits; the alphabet then has strategies of best reputation on both sides of the limit, as the optimum has.
 
 A problem of thousands of nodes without axes (the contest's) is reduced exactly first. Where an alphabet is too wide to mix exactly, the choices met are polished by one descent of
-neighbourhoods (`cutset`, in numpy) under memory prices of a hundred passes of messages.
+neighbourhoods (`cutset`, in numpy) under memory prices of some passes of messages.
 
 Based on the idea of the double recursive algorithm (Wang et al., Euro-Par 2021); costs, prices and the polish are ours.
 """
@@ -245,12 +245,15 @@ def _polished(model: Model, met: list[np.ndarray], budget: Budget, clock: Clock)
         clock.stopped = "time" if not in_time else "work" if enough else clock.stopped
         return in_time and not enough
 
-    for x in met:
-        state.fit(x)
-    prices.raise_bound(state, lambda work: go_on(work) and next(passes) < PASSES)
     best = state.best
-    if best.x is not None and not best.closed and not clock.stopped:
-        cutset.start(state, budget.seed).run(best.x, go_on)
+    try:
+        for x in met:
+            state.fit(x)
+        prices.raise_bound(state, lambda work: go_on(work) and next(passes) < PASSES)
+        if best.x is not None and not best.closed and not clock.stopped:
+            cutset.start(state, budget.seed).run(best.x, go_on)
+    except KeyboardInterrupt:
+        clock.stopped = "interrupt"
     return Outcome(best.x, best.bound)
 
 
