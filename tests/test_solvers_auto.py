@@ -171,7 +171,8 @@ def test_an_interrupted_search_of_wide_problems_gives_its_best(name: str, monkey
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 100_000))
 def test_choices_made_to_fit_node_by_node_and_by_array_operations(seed: int) -> None:
-    """Both fit and cost no more than before where that fitted. Array operations leave no change of one node that fits and costs less (node by node, what memory frees is not looked at again)."""
+    """Both fit and cost no more than before where that fitted. Array operations leave no change of one node that fits and costs less; steps node by node do not look again
+    at what others have made room for."""
     problem = random_problem(seed)
     model = build(problem)
     x = np.array([np.random.default_rng(seed).integers(s) for s in model.sizes])
