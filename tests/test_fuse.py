@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner.problem import Budget, Problem, Solution, evaluate
 from planner.solvers import auto
 from planner.solvers.fuse import MOST, Pool, fused
-from planner.solvers.prices import Incumbent, Rising
+from planner.solvers.prices import SETTLED, Incumbent, Rising
 from tests.problems import random_problem
 
 
@@ -76,12 +76,18 @@ def test_a_bound_that_stands_still_is_not_raised_further(monkeypatch: pytest.Mon
     best = Incumbent(cost=100.0, bound=50.0)
     rising = Rising(best, 100.0)
     ended = []
-    for turn in range(200):
-        now = float(turn)
-        best.bound = min(90.0, 50.0 + turn)
+    for turn in range(4000):
+        now = turn / 20
+        best.bound = min(90.0, 50.0 + now)
         ended.append(not rising.worthwhile())
-    first = ended.index(True)
+    first = ended.index(True) / 20
     assert 40 < first < 80, "it rises until 40, and is then watched for a fifth of its time"
+    now, slow = 0.0, Rising(Incumbent(cost=100.0, bound=50.0), 100.0)
+    for turn in range(SETTLED):
+        now = turn / 8
+        assert slow.worthwhile(), "slow passes have told nothing yet"
+    now += 1.0
+    assert not slow.worthwhile()
     now = 0.0
     unknown = Rising(Incumbent(bound=50.0), 100.0)
     for turn in range(100):
