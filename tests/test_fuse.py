@@ -83,7 +83,7 @@ def test_a_bound_that_stands_still_is_not_raised_further(monkeypatch: pytest.Mon
     first = ended.index(True) / 20
     assert 40 < first < 80, "it rises until 40, and is then watched for a fifth of its time"
     now, slow = 0.0, Rising(Incumbent(cost=100.0, bound=50.0), 100.0)
-    for turn in range(SETTLED):
+    for turn in range(SETTLED - 1):
         now = turn / 8
         assert slow.worthwhile(), "slow passes have told nothing yet"
     now += 1.0
