@@ -112,6 +112,15 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.status == "optimal" and evaluate(problem, found.choice).feasible
 
 
+def test_a_numba_that_cannot_be_imported_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    ground.compiled.cache_clear()
+    try:
+        assert not ground.compiled()
+    finally:
+        ground.compiled.cache_clear()
+
+
 def test_without_numba_the_search_is_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a time limit, where HiGHS is not asked: of the cost that it proves within a percent, and never over the limit by more than a neighbourhood."""
     problem = grid(1, 7, 4, 0.3)

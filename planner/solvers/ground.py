@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -47,9 +47,14 @@ class Ground(Passes, Protocol):
         """A random cut under which no table has more than `limit` entries, nor all of them more than `room`."""
 
 
+@cache
 def compiled() -> bool:
-    """Whether numba is there."""
-    return importlib.util.find_spec("numba") is not None
+    """Whether numba is there; one that cannot be imported (beside a numpy newer than it knows, say) is none."""
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def plain(model: Model) -> Plain | PlainSearch:
