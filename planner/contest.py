@@ -251,5 +251,5 @@ def solve_file(
     result = Solved(found, verdict, problem.usage_limit, time.monotonic() - began)
     print(result.text(), file=out or sys.stdout, flush=True)
     if solver == "auto" and found.status == "feasible" and not compiled():
-        print("note        the search ran in numpy; its compiled loops are ten times as fast: pip install 'meshwright[fast]'", file=sys.stderr)
+        print("note        the search ran in numpy; its compiled loops are three to ten times as fast: pip install 'meshwright[fast]'", file=sys.stderr)
     return result

@@ -57,7 +57,7 @@ class Annealer:
             self.tree_share, min(self.tree_size, len(self.x)), self.mark, self.hits, self.stamp,
         )  # fmt: skip
         if self.own_cost < best.cost:
-            best.cost, best.x = self.own_cost, self.own.copy()
+            best.offer(self.own.copy(), self.own_cost)
         return float(work)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.solvers.flat import Flat
+from planner.solvers.model import Memory
 
 STEPS = 256
 """Changes that a repair may take, beside half as many as there are nodes."""
@@ -19,9 +20,9 @@ HELD = 3_000_000
 class Changes:
     """Index arrays of a model, and what they make of a choice: its cost, marginals, loads, repair and descent."""
 
-    def __init__(self, flat: Flat) -> None:
+    def __init__(self, flat: Flat, memory: Memory | None) -> None:
         n = len(flat.offset) - 1
-        self.flat, self.sizes = flat, np.diff(flat.offset)
+        self.flat, self.memory, self.sizes = flat, memory, np.diff(flat.offset)
         self.owner = np.repeat(np.arange(n), np.diff(flat.first))  # [adjacency entries]
         wide = self.sizes[self.owner]
         self.entry = np.repeat(np.arange(len(wide)), wide)  # [values told] of one entry after the other: one value per option of its node
@@ -50,16 +51,10 @@ class Changes:
         f, entry = self.flat, self.entry[told]
         return np.bincount(self.told[told], f.table[self.column[told] + x[f.other[entry]] * self.sizes[self.owner[entry]]], len(f.cost))
 
-    def load(self, x: np.ndarray) -> np.ndarray:
-        """Usage of every row. [rows]"""
-        f, rows = self.flat, int(self.flat.hi.max(initial=0))
-        picked = f.use[f.start[:-1] + x[f.owner]]
-        return (np.bincount(f.lo, picked, rows + 1) - np.bincount(f.hi, picked, rows + 1)).cumsum()[:rows]
-
     def mended(self, x: np.ndarray, sweeps: int) -> np.ndarray | None:
         """A copy of x repaired and descended; None where it cannot be made to fit."""
         y = x.copy()
-        marginal, load = self.flat.cost + self.beside(y), self.load(y)
+        marginal, load = self.flat.cost + self.beside(y), np.zeros(0) if self.memory is None else self.memory.load(y)
         if not self._repaired(y, marginal, load):
             return None
         self._descend(y, marginal, load, sweeps)

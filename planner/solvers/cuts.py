@@ -200,6 +200,116 @@ def _decide(f, unary, x, order, position, scope_first, scope, child_first, child
         x[v] = least
 
 
+@njit(cache=True)
+def _gathered(f, unary, x, t, order, position, scope_first, scope, child_first, child, message_first, message, own, single, taken, start, stride, extent):  # type: ignore[no-untyped-def]
+    """What a step's table is made of: `own` follows no axis, `single` one (where `taken`); how many messages follow more, which begin at `start` and go by `stride`."""
+    v = order[t]
+    o = f.offset[v]
+    d = f.offset[v + 1] - o
+    begin, k = scope_first[t], scope_first[t + 1] - scope_first[t]
+    for i in range(k):
+        extent[i] = f.offset[scope[begin + i] + 1] - f.offset[scope[begin + i]]
+        taken[i] = False
+    for s in range(d):
+        own[s] = unary[o + s]
+    for a in range(f.first[v], f.first[v + 1]):
+        j = f.other[a]
+        at = f.place[f.back[a]]
+        if position[j] < 0:
+            at += x[j] * d
+            for s in range(d):
+                own[s] += f.table[at + s]
+        elif position[j] > t:
+            i = 0
+            while scope[begin + i] != j:
+                i += 1
+            for s in range(d * extent[i]):
+                single[i, s] = f.table[at + s] + (single[i, s] if taken[i] else 0.0)
+            taken[i] = True
+    many = 0
+    for b in range(child_first[t], child_first[t + 1]):
+        c = child[b]
+        at, wide = message_first[c], scope_first[c + 1] - scope_first[c]
+        if wide == 1:
+            for s in range(d):
+                own[s] += message[at + s]
+            continue
+        if wide == 2:
+            i = 0
+            while scope[begin + i] != scope[scope_first[c] + 1]:
+                i += 1
+            for s in range(d * extent[i]):
+                single[i, s] = message[at + s] + (single[i, s] if taken[i] else 0.0)
+            taken[i] = True
+            continue
+        start[many] = at
+        for i in range(k):
+            stride[many, i] = 0
+        step = d
+        for a in range(scope_first[c] + 1, scope_first[c + 1]):
+            i = 0
+            while scope[begin + i] != scope[a]:
+                i += 1
+            stride[many, i] = step
+            step *= extent[i]
+        many += 1
+    return many
+
+
+@njit(cache=True, fastmath={"nnan", "ninf", "nsz"})
+def _sent(d, k, at, many, own, single, taken, start, stride, extent, digit, lead, acc, row, message):  # type: ignore[no-untyped-def]
+    """Write a step's message at `at`: for each choice of the k axes, first one fastest, the least over its d options of what was gathered. digit, lead, acc, row: room."""
+    for i in range(k):
+        digit[i] = 0
+    while True:
+        # What does not follow the fastest axis is added up once for all of it.
+        for s in range(d):
+            acc[s] = own[s]
+        for i in range(1, k):
+            if taken[i]:
+                for s in range(d):
+                    acc[s] += single[i, digit[i] * d + s]
+        lively = 0
+        for p in range(many):
+            place = start[p]
+            for i in range(1, k):
+                place += digit[i] * stride[p, i]
+            if stride[p, 0]:
+                start[p], start[lively] = start[lively], start[p]
+                for i in range(k):
+                    stride[p, i], stride[lively, i] = stride[lively, i], stride[p, i]
+                lead[lively] = place
+                lively += 1
+            else:
+                for s in range(d):
+                    acc[s] += message[place + s]
+        for z in range(extent[0]):
+            if taken[0]:
+                for s in range(d):
+                    row[s] = acc[s] + single[0, z * d + s]
+            else:
+                for s in range(d):
+                    row[s] = acc[s]
+            for p in range(lively):
+                place = lead[p] + z * stride[p, 0]
+                for s in range(d):
+                    row[s] += message[place + s]
+            best = row[0]
+            for s in range(1, d):
+                best = min(best, row[s])
+            message[at] = best
+            at += 1
+        i = 1
+        while i < k:
+            digit[i] += 1
+            if digit[i] < extent[i]:
+                break
+            digit[i] = 0
+            i += 1
+        if i >= k:
+            break
+
+
 @njit(cache=True, fastmath={"nnan", "ninf", "nsz"})
 def eliminate(f, unary, x, order, position, scope_first, scope, child_first, child, message_first, message):  # type: ignore[no-untyped-def]
     """Set all free nodes of x to what is least beside the kept ones under unary costs [positions]."""
@@ -216,108 +326,11 @@ def eliminate(f, unary, x, order, position, scope_first, scope, child_first, chi
     start, stride, lead = np.empty(parts, np.int64), np.zeros((parts, axes), np.int64), np.zeros(parts, np.int64)
     digit, extent = np.empty(axes, np.int64), np.empty(axes, np.int64)
     for t in range(len(order)):
-        v = order[t]
-        o = f.offset[v]
-        d = f.offset[v + 1] - o
-        begin, k = scope_first[t], scope_first[t + 1] - scope_first[t]
-        for i in range(k):
-            extent[i] = f.offset[scope[begin + i] + 1] - f.offset[scope[begin + i]]
-            taken[i] = False
-        for s in range(d):
-            own[s] = unary[o + s]
-        for a in range(f.first[v], f.first[v + 1]):
-            j = f.other[a]
-            at = f.place[f.back[a]]
-            if position[j] < 0:
-                at += x[j] * d
-                for s in range(d):
-                    own[s] += f.table[at + s]
-            elif position[j] > t:
-                i = 0
-                while scope[begin + i] != j:
-                    i += 1
-                for s in range(d * extent[i]):
-                    single[i, s] = f.table[at + s] + (single[i, s] if taken[i] else 0.0)
-                taken[i] = True
-        many = 0
-        for b in range(child_first[t], child_first[t + 1]):
-            c = child[b]
-            at, wide = message_first[c], scope_first[c + 1] - scope_first[c]
-            if wide == 1:
-                for s in range(d):
-                    own[s] += message[at + s]
-                continue
-            if wide == 2:
-                i = 0
-                while scope[begin + i] != scope[scope_first[c] + 1]:
-                    i += 1
-                for s in range(d * extent[i]):
-                    single[i, s] = message[at + s] + (single[i, s] if taken[i] else 0.0)
-                taken[i] = True
-                continue
-            start[many] = at
-            for i in range(k):
-                stride[many, i] = 0
-            step = d
-            for a in range(scope_first[c] + 1, scope_first[c + 1]):
-                i = 0
-                while scope[begin + i] != scope[a]:
-                    i += 1
-                stride[many, i] = step
-                step *= extent[i]
-            many += 1
-        at = message_first[t]
-        if k == 0:
-            continue
-        for i in range(k):
-            digit[i] = 0
-        while True:
-            # What does not follow the fastest axis is added up once for all of it.
-            for s in range(d):
-                acc[s] = own[s]
-            for i in range(1, k):
-                if taken[i]:
-                    for s in range(d):
-                        acc[s] += single[i, digit[i] * d + s]
-            lively = 0
-            for p in range(many):
-                place = start[p]
-                for i in range(1, k):
-                    place += digit[i] * stride[p, i]
-                if stride[p, 0]:
-                    start[p], start[lively] = start[lively], start[p]
-                    for i in range(k):
-                        stride[p, i], stride[lively, i] = stride[lively, i], stride[p, i]
-                    lead[lively] = place
-                    lively += 1
-                else:
-                    for s in range(d):
-                        acc[s] += message[place + s]
-            for z in range(extent[0]):
-                if taken[0]:
-                    for s in range(d):
-                        row[s] = acc[s] + single[0, z * d + s]
-                else:
-                    for s in range(d):
-                        row[s] = acc[s]
-                for p in range(lively):
-                    place = lead[p] + z * stride[p, 0]
-                    for s in range(d):
-                        row[s] += message[place + s]
-                best = row[0]
-                for s in range(1, d):
-                    best = min(best, row[s])
-                message[at] = best
-                at += 1
-            i = 1
-            while i < k:
-                digit[i] += 1
-                if digit[i] < extent[i]:
-                    break
-                digit[i] = 0
-                i += 1
-            if i >= k:
-                break
+        k = scope_first[t + 1] - scope_first[t]
+        many = _gathered(f, unary, x, t, order, position, scope_first, scope, child_first, child, message_first, message, own, single, taken, start, stride, extent)
+        if k:
+            d = f.offset[order[t] + 1] - f.offset[order[t]]
+            _sent(d, k, message_first[t], many, own, single, taken, start, stride, extent, digit, lead, acc, row, message)
     _decide(f, unary, x, order, position, scope_first, scope, child_first, child, message_first, message, own)
 
 

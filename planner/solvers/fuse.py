@@ -44,8 +44,7 @@ class Pool:
         began = time.monotonic()
         x, cost = fused(self.problem, [best.x, *self.choices], self.solve)
         self.took_s = max(self.took_s, time.monotonic() - began)
-        if cost < best.cost:
-            best.cost, best.x = cost, x
+        best.offer(x, cost)
 
 
 def fused(problem: Problem, choices: Sequence[np.ndarray], solve: Solve) -> tuple[np.ndarray, float]:

@@ -122,7 +122,7 @@ class Model:
         from planner.solvers.changes import Changes
         from planner.solvers.flat import flatten
 
-        return Changes(flatten(self))
+        return Changes(flatten(self), self.memory)
 
     def node_cost(self, i: int) -> np.ndarray:
         """Own cost of node i's strategies. [strategies]"""

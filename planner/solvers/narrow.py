@@ -69,9 +69,7 @@ def _solved(passes: Passes, least: np.ndarray, exact: Exact, room: float) -> boo
     choice, bound = exact(restrict(model, kept), None if best.x is None else places(kept, best.x))
     if choice is not None:
         x = chosen(kept, choice)
-        cost = model.total(x)
-        if cost < best.cost:
-            best.cost, best.x = cost, x
+        best.offer(x, model.total(x))
     best.bound = max(best.bound, min(bound, level if level < top or best.x is None else best.cost))
     return best.closed
 

@@ -64,6 +64,6 @@ class Plain:
         """See `prices.Passes`."""
         found = polish(self._high, x)
         cost = np.inf if found is None else self.model.total(found)
-        if cost < self.best.cost:
-            self.best.cost, self.best.x = cost, found
+        if found is not None:
+            self.best.offer(found, cost)
         return cost < np.inf

@@ -1,6 +1,6 @@
 """The search over large and tight problems in numpy: the twin of `search.Search`, without its annealing.
 
-Passes of messages go colour by colour (`colours`) and take two to three times as long as compiled ones; a neighbourhood takes ten to twenty times as long (`plaincuts`).
+Passes of messages go colour by colour (`colours`) and take three to four times as long as compiled ones; a neighbourhood takes some ten times as long (`plaincuts`).
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ class PlainSearch:
         cost = np.inf if y is None else self.cost(y)
         if y is None or cost >= self.high:
             return None, np.inf
-        for known in (self.own, self.best):
-            if cost < known.cost:
-                known.cost, known.x = cost, y
+        self.own.offer(y, cost)
+        self.best.offer(y, cost)
         return y, cost
 
     def fit(self, x: np.ndarray) -> bool:

@@ -33,6 +33,11 @@ class Incumbent:
     bound: float = -np.inf
     price: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
+    def offer(self, x: np.ndarray, cost: float) -> None:
+        """Keep a choice that fits when it is the cheapest so far."""
+        if cost < self.cost:
+            self.cost, self.x = cost, x
+
     @property
     def closed(self) -> bool:
         """Nothing is left to prove: the gap is below the rounding of a bound."""

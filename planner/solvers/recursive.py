@@ -201,14 +201,15 @@ def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: C
     """Exact solve on the alphabet of the choices met and of the best single changes around the best of them; None where that of many nodes is too wide.
     scores: reputations, under each price."""
     best: np.ndarray | None = None
+    many = model.nodes > MANY and model.searchable
     rounds, extra, caps = (4, 4, (500, 10_000)) if model.nodes <= SMALL else (1, 2, (500,))
     outcome = Outcome(None, -np.inf)
     for _ in range(rounds):
         keep = _alphabet(model, met, met[-1] if best is None else best, scores, extra)
         whole = sum(len(k) for k in keep) == len(model.cost)
         small = restrict(model, keep)
-        tree = compile_tree(small) if model.nodes > MANY and model.searchable else None
-        if tree is None and model.nodes > MANY and model.searchable:
+        tree = compile_tree(small) if many else None
+        if many and tree is None:
             return None
         found = solve_model(small, clock, None if best is None else _index(keep, best), caps, prove=False, tree=tree)
         if found.choice is None:
@@ -242,7 +243,7 @@ def _polished(model: Model, met: list[np.ndarray], budget: Budget, clock: Clock)
         clock.work += work
         in_time = clock.deadline is None or time.monotonic() < clock.deadline
         enough = clock.work > clock.work_limit and (budget.work is not None or clock.deadline is None)
-        clock.stopped = "time" if not in_time else "work" if enough else clock.stopped
+        clock.stopped = "time" if not in_time else "work" if enough else ""
         return in_time and not enough
 
     best = state.best
@@ -250,7 +251,7 @@ def _polished(model: Model, met: list[np.ndarray], budget: Budget, clock: Clock)
         for x in met:
             state.fit(x)
         prices.raise_bound(state, lambda work: go_on(work) and next(passes) < PASSES)
-        if best.x is not None and not best.closed and not clock.stopped:
+        if best.x is not None and not best.closed and go_on(0.0):
             cutset.start(state, budget.seed).run(best.x, go_on)
     except KeyboardInterrupt:
         clock.stopped = "interrupt"

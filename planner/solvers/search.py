@@ -60,9 +60,8 @@ class Search:
         cost = self.cost(y)
         if cost >= self.high:
             return None, np.inf
-        for known in (self.own, self.best):
-            if cost < known.cost:
-                known.cost, known.x = cost, y
+        self.own.offer(y, cost)
+        self.best.offer(y, cost)
         return y, cost
 
     def fit(self, x: np.ndarray) -> bool:

@@ -66,8 +66,8 @@ class _Inbox:
             self.infeasible |= infeasible
             if end and x is not None:
                 ended.append(x)
-            if x is not None and cost < best.cost:
-                best.cost, best.x = cost, x.copy()
+            if x is not None:
+                best.offer(x.copy(), cost)
             if bound > best.bound:
                 best.bound = bound
                 if len(price):
