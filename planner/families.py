@@ -125,7 +125,7 @@ def restrict(space: Space, allowed: Mapping[int, tuple[Split, ...]]) -> Space | 
         if key not in cut:
             place = np.ix_(np.arange(link.forward_s.shape[0]) if rows is None else rows, np.arange(link.forward_s.shape[1]) if columns is None else columns)
             cut[key] = link.forward_s[place], link.backward_s[place]
-        links.append(Link(link.a, link.b, *cut[key], link.count, link.name))
+        links.append(Link(link.a, link.b, *cut[key], link.count, link.name, link.share if columns is None else link.share[columns]))
     return Space(space.base, space.pricer, variables, links, space.op_of, space.parts)
 
 

@@ -28,6 +28,8 @@ OWN = frozenset({"RoutedExperts"})
 PRICES, FIRST_PRICE, RISE, CLOSE = 8, 0.05, 4.0, 1e-3
 """Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the limit), by what it rises while nothing fits, and what gain is
 not worth another."""
+WIDEST = 2e6
+"""Entries of one table where elimination would need larger ones, and a bound of it is taken."""
 ROUNDING, STEP = 1e-11, 2.0
 """What a bound may be too high by: relatively, and in picoseconds (solvers call a gap below one unit closed)."""
 
@@ -141,6 +143,11 @@ class Relaxed:
         return part if part <= 1 else float(unequal(self.space))
 
     @property
+    def exact(self) -> bool:
+        """Whether what `least` found is of an exact elimination: tables were not too large."""
+        return all(isinstance(tree, Tree) for tree in self._trees.values())
+
+    @property
     def splits(self) -> dict[int, tuple[Split, ...]] | None:
         """Per class of nodes those that are looked at, None where all are."""
         if len(self.kept) == self._all[-1]:
@@ -186,15 +193,15 @@ class Relaxed:
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
         if np.minimum.reduceat(use, first).sum() > room:
             return np.inf
-        cost, tree, enough = _units(self._seconds(techniques), slow), self._compiled(techniques), enough_s * PICO / slow
+        cost, enough = _units(self._seconds(techniques), slow), enough_s * PICO / slow
         low = 0.0, free[0] * PICO / slow, free[1] - room  # price, height, slope
         high: tuple[float, float, float] | None = None
         best, price = low[1], self._price or low[1] * FIRST_PRICE / low[2]
         if np.isfinite(enough):
             price = max(price, (enough - low[1]) / low[2])
         for _ in range(PRICES):
-            value, choice, _ = tree.run(cost + price * use)
-            height, slope = value - price * room, float(use[first + choice].sum()) - room
+            value, used = self._priced(techniques, cost, use, price)
+            height, slope = value - price * room, used - room
             if height > best:
                 best, self._price = height, price
             if not height < enough or not slope:
@@ -207,6 +214,11 @@ class Relaxed:
             if not low[0] < price < high[0] or low[1] + low[2] * (price - low[0]) <= best * (1 + CLOSE):
                 break
         return self._proven(best * slow)
+
+    def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float) -> tuple[float, float]:
+        """What is least under a price of a byte, and the bytes of the choice."""
+        value, choice, _ = self._compiled(techniques).run(cost + price * use)
+        return value, float(use[self.offset[:-1] + choice].sum())
 
     def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
         """Bytes of a choice, its working set left out."""
@@ -262,7 +274,7 @@ class Relaxed:
         tree = compile_tree(model)
         if tree is not None:
             tree.scratch = self.scratch
-        return tree or MiniBuckets.of(model)
+        return tree or MiniBuckets.of(model, WIDEST)
 
 
 def _units(seconds: np.ndarray, slow: float) -> np.ndarray:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from math import prod
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class _Builder:
         self.op_of: dict[int, int] = {}
         self._kind_of: dict[int, Kind] = {}
         self._linked: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
+        self._shares: dict[int, np.ndarray] = {}
 
     def build(self) -> Space:
         for i in self.base.times:
@@ -134,7 +136,14 @@ class _Builder:
             self.variables[a].forward_s = self.variables[a].forward_s + share * np.diag(forward)
             self.variables[a].backward_s = self.variables[a].backward_s + share * np.diag(backward)
         else:
-            self.links.append(Link(a, b, forward, backward, wire.count * times, wire.name))
+            self.links.append(Link(a, b, forward, backward, wire.count * times, wire.name, self._share(target)))
+
+    def _share(self, row: Row) -> np.ndarray:
+        """The part of a tensor that a device has in each layout, padding aside. [options]"""
+        if id(row) not in self._shares:
+            pieces = [prod(self.pricer.sizes[a] for axes in self.atlas.layouts[n].dims for a in axes) for n in row.layouts]
+            self._shares[id(row)] = (1 / np.array(pieces, np.float64))[row.of]
+        return self._shares[id(row)]
 
     def _each(self, name: str) -> float:
         """What part of its forward conversions a tensor needs in every microbatch: all, or its share of one where microbatches do not differ in it."""

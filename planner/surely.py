@@ -3,55 +3,124 @@
 The search goes by the problem of plans that keep sums alone, as no other is solved: it never solves what it has no bytes for. What its bounds of such leaves say is
 therefore said of those plans, and what holds for all is worked out when it ends, for as few leaves as settle it.
 
-There what runs again is a decision too: a node of a block, or a hub on the way from it, has each option as often as there are answers to what spares it, and a pair of
-options is impossible where the conversion between them has no collective that would. Such a collective's result is kept: at least a device's even share, where no
-other bytes count it (planner.collected).
+There what runs again is a decision too: a node of a block, or a hub on the way from it, has each option twice, and a pair of options is impossible where the first is not
+run again though the conversion between them has no collective and what comes next runs again. Where a collective spares it, its result is kept: what the layout converted
+to leaves a device of it at least, less what other bytes count (planner.collected).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import replace
+from functools import cached_property
+from math import prod
 
 import numpy as np
 
 from planner.assemble import Techniques, dealt_parts, least_usage, link_scale
-from planner.kept import Step, charges, steps_of
+from planner.kept import Step, charges, followed, steps_of, without_hubs
 from planner.leaf import Leaf
 from planner.relax import Relaxed
 from planner.solvers.elimination import Tree
 from planner.solvers.minibucket import MiniBuckets
 from planner.solvers.model import Model
-
-RUNS, SPARES, SPARED = 0, 1, 2
-"""What an option says of running again: it does, its result's first conversion spares it, the next node of its way is spared."""
-
+from planner.variables import Link
 
 class Sparing(Relaxed):
-    """Bounds of the options that another looks at, all under recompute=block-keep."""
+    """Bounds of the options that another looks at, all under recompute=block-keep.
 
-    def __init__(self, relaxed: Relaxed) -> None:
+    narrow: nodes that are no products, and are spared by way of a hub, never run again and keep nothing: a lower bound with smaller tables.
+    """
+
+    def __init__(self, relaxed: Relaxed, narrow: bool = False) -> None:
         super().__init__(relaxed.space, relaxed.scratch)
         rows = np.split(relaxed.kept, relaxed.offset[1:-1])
         self._steps, self._charge_s = steps_of(self.space), charges(self.space)
-        self._states = [np.zeros(len(row), np.int64) for row in rows]
+        self._asked: list[tuple[Step, Step]] = []
+        """Of hubs of which nothing is said, that from there to a gradient that reads it, and that to there."""
+        if narrow:
+            every = self._steps
+            self._steps, left_out = without_hubs(self.space, every)
+            self._asked = [(on, to) for on in every for to in every if on.variable in left_out and on.after < 0 and to.after == on.variable and min(on.link, to.link) >= 0]
+            for k in left_out:
+                self._charge_s[self._all[k] : self._all[k + 1]] = 0.0
+        self._spared = [np.zeros(len(row), bool) for row in rows]
         for step in self._steps:
-            k, states = step.variable, (RUNS, SPARES) if step.after < 0 else (RUNS, SPARES, SPARED)
-            self._states[k], rows[k] = np.repeat(states, len(rows[k])), np.tile(rows[k], len(states))
+            k = step.variable
+            self._spared[k], rows[k] = np.repeat((False, True), len(rows[k])), np.tile(rows[k], 2)
         self.kept, self.offset = np.concatenate(rows), np.concatenate(([0], np.cumsum([len(row) for row in rows])))
         self._rows = [row - first for row, first in zip(rows, self._all.tolist(), strict=False)]
+
+    def _keep(self, near: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        left = np.split(near, self.offset[1:-1])
+        self._rows, self._spared = ([part[at] for part, at in zip(parts, left, strict=True)] for parts in (self._rows, self._spared))
+        self.__dict__.pop("_kept", None)
+        return super()._keep(near, cost)
 
     def _seconds(self, techniques: Techniques) -> np.ndarray:
         each = self.space.parts * dealt_parts(self.space, techniques)[0] * [v.count for v in self.space.variables]
         again = np.repeat(each, np.diff(self.offset)) * self._charge_s[self.kept]
-        return super()._seconds(replace(techniques, recompute="none")) + np.where(np.concatenate(self._states) == RUNS, again, 0.0)
+        return super()._seconds(replace(techniques, recompute="none")) + np.where(np.concatenate(self._spared), 0.0, again)
 
     def _bytes(self, techniques: Techniques) -> np.ndarray:
-        each = self.space.parts / techniques.microbatches * dealt_parts(self.space, techniques)[1]
-        more = np.zeros(len(self._rows))
-        more[[step.variable for step in self._steps]] = [step.bytes for step in self._steps]
-        return super()._bytes(techniques) + np.where(np.concatenate(self._states) == SPARES, np.repeat(each * more, np.diff(self.offset)), 0.0)
+        """What no pair of options tells: sums of variables that no step follows, and the least that a layout can leave where no link says what it is."""
+        found, each = super()._bytes(techniques), self._each(techniques)
+        sums = found - super()._bytes(replace(techniques, recompute="block"))
+        for k in followed(self.space):
+            found[self.offset[k] : self.offset[k + 1]] -= sums[self.offset[k] : self.offset[k + 1]]
+        for step in (one for one in self._steps if one.link < 0 and one.after < 0):
+            k, more = step.variable, max(0.0, step.bytes / prod(self.space.pricer.sizes.values()) - step.counted)
+            found[self.offset[k] : self.offset[k + 1]] += np.where(self._spared[k], each[k] * more, 0.0)
+        return found
+
+    def _each(self, techniques: Techniques) -> np.ndarray:
+        """Per variable how many of a microbatch of the graph a device holds results of, of all its nodes. [variables]"""
+        found: np.ndarray = self.space.parts / techniques.microbatches * dealt_parts(self.space, techniques)[1]
+        return found
+
+    @cached_property
+    def _kept(self) -> list[tuple[int, tuple[int, int], np.ndarray]]:
+        """(variable, pair, bytes) of what is kept where a conversion has a collective: its reader asks for it unless it is spared itself. [options of one, of the other]"""
+        found = []
+        for step in (one for one in self._steps if one.link >= 0):
+            link = self.space.links[step.link]
+            kept = np.maximum(0.0, step.bytes * link.share[self._rows[link.b]] - step.counted)
+            found.append((step.variable, *_ordered(link.a, link.b, np.where(self._converts(link) & ~self._beyond(step), kept, 0.0))))
+        for on, to in self._asked:
+            # The last collective's result is kept. That of the way to the hub is one where none is on the way from it: it counts as no more than what else there may be.
+            first, then = self.space.links[to.link], self.space.links[on.link]
+            here, there, further = first.share[self._rows[first.b]], then.share[self._rows[then.b]], self._converts(then)
+            least = np.minimum(here, np.where(further, there, np.inf).min(axis=1))
+            found.append((to.variable, *_ordered(first.a, first.b, np.where(self._converts(first), to.bytes * least, 0.0))))
+            found.append((on.variable, *_ordered(then.a, then.b, np.where(further, on.bytes * np.maximum(0.0, there - least[:, None]), 0.0))))
+        return found
+
+    def _beyond(self, step: Step) -> np.ndarray:
+        """Which options of the second variable of a step's link say that it is spared, and so asks for nothing. [its options]"""
+        k = self.space.links[step.link].b
+        return self._spared[k] if step.after >= 0 else np.zeros(len(self._rows[k]), bool)
+
+    def _converts(self, link: Link) -> np.ndarray:
+        """Which of a link's pairs of options have a conversion that takes time forward."""
+        found: np.ndarray = link.forward_s[np.ix_(self._rows[link.a], self._rows[link.b])] > 0
+        return found
+
+    def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float) -> tuple[float, float]:
+        tree, each = self._compiled(techniques), self._each(techniques)
+        pairs = dict(tree.model.pairs)
+        for variable, pair, kept in self._kept:
+            pairs[pair] = pairs[pair] + price * each[variable] * kept
+        value, choice, _ = tree.with_pairs(pairs).run(cost + price * use)
+        return value, float(use[self.offset[:-1] + choice].sum()) + self._held(each, choice)
+
+    def _held(self, each: np.ndarray, choice: np.ndarray) -> float:
+        """Bytes of what is kept by pairs of options."""
+        return sum(each[variable] * float(kept[choice[u], choice[v]]) for variable, (u, v), kept in self._kept)
+
+    def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
+        return super().usage(techniques, choice) + self._held(self._each(techniques), choice)
 
     def _compiled(self, techniques: Techniques, *, ends: bool = True) -> Tree | MiniBuckets:
         key = False, ends
@@ -68,11 +137,14 @@ class Sparing(Relaxed):
         if step.link < 0:
             return
         link = self.space.links[step.link]
-        state, converts = self._states[link.a][:, None], link.forward_s[np.ix_(self._rows[link.a], self._rows[link.b])] > 0
-        never = (state == SPARES) & ~converts | (state == SPARED) & (self._states[link.b] == RUNS)
-        more = np.where(never, np.inf, 0.0)
-        pair, more = ((link.a, link.b), more) if link.a < link.b else ((link.b, link.a), more.T)
+        more = np.where(self._spared[link.a][:, None] & ~self._converts(link) & ~self._beyond(step), np.inf, 0.0)
+        pair, more = _ordered(link.a, link.b, more)
         pairs[pair] = pairs[pair] + more
+
+
+def _ordered(a: int, b: int, table: np.ndarray) -> tuple[tuple[int, int], np.ndarray]:
+    """A pair of variables as models have it, and its table."""
+    return ((a, b), table) if a < b else ((b, a), table.T)
 
 
 def freely(sparing: Sparing, techniques: Techniques) -> tuple[float, float]:
@@ -87,26 +159,43 @@ def least_surely(leaves: Iterable[tuple[float, Leaf, Relaxed]], limit_bytes: flo
     known = [(least, leaf, relaxed) for least, leaf, relaxed in leaves if least < bound]
     heap = [(least, k) for k, (least, _, _) in enumerate(known)]
     heapq.heapify(heap)
-    sparing, quick, free, raised = dict[int, Sparing](), set[int](), dict[int, tuple[float, float]](), set[int]()
+    sparing, quick, free, raised = dict[int, Sparing | None](), set[int](), dict[int, tuple[float, float]](), set[int]()
     while heap and heap[0][0] < bound:
         least, k = heapq.heappop(heap)
         _, leaf, relaxed = known[k]
         if k in raised:
             return least
+        if leaf.mesh not in sparing:
+            if least_usage(relaxed.space, leaf.techniques, uncut=True) > limit_bytes:
+                continue
+            sparing[leaf.mesh] = near(relaxed, sorted({one.techniques.zero for _, one, _ in known if one.mesh == leaf.mesh}), bound)
+        if (spared := sparing[leaf.mesh]) is None:
+            continue
         if k in free:
             raised.add(k)
             if free[k][1] > limit_bytes:
-                least = max(least, sparing[leaf.mesh].limited(leaf.techniques, limit_bytes, free[k], bound))
+                least = max(least, spared.limited(leaf.techniques, limit_bytes, free[k], bound))
         elif k in quick:
-            free[k] = freely(sparing[leaf.mesh], leaf.techniques)
+            free[k] = freely(spared, leaf.techniques)
             least = max(least, free[k][0])
         elif least_usage(relaxed.space, leaf.techniques, uncut=True) > limit_bytes:
             continue
         else:
             quick.add(k)
-            if leaf.mesh not in sparing:
-                sparing[leaf.mesh] = Sparing(relaxed)
-                sparing[leaf.mesh].least(sorted({one.techniques.zero for _, one, _ in known if one.mesh == leaf.mesh}))
-            least = max(least, sparing[leaf.mesh].quick(leaf.techniques, leaf.micro))
+            least = max(least, spared.quick(leaf.techniques, leaf.micro))
         heapq.heappush(heap, (least, k))
     return bound
+
+
+def near(relaxed: Relaxed, levels: list[int], below_s: float) -> Sparing | None:
+    """The bounds of those options alone that plans below so many seconds may have; None where there is no such plan."""
+    fewer = copy(relaxed)  # whose options the search goes on with
+    if fewer.least(levels, below_s) >= below_s:
+        return None
+    for narrow in (False, True):
+        found = Sparing(fewer, narrow)
+        if found.least(levels, below_s) >= below_s:
+            return None
+        if found.exact:
+            break
+    return found

@@ -49,7 +49,8 @@ class Variable:
 
 @dataclass
 class Link:
-    """Conversion seconds between two variables: tables [options of a, options of b], times `count`. name: the first of the tensors that are converted."""
+    """Conversion seconds between two variables: tables [options of a, options of b], times `count`. name: the first of the tensors that are converted; share: the
+    part of one that a device has at least in the layout of each option of b."""
 
     a: int
     b: int
@@ -57,6 +58,7 @@ class Link:
     backward_s: np.ndarray
     count: int
     name: str
+    share: np.ndarray
 
 
 @dataclass

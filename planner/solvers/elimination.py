@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -169,6 +169,12 @@ class Tree:
                 table += value - table.min()
             least[offset[v] : offset[v + 1]] = table.reshape(len(table), -1).min(axis=1)
         return value, least
+
+    def with_pairs(self, pairs: dict[tuple[int, int], np.ndarray]) -> Tree:
+        """The same elimination with other tables of the same pairs."""
+        found = tree_of(replace(self.model, pairs=pairs), self.order, [self.scope[v] for v in self.order], self.entries, self.integer)
+        found.scratch = self.scratch
+        return found
 
     def decode(self, tables: list[np.ndarray]) -> np.ndarray:
         """The choice that reads each table's first minimum, last eliminated node first. [nodes]"""

@@ -8,7 +8,7 @@ the groups and polished. `MiniBuckets.run` has the face of `Tree.run`, so that m
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,6 +73,10 @@ class MiniBuckets:
                 total += table[(slice(None), *[x[u] for u in scope[1:]])]
             x[v] = total.argmin()
         return value, x, []
+
+    def with_pairs(self, pairs: dict[tuple[int, int], np.ndarray]) -> MiniBuckets:
+        """The same elimination with other tables of the same pairs."""
+        return replace(self, model=replace(self.model, pairs=pairs))
 
     def _split(self, v: int, functions: list[Function]) -> list[Function]:
         """Greedy groups, largest scope first; each joined into one table whose first axis is v."""
