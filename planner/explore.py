@@ -346,8 +346,9 @@ class Explorer:
         if solved.status == "infeasible":
             return None
         if solved.bound is not None:
-            leaf.bound = max(leaf.bound, search.proven(problem, solved, self.unit_s))
-            self._known.append((leaf.mesh, leaf.level, leaf.recompute, leaf.micro, leaf.virtual, leaf.bound))
+            unlimited = search.proven(problem, solved, self.unit_s)  # a bound under the memory limit says nothing of leaves that need less memory
+            self._known.append((leaf.mesh, leaf.level, leaf.recompute, leaf.micro, leaf.virtual, unlimited))
+            leaf.bound = max(leaf.bound, unlimited)
         bound = leaf.bound
         if not solved.choice:
             return bound

@@ -89,12 +89,11 @@ class Sparing(Relaxed):
             kept = np.maximum(0.0, step.bytes * link.share[self._rows[link.b]] - step.counted)
             found.append((step.variable, *_ordered(link.a, link.b, np.where(self._converts(link) & ~self._beyond(step), kept, 0.0))))
         for on, to in self._asked:
-            # The last collective's result is kept. That of the way to the hub is one where none is on the way from it: it counts as no more than what else there may be.
+            # The last collective's result is kept, that of the way to the hub where none is on the way from it: what else there is counts instead, be it less.
             first, then = self.space.links[to.link], self.space.links[on.link]
-            here, there, further = first.share[self._rows[first.b]], then.share[self._rows[then.b]], self._converts(then)
-            least = np.minimum(here, np.where(further, there, np.inf).min(axis=1))
-            found.append((to.variable, *_ordered(first.a, first.b, np.where(self._converts(first), to.bytes * least, 0.0))))
-            found.append((on.variable, *_ordered(then.a, then.b, np.where(further, on.bytes * np.maximum(0.0, there - least[:, None]), 0.0))))
+            here, there = first.share[self._rows[first.b]], then.share[self._rows[then.b]]
+            found.append((to.variable, *_ordered(first.a, first.b, np.where(self._converts(first), to.bytes * here, 0.0))))
+            found.append((on.variable, *_ordered(then.a, then.b, np.where(self._converts(then), on.bytes * (there - here[:, None]), 0.0))))
         return found
 
     def _beyond(self, step: Step) -> np.ndarray:
