@@ -98,8 +98,8 @@ def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> 
     flat, pieces = _flat(space), techniques.microbatches / space.parts if uncut else 1.0
     if unequal(space):
         return 0.0
-    end = flat.least_end / pieces - (flat.most_late if techniques.zero < 3 else 0.0)
-    return max(flat.least_work / pieces, end)
+    work, end = flat.least[_bare(space, techniques)]
+    return max(work / pieces, end / pieces - (flat.most_late if techniques.zero < 3 else 0.0))
 
 
 def uncut_up_to(space: Space) -> float:
@@ -302,10 +302,10 @@ class _Flat:
     held: dict[int, np.ndarray]  # level -> bytes of the sums over microbatches
     tail: np.ndarray  # activations kept by nodes after the repeated blocks
     late: np.ndarray  # gradients of repeated blocks
-    work: np.ndarray  # working set of one node
+    work: dict[bool, np.ndarray]  # working set of one node, where weights are gathered (True) without them
     after: np.ndarray  # whether that is after the repeated blocks
-    least_work: float  # the largest of the operators' smallest working sets, those after the repeated blocks aside
-    least_end: float  # the least that is alive only at the end of the forward pass
+    least: dict[bool, tuple[float, float]]  # as `work`: the largest of the operators' smallest, those after the repeated blocks aside; the least that is alive only at
+    # the end of the forward pass
     most_late: float
     weights: _Weights | None
     """Of a graph without repeated blocks, whose memory is that of planner.moments."""
@@ -347,27 +347,34 @@ def _flat(space: Space) -> _Flat:
         repeated = np.repeat([v.kind == "op" and v.node in space.base.replayed for v in every], sizes)
         forward = row("forward_s")
         space.memo["flat"] = _Flat(
-            first=np.concatenate([[0], np.cumsum(sizes)[:-1]]), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),
+            first=(first := np.concatenate([[0], np.cumsum(sizes)[:-1]])), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),
             again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0), each=rows("each_s"), sums=rows("sum_s"), reduce=rows("reduce_s"),
             state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), collected=row("collected_bytes"),
             inner=row("inner_bytes"), pieces=(pieces := row("pieces")), least_pieces=float(pieces.min(initial=np.inf)),
             held={z: count * x for z, x in rows("held_bytes").items()}, tail=row("tail_bytes"), late=count * row("late_bytes"),
-            work=row("work_bytes"), after=np.repeat([v.node in space.base.tail for v in every], sizes),
-            least_work=_least_work(space),
-            least_end=sum(float(v.tail_bytes.min()) for v in every) + max((float(v.work_bytes.min()) for v in every if v.node in space.base.tail), default=0.0),
+            work=(work := {False: row("work_bytes"), True: row("bare_bytes")}), after=np.repeat([v.node in space.base.tail for v in every], sizes),
+            least={bare: _least_work(space, np.minimum.reduceat(each, first)) for bare, each in work.items()},
             most_late=sum(v.count * float(v.late_bytes.max()) for v in every), weights=_weights(space),
         )  # fmt: skip
     found: _Flat = space.memo["flat"]
     return found
 
 
-def _least_work(space: Space) -> float:
-    """The largest of the operators' smallest working sets before the tail; of a program without a loop, what is left of it above all that is kept."""
-    ops = [v for v in space.variables if v.node not in space.base.tail]
+def _least_work(space: Space, least: np.ndarray) -> tuple[float, float]:
+    """The largest of the operators' smallest working sets before the tail (of a program without a loop, what is left of it above all that is kept), and what is alive
+    only at the end of the forward pass. least: of each variable's options. [variables]"""
+    tail = space.base.tail
+    end = sum(float(v.tail_bytes.min()) for v in space.variables) + max((float(x) for v, x in zip(space.variables, least, strict=True) if v.node in tail), default=0.0)
+    before = [(v, x) for v, x in zip(space.variables, least, strict=True) if v.node not in tail]
     if space.base.written_out:
-        ops = [v for v in ops if v.kind == "op"]
-        return work_above_kept(np.array([v.work_bytes.min() for v in ops]), np.array([v.kept_bytes.max() for v in ops]))
-    return max((float(v.work_bytes.min()) for v in ops), default=0.0)
+        ops = [(v, x) for v, x in before if v.kind == "op"]
+        return work_above_kept(np.array([x for _, x in ops]), np.array([v.kept_bytes.max() for v, _ in ops])), end
+    return max((float(x) for _, x in before), default=0.0), end
+
+
+def _bare(space: Space, techniques: Techniques) -> bool:
+    """Whether working sets are without weights: what is gathered of a block is counted with its state (planner.weight_costs)."""
+    return techniques.zero == 3 and not space.base.written_out
 
 
 def _walked(space: Space, techniques: Techniques, choice: np.ndarray, pieces: float, weights: _Weights) -> float:
@@ -387,10 +394,10 @@ def usage_of(space: Space, techniques: Techniques, choice: Sequence[int] | np.nd
     flat, pieces = _flat(space), techniques.microbatches / space.parts if uncut else 1.0
     at = flat.first + np.asarray(choice, np.int64)
     if unequal(space):
-        return float(bytes_of(space, techniques, uncut)[at].sum()), float(flat.work[at].max(initial=0.0)) / pieces
+        return float(bytes_of(space, techniques, uncut)[at].sum()), float(flat.work[_bare(space, techniques)][at].max(initial=0.0)) / pieces
     if flat.weights is not None:
         return float(bytes_of(space, techniques, uncut)[at].sum()), _walked(space, techniques, np.asarray(choice, np.int64), pieces, flat.weights)
-    dealt, work, after = _dealt(space, techniques), flat.work[at], flat.after[at]
+    dealt, work, after = _dealt(space, techniques), flat.work[_bare(space, techniques)][at], flat.after[at]
     late = float((flat.late[at] * (dealt.share[at] if dealt is not None else 1.0)).sum()) if techniques.zero < 3 else 0.0
     end = (float(flat.tail[at].sum()) + float(work[after].max(initial=0.0))) / pieces - late
     return float(bytes_of(space, techniques, uncut)[at].sum()), max(float(work[~after].max(initial=0.0)) / pieces, end)

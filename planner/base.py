@@ -260,6 +260,14 @@ class Base:
         return stacks(self.graph, self.runs)
 
     @cached_property
+    def heaviest(self) -> int:
+        """First node of the run whose repeats have the largest weights; -2 without any."""
+        found = dict[int, float]()
+        for name, (first, repeats) in self.stacks.items():
+            found[first] = found.get(first, 0.0) + self.graph.tensors[name].elements / repeats
+        return max(found, key=lambda first: found[first], default=-2)
+
+    @cached_property
     def reduced(self) -> Mapping[tuple[tuple[int, ...], int], int]:
         """(shape, repeats of a block whose weights are one array) -> how many trained weights are so."""
         return Counter((self.graph.tensors[n].shape, self.stacks.get(n, (0, 1))[1]) for n in self.graph.weights if n in self.grad)

@@ -136,5 +136,5 @@ def _pick(v: Variable, at: np.ndarray) -> Variable:
         state_bytes={z: c[at] for z, c in v.state_bytes.items()}, kept_bytes=v.kept_bytes[at],
         again_bytes=v.again_bytes[at], collected_bytes=v.collected_bytes[at], inner_bytes=v.inner_bytes[at], pieces=v.pieces[at], work_bytes=v.work_bytes[at],
         held_bytes={z: c[at] for z, c in v.held_bytes.items()}, tail_bytes=v.tail_bytes[at], late_bytes=v.late_bytes[at], moment_bytes=v.moment_bytes[at],
-        room_bytes={z: c[at] for z, c in v.room_bytes.items()},
+        room_bytes={z: c[at] for z, c in v.room_bytes.items()}, bare_bytes=v.bare_bytes[at],
     )  # fmt: skip

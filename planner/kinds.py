@@ -82,7 +82,7 @@ class Kinds:
         if results:  # what is read of partial results is their sum over devices, which is kept: nothing asks for the terms again
             spared = np.where(np.logical_and.reduce(partial), forward, spared)
         kept, again, inner, tail, given = self._kept(i, splits, size, slack)
-        work = slack * working_of(base, i, cuts, size.read - size.weights, size.made, size.weights, self.pricer)
+        work, bare = (slack * working_of(base, i, cuts, size.read - size.weights, size.made, weights, self.pricer) for weights in (size.weights, 0 * size.weights))
         cells, late = self._own_weights(i, needs, len(splits))
         collected = nothing
         if results and (most := base.collected_bytes(i, self.pricer.itemsize)):
@@ -93,7 +93,7 @@ class Kinds:
             moment = np.stack([given, kept - given, made_grad * slack, (size.read - size.weights + size.made) * slack if puts_off(base, i) else nothing], 1)
         reduce, each, sums, state, held, room = by_level(cells) if cells is not None else no_weights(len(splits))
         v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, sums, state, kept, again, collected, inner,
-                     _pieces(rule, cuts, base.batch_factors[i]), work, held, tail, late, moment, room)  # fmt: skip
+                     _pieces(rule, cuts, base.batch_factors[i]), work, held, tail, late, moment, room, bare)  # fmt: skip
         return Kind(v, needs, results)
 
     def _candidates(self, rule: Rule) -> tuple[Split, ...]:

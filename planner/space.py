@@ -98,7 +98,7 @@ class _Builder:
         inner = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), source.layouts, made.layouts, name in self.base.grad)
         v.forward_s, v.backward_s = inner[0][source.of, made.of] * self._each(name), inner[1][source.of, made.of]
         v.spared_s = v.forward_s
-        v.kept_bytes, v.again_bytes, v.collected_bytes, v.inner_bytes, v.work_bytes, v.tail_bytes, v.late_bytes = np.zeros((7, len(options)))
+        v.kept_bytes, v.again_bytes, v.collected_bytes, v.inner_bytes, v.work_bytes, v.bare_bytes, v.tail_bytes, v.late_bytes = np.zeros((8, len(options)))
         v.pieces = np.full(len(options), np.inf)
         found = no_weights(len(options))
         if weight:

@@ -28,6 +28,7 @@ from planner.solvers.minibucket import MiniBuckets
 from planner.solvers.model import Model
 from planner.variables import Link
 
+
 class Sparing(Relaxed):
     """Bounds of the options that another looks at, all under recompute=block-keep.
 

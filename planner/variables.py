@@ -44,6 +44,7 @@ class Variable:
     late_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # gradients of one node of a repeated block: not there before its backward pass
     moment_bytes: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))  # [options, 4] as in planner.moments: kept inputs of the graph, kept results, made, waits
     room_bytes: dict[int, np.ndarray] = field(default_factory=dict)  # zero level -> [options, 2] the whole gradient of its weights, and the piece left of it
+    bare_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # work_bytes where weights are gathered, which state_bytes has of a block
     flops: float = 0.0
 
 

@@ -35,14 +35,15 @@ class WeightCosts:
         of the whole gradient and of the piece left of it, of one weight needed in each layout (numbers of the atlas), per optimizer level. State has a gradient where there
         is a loop over blocks (planner.evaluate).
 
-        twice: the backward pass reads the weight too, so that level 3 gathers it again.
+        twice: the backward pass reads the weight too, so that level 3 gathers it again. What it gathers of the heaviest run's repeats is part of the state.
         """
         t, stacked, waits = self.graph.tensors[name], self._stacked(name), self.waits(name)
-        key = "weight", t.shape, t.dtype, name in self.base.grad, self.zero_axes, twice, self.base.written_out, stacked, waits
+        beside = 3 * (1 + self.pricer.runtime.memory_slack) / stacked if self.base.stacks.get(name, (-1, 1))[0] == self.base.heaviest else 0.0
+        key = "weight", t.shape, t.dtype, name in self.base.grad, self.zero_axes, twice, self.base.written_out, stacked, waits, beside
         known: dict[int, np.ndarray] = self.pricer.memo.setdefault(key, {})
         for n in layouts:
             if n not in known:
-                known[n] = self._costs(name, n, twice, stacked, waits)
+                known[n] = self._costs(name, n, twice, stacked, waits, beside)
         return np.array([known[n] for n in layouts])
 
     def waits(self, name: str) -> bool:
@@ -58,7 +59,7 @@ class WeightCosts:
         dealt = self.base.dealt
         return -(-repeats // self.pricer.mesh.stages) if dealt is not None and dealt[0][0] == first else repeats
 
-    def _costs(self, name: str, layout: int, twice: bool, stacked: int, waits: bool) -> np.ndarray:
+    def _costs(self, name: str, layout: int, twice: bool, stacked: int, waits: bool, beside: float) -> np.ndarray:
         recipe, price, t, need = self.pricer.recipe, self.pricer, self.graph.tensors[name], self.pricer.atlas.layouts[layout]
         local = float(prod(local_shape(t.shape, need, self.sizes)))
         if name not in self.base.grad:
@@ -88,7 +89,8 @@ class WeightCosts:
         for level in dict.fromkeys(levels):
             own, once = (piece, reduced) if level else (local, step(local, need.fan))
             scatter, collect = moves[level < 3] if level else (0.0, 0.0)
-            state = (own if level == 3 else local) * made + own * resident
+            # Level 3 gathers the weights of two repeats at a time, and has a gradient of one before it is scattered.
+            state = (own * made + beside * local * recipe.parameter_bytes if level == 3 else local * made) + own * resident
             once = once + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
             added = (own if level >= 2 else local) * recipe.gradient_bytes
             each = (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else 0.0)

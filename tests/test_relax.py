@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from planner.relax import Relaxed
 from planner.search import Search
 from planner.solvers.dp import solve
 from planner.solvers.elimination import Tree
-from planner.solvers.minibucket import MiniBuckets
 
 
 @pytest.mark.parametrize(("source", "devices", "batch"), [("zoo:llama3-8b,layers=2", 16, 64), ("zoo:resnet18", 8, 64), ("zoo:bert-tiny", 6, 24)])
@@ -138,6 +136,6 @@ def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.Monkey
     assert space is not None
     exact = Relaxed(space).free(Techniques(), 1)
     monkeypatch.setattr("planner.relax.compile_tree", lambda model: None)
-    monkeypatch.setattr("planner.solvers.minibucket.MiniBuckets.of", partial(MiniBuckets.of, limit=64))
+    monkeypatch.setattr("planner.relax.WIDEST", 64)
     found = Relaxed(space).free(Techniques(), 1)
     assert exact is not None and found is not None and 0.2 * exact[1] < found[1] < exact[1]
