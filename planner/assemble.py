@@ -48,12 +48,13 @@ class Techniques:
         return cls(plan.zero, plan.recompute, plan.microbatches, plan.schedule, plan.virtual)
 
 
-def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *, uncut: bool = False, unit_s: float = 1 / PICO) -> Problem:
+def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *, uncut: bool = False, unit_s: float = 1 / PICO, moments: bool = False) -> Problem:
     """The problem in integers: `unit_s` (picoseconds) and bytes; impossible conversions are FORBIDDEN.
 
     uncut: the space is that of the whole batch, or of larger microbatches (`Space.parts` of them, a divisor of their number). A microbatch takes at least its
     share of a larger one's time and of the activations kept (kernels and collectives lose efficiency as they shrink, padding grows), so this problem's
     optimum is a lower bound of the real one's.
+    moments: the limit is of every operator's working set beside what is kept, each at a time of its own, not of what is kept alone (where `has_moments`).
     Under recompute=block-keep nodes are charged as if sums were all that is kept, as the problem knows no bytes of other results: plans that keep some are priced below
     their cost here, and bounded in planner.surely.
     """
@@ -73,12 +74,38 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *,
         edges.append((link.a, link.b))
         table_of.append(index[key])
     n = len(cost)
+    working = _working(space, techniques) if moments else []
+    spans = [*[(0, max((at + 1 for at, _, _ in working), default=1))] * n, *((at, at + 1) for at, _, _ in working)]
     return Problem(
         cost=tuple(cost), edges=np.array(edges, np.int64).reshape(-1, 2), edge_table=np.array(table_of, np.int64), tables=tuple(tables),
-        live_node=np.arange(n), live_span=np.tile(np.array([[0, 1]]), (n, 1)), live_usage=tuple(usage),
+        live_node=np.array([*range(n), *(k for _, k, _ in working)]), live_span=np.array(spans, np.int64).reshape(-1, 2),
+        live_usage=(*usage, *(np.rint(each).astype(np.int64) for _, _, each in working)),
         usage_limit=None if limit_bytes is None else int(limit_bytes), names=tuple(v.name for v in space.variables),
         axis_choice=axis_choices(space), axis_size=tuple(space.pricer.sizes.values()), weight=np.array([v.flops for v in space.variables]),
     )  # fmt: skip
+
+
+def has_moments(space: Space) -> bool:
+    """Whether working sets are told apart by the operators that have them."""
+    return not unequal(space) and not space.base.written_out
+
+
+def _working(space: Space, techniques: Techniques) -> list[tuple[int, int, np.ndarray]]:
+    """(time, variable, bytes of each option) of what lives only for a while: an operator's working set, one after the other, as far as it may be the largest; after
+    the repeated blocks with all that operators there keep, where there are no gradients yet to come that count less (`usage_of`)."""
+    flat, found = _flat(space), list[tuple[int, int, np.ndarray]]()
+    work, tail = (np.split(each, flat.first[1:]) for each in (flat.work[_bare(space, techniques)], flat.tail))
+    late = flat.after[flat.first]
+    least = max((float(each.min()) for each, after in zip(work, late, strict=True) if not after), default=0.0)
+    for k, each in enumerate(work):
+        if not late[k] and each.max() >= least > 0:
+            found.append((len(found), k, each))
+    time = len(found)
+    for k in np.flatnonzero(late).tolist() if techniques.zero == 3 else ():
+        found += [(time, j, kept) for j, kept in enumerate(tail) if kept.any()]
+        found.append((time, k, work[k]))
+        time += 1
+    return found
 
 
 def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> float:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.assemble import PICO, Techniques, assemble, least_usage, least_working, uncut_up_to, usage_of
+from planner.assemble import PICO, Techniques, assemble, has_moments, least_usage, least_working, uncut_up_to, usage_of
 from planner.leaf import FITTING, FREE, LEVEL_ORDER, MESH, PRICED, UNSEEN, Asked, Leaf
 from planner.offered import CHUNKS
 from planner.pipeline import MOST_LEVEL
@@ -51,7 +51,7 @@ WIDE_GAP, LONG_PATIENCE = 0.1, 128
 """The same while the plan is further than this from the bound: large models whose memory binds meet many leaves that cannot be made to fit first."""
 ROUNDS = 3
 """Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
-DEEPER, POOL = 200, 2_000_000_000
+DEEPER, POOL = 200, 1_000_000_000
 """A leaf whose solve the work limit cut is solved again with so many times the work, least bounds first, until a family has spent so many units on that."""
 
 
@@ -355,17 +355,18 @@ class Explorer:
         verdict = evaluate(problem, solved.choice)
         if verdict.cost * self.unit_s >= worth:
             return bound
-        most = limit - least_working(space, leaf.techniques)
-        room = most
+        room = most = limit - least_working(space, leaf.techniques)
+        moments = False  # the limit is first that of what is kept beside the least that any operator needs
         for turn in range(ROUNDS + 1):
             if turn or verdict.peak_usage > most:
                 if room <= 0:
                     return bound
-                bounded = assemble(space, leaf.techniques, room, unit_s=self.unit_s)
+                bounded = assemble(space, leaf.techniques, room, unit_s=self.unit_s, moments=moments)
                 solved = asked.solve(bounded)
-                if room == most and solved.status == "infeasible":
+                whole = room == (limit if moments else most)
+                if whole and solved.status == "infeasible":
                     return None
-                if room == most and solved.bound is not None:
+                if whole and solved.bound is not None:
                     bound = max(bound, search.proven(bounded, solved, self.unit_s))
                 if not solved.choice:
                     return bound
@@ -374,6 +375,9 @@ class Explorer:
                     return bound
             # The working set is known before the whole plan is priced.
             excess = sum(usage_of(space, leaf.techniques, solved.choice)) - limit
+            if excess > 0 and not moments and has_moments(space):
+                room, moments = limit, True
+                continue
             if excess <= 0:
                 candidate = search.price(space, self.meshes[leaf.mesh], leaf.techniques, solved, self.label, self.unit_s, self._copies)
                 if candidate is None or self._take(candidate):

@@ -93,7 +93,7 @@ class Sparing(Relaxed):
             # The last collective's result is kept, that of the way to the hub where none is on the way from it: what else there is counts instead, be it less.
             first, then = self.space.links[to.link], self.space.links[on.link]
             here, there = first.share[self._rows[first.b]], then.share[self._rows[then.b]]
-            found.append((to.variable, *_ordered(first.a, first.b, np.where(self._converts(first), to.bytes * here, 0.0))))
+            found.append((on.variable, *_ordered(first.a, first.b, np.where(self._converts(first), on.bytes * here, 0.0))))
             found.append((on.variable, *_ordered(then.a, then.b, np.where(self._converts(then), on.bytes * (there - here[:, None]), 0.0))))
         return found
 
