@@ -1,7 +1,8 @@
 """What whole searches prove: python -m benchmarks.gaps [--quick] [--save FILE].
 
-Each row is the search of one zoo model on so many H100 (80 GB, nodes of 8), as `plan` runs it, most of them where memory binds: seconds of the step it found, its bound,
-the gap between them, plans priced, and CPU seconds of the search alone. A gap is what is not proven: a better plan may be there or not. Exit status 1 where a bound is above a plan.
+Each row is the search of one zoo model on so many H100 (80 GB, nodes of 8), as `plan` runs it, most of them where memory binds: seconds of the step it found,
+its bound, the gap between them, plans priced, and CPU seconds of the search alone. A gap is what is not proven: a better plan may be there or not. Exit status 1
+where a bound is above a plan.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ import numpy as np
 from planner.axis_choices import axis_choices
 from planner.emit.replay import reads
 from planner.flow import Plan
-from planner.moments import Operators, Readers, gradient_room, readers, walk, work_above_kept
+from planner.moments import Operators, gradient_room, walk
+from planner.option_costs import Weights, costs_of
 from planner.pipeline import Passing, Pipeline
 from planner.problem import FORBIDDEN, Problem
 from planner.space import Space, Variable
@@ -58,7 +59,7 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *,
     Under recompute=block-keep nodes are charged as if sums were all that is kept, as the problem knows no bytes of other results: plans that keep some are priced below
     their cost here, and bounded in planner.surely.
     """
-    ends = _flat(space).first[1:]
+    ends = costs_of(space).first[1:]
     cost = np.split(_whole(seconds_of(space, techniques, uncut) / unit_s), ends)
     usage = np.split(np.rint(bytes_of(space, techniques, uncut)).astype(np.int64), ends)
     share, scale = space.parts if uncut else techniques.microbatches, link_scale(space, techniques)
@@ -93,12 +94,12 @@ def has_moments(space: Space) -> bool:
 def _working(space: Space, techniques: Techniques) -> list[tuple[int, int, np.ndarray]]:
     """(time, variable, bytes of each option) of what lives only for a while: an operator's working set, one after the other, as far as it may be the largest; after
     the repeated blocks with all that operators there keep, where there are no gradients yet to come that count less (`usage_of`)."""
-    flat, found = _flat(space), list[tuple[int, int, np.ndarray]]()
+    flat, found = costs_of(space), list[tuple[int, int, np.ndarray]]()
     work, tail = (np.split(each, flat.first[1:]) for each in (flat.work[_bare(space, techniques)], flat.tail))
     late = flat.after[flat.first]
     least = max((float(each.min()) for each, after in zip(work, late, strict=True) if not after), default=0.0)
     for k, each in enumerate(work):
-        if not late[k] and each.max() >= least > 0:
+        if not late[k] and each.max() >= max(least, 1):
             found.append((len(found), k, each))
     time = len(found)
     for k in np.flatnonzero(late).tolist() if techniques.zero == 3 else ():
@@ -113,7 +114,7 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
 
     uncut: as in `assemble`.
     """
-    flat = _flat(space)
+    flat = costs_of(space)
     bytes_ = bytes_of(space, techniques, uncut)
     if uncut and uncut_up_to(space) < techniques.microbatches:
         bytes_ = np.where(flat.pieces * space.parts < techniques.microbatches, np.inf, bytes_)
@@ -122,7 +123,7 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
 
 def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> float:
     """Bytes that no plan can use for what it keeps: what only lives for a while takes at least as much."""
-    flat, pieces = _flat(space), techniques.microbatches / space.parts if uncut else 1.0
+    flat, pieces = costs_of(space), techniques.microbatches / space.parts if uncut else 1.0
     if unequal(space):
         return 0.0
     work, end = flat.least[_bare(space, techniques)]
@@ -131,12 +132,12 @@ def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> 
 
 def uncut_up_to(space: Space) -> float:
     """Microbatches up to which no split cuts the batch too finely."""
-    return space.parts * _flat(space).least_pieces
+    return space.parts * costs_of(space).least_pieces
 
 
 def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
     """Seconds of every option of every variable in a row, as in `assemble`; +inf where the batch does not divide that far. [options]"""
-    flat, micro = _flat(space), techniques.microbatches
+    flat, micro = costs_of(space), techniques.microbatches
     each = flat.once
     if techniques.recompute != "none" and not unequal(space):
         each = each + flat.again_keep_s if techniques.recompute == "block-keep" else each + flat.again_s
@@ -151,7 +152,7 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
 
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
     """Bytes of state and kept activations of every option of every variable in a row, as in `assemble`. [options]"""
-    flat, dealt = _flat(space), _dealt(space, techniques)
+    flat, dealt = costs_of(space), _dealt(space, techniques)
     again = techniques.recompute != "none" and not unequal(space)
     kept = flat.again + flat.collected if again and techniques.recompute == "block-keep" else flat.again if again else flat.kept
     state = flat.state[techniques.zero] + flat.held[techniques.zero] if techniques.microbatches > 1 else flat.state[techniques.zero]
@@ -200,13 +201,13 @@ def unequal(space: Space) -> bool:
 
 def dealt_parts(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
     """Per variable what part of its nodes a device runs in a microbatch, bubble included, and what part of what they keep for one it has at once (without `uncut`)."""
-    dealt, at = _dealt(space, techniques), _flat(space).first
+    dealt, at = _dealt(space, techniques), costs_of(space).first
     return ((dealt.share * dealt.ratio)[at], (dealt.share * dealt.kept)[at]) if dealt is not None else (np.ones(len(at)), np.ones(len(at)))
 
 
 def ticking(space: Space, techniques: Techniques) -> np.ndarray:
     """Seconds of what a pipeline stage runs in every tick, over all microbatches and without recomputation (space: as for `uncut`). [options]"""
-    flat, dealt = _flat(space), _dealt(space, techniques)
+    flat, dealt = costs_of(space), _dealt(space, techniques)
     return space.parts * flat.count * flat.once * (dealt.share * ~dealt.places.late if dealt is not None else 0.0)
 
 
@@ -307,104 +308,12 @@ def replayed(space: Space, techniques: Techniques) -> list[bool]:
     return [wanted(space.variables[link.a], space.variables[link.b]) for link in space.links]
 
 
-@dataclass(frozen=True)
-class _Flat:
-    """Times and usage of all variables' options in a row. [options]"""
-
-    first: np.ndarray  # [variables] first option of each
-    count: np.ndarray  # nodes of each option's variable
-    once: np.ndarray  # seconds forward and backward
-    again_s: np.ndarray  # seconds of the replay in repeated blocks
-    again_keep_s: np.ndarray  # the same with results of collectives kept
-    each: dict[int, np.ndarray]  # level -> seconds each microbatch
-    sums: dict[int, np.ndarray]  # level -> seconds each microbatch, of several, to add up gradients
-    reduce: dict[int, np.ndarray]  # level -> seconds once a step
-    state: dict[int, np.ndarray]  # level -> bytes of state
-    kept: np.ndarray  # kept activations
-    again: np.ndarray  # the same under recomputation
-    collected: np.ndarray  # what is kept beside it with results of collectives, at least
-    inner: np.ndarray  # what of that one repeat keeps
-    pieces: np.ndarray  # into how many the graph's batch may be cut on
-    least_pieces: float  # the least of them
-    held: dict[int, np.ndarray]  # level -> bytes of the sums over microbatches
-    tail: np.ndarray  # activations kept by nodes after the repeated blocks
-    late: np.ndarray  # gradients of repeated blocks
-    work: dict[bool, np.ndarray]  # working set of one node, where weights are gathered (True) without them
-    after: np.ndarray  # whether that is after the repeated blocks
-    least: dict[bool, tuple[float, float]]  # as `work`: the largest of the operators' smallest, those after the repeated blocks aside; the least that is alive only at
-    # the end of the forward pass
-    most_late: float
-    weights: _Weights | None
-    """Of a graph without repeated blocks, whose memory is that of planner.moments."""
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """Variables with weights that have gradients: which, and the operators that read each variable's."""
-
-    rows: np.ndarray
-    read: Readers
-
-
-def _weights(space: Space) -> _Weights | None:
-    if not space.base.written_out:
-        return None
-    graph, rows, found = space.base.graph, list[int](), list[list[int]]()
-    for k, v in enumerate(space.variables):
-        if v.kind == "op" and any(n in space.base.own and n in space.base.grad for n in graph.nodes[v.node].inputs):
-            rows.append(k)
-            found.append([v.node])
-        elif v.kind == "weight" and v.name in space.base.grad:
-            rows.append(k)
-            found.append([i for i, _ in graph.consumers[v.name]])
-    return _Weights(np.array(rows, np.int64), readers(graph, found))
-
-
-def _flat(space: Space) -> _Flat:
-    if "flat" not in space.memo:
-        every, levels = space.variables, tuple(space.variables[0].state_bytes)
-        sizes = np.array([len(v.kept_bytes) for v in every])
-        def row(part: str) -> np.ndarray:
-            return np.concatenate([getattr(v, part) for v in every])
-
-        def rows(part: str) -> dict[int, np.ndarray]:
-            return {z: np.concatenate([getattr(v, part)[z] for v in every]) for z in levels}
-
-        count = np.repeat([v.count for v in every], sizes)
-        repeated = np.repeat([v.kind == "op" and v.node in space.base.replayed for v in every], sizes)
-        forward = row("forward_s")
-        space.memo["flat"] = _Flat(
-            first=(first := np.concatenate([[0], np.cumsum(sizes)[:-1]])), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),
-            again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0), each=rows("each_s"), sums=rows("sum_s"), reduce=rows("reduce_s"),
-            state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), collected=row("collected_bytes"),
-            inner=row("inner_bytes"), pieces=(pieces := row("pieces")), least_pieces=float(pieces.min(initial=np.inf)),
-            held={z: count * x for z, x in rows("held_bytes").items()}, tail=row("tail_bytes"), late=count * row("late_bytes"),
-            work=(work := {False: row("work_bytes"), True: row("bare_bytes")}), after=np.repeat([v.node in space.base.tail for v in every], sizes),
-            least={bare: _least_work(space, np.minimum.reduceat(each, first)) for bare, each in work.items()},
-            most_late=sum(v.count * float(v.late_bytes.max()) for v in every), weights=_weights(space),
-        )  # fmt: skip
-    found: _Flat = space.memo["flat"]
-    return found
-
-
-def _least_work(space: Space, least: np.ndarray) -> tuple[float, float]:
-    """The largest of the operators' smallest working sets before the tail (of a program without a loop, what is left of it above all that is kept), and what is alive
-    only at the end of the forward pass. least: of each variable's options. [variables]"""
-    tail = space.base.tail
-    end = sum(float(v.tail_bytes.min()) for v in space.variables) + max((float(x) for v, x in zip(space.variables, least, strict=True) if v.node in tail), default=0.0)
-    before = [(v, x) for v, x in zip(space.variables, least, strict=True) if v.node not in tail]
-    if space.base.written_out:
-        ops = [(v, x) for v, x in before if v.kind == "op"]
-        return work_above_kept(np.array([x for _, x in ops]), np.array([v.kept_bytes.max() for v, _ in ops])), end
-    return max((float(x) for _, x in before), default=0.0), end
-
-
 def _bare(space: Space, techniques: Techniques) -> bool:
     """Whether working sets are without weights: what is gathered of a block is counted with its state (planner.weight_costs)."""
     return techniques.zero == 3 and not space.base.written_out
 
 
-def _walked(space: Space, techniques: Techniques, choice: np.ndarray, pieces: float, weights: _Weights) -> float:
+def _walked(space: Space, techniques: Techniques, choice: np.ndarray, pieces: float, weights: Weights) -> float:
     """Bytes at the peak of a program without a loop, above the activations that are kept."""
     ops = [k for k, v in enumerate(space.variables) if v.kind == "op"]
     rows = np.array([space.variables[k].moment_bytes[choice[k]] for k in ops]) / pieces
@@ -418,7 +327,7 @@ def _walked(space: Space, techniques: Techniques, choice: np.ndarray, pieces: fl
 
 def usage_of(space: Space, techniques: Techniques, choice: Sequence[int] | np.ndarray, uncut: bool = False) -> tuple[float, float]:
     """(state and kept activations, what lives only for a while) of a choice, in bytes, as in `assemble` and planner.memory."""
-    flat, pieces = _flat(space), techniques.microbatches / space.parts if uncut else 1.0
+    flat, pieces = costs_of(space), techniques.microbatches / space.parts if uncut else 1.0
     at = flat.first + np.asarray(choice, np.int64)
     if unequal(space):
         return float(bytes_of(space, techniques, uncut)[at].sum()), float(flat.work[_bare(space, techniques)][at].max(initial=0.0)) / pieces
