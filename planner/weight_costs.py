@@ -38,7 +38,7 @@ class WeightCosts:
         twice: the backward pass reads the weight too, so that level 3 gathers it again. What it gathers of the heaviest run's repeats is part of the state.
         """
         t, stacked, waits = self.graph.tensors[name], self._stacked(name), self.waits(name)
-        beside = 3 * (1 + self.pricer.runtime.memory_slack) / stacked if self.base.stacks.get(name, (-1, 1))[0] == self.base.heaviest else 0.0
+        beside = self._gathered() / stacked if self.base.stacks.get(name, (-1, 1))[0] == self.base.heaviest else 0.0
         key = "weight", t.shape, t.dtype, name in self.base.grad, self.zero_axes, twice, self.base.written_out, stacked, waits, beside
         known: dict[int, np.ndarray] = self.pricer.memo.setdefault(key, {})
         for n in layouts:
@@ -52,6 +52,12 @@ class WeightCosts:
             return False
         inside = self.graph.consumers[name][0][0] in self.base.repeated
         return "parameters" in self.pricer.offload if inside else "embeddings" in self.pricer.offload and name in tables(self.graph)
+
+    def _gathered(self) -> float:
+        """How many whole weights of one repeat level 3 has at a time: those of two, and a gradient before it is scattered, which frameworks count otherwise
+        (planner.memory, planner.held)."""
+        runtime = self.pricer.runtime
+        return (3 if runtime.kernels is None else 2) * (1 + runtime.memory_slack)
 
     def _stacked(self, name: str) -> int:
         """Of how many repeats a device has a weight in one array: with stages those it holds (interleaved ones scatter fewer at once under level 2)."""
@@ -89,7 +95,6 @@ class WeightCosts:
         for level in dict.fromkeys(levels):
             own, once = (piece, reduced) if level else (local, step(local, need.fan))
             scatter, collect = moves[level < 3] if level else (0.0, 0.0)
-            # Level 3 gathers the weights of two repeats at a time, and has a gradient of one before it is scattered.
             state = (own * made + beside * local * recipe.parameter_bytes if level == 3 else local * made) + own * resident
             once = once + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
             added = (own if level >= 2 else local) * recipe.gradient_bytes
