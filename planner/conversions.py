@@ -77,10 +77,10 @@ class Conversions:
         key = shape, row.layouts
         found = self._local.get(key)
         if found is None:
-            found = self._local[key] = (-(-np.array(shape, np.int64) // self._pieces(row.layouts, len(shape)))).prod(axis=1)
+            found = self._local[key] = (-(-np.array(shape, np.int64) // self.pieces(row.layouts, len(shape)))).prod(axis=1)
         return found
 
-    def _pieces(self, layouts: Sequence[int], rank: int) -> np.ndarray:
+    def pieces(self, layouts: Sequence[int], rank: int) -> np.ndarray:
         """Into how many pieces each dim is cut. [layouts, rank]"""
         cuts = self.atlas.cuts(layouts, rank)
         if len(self._devices) != 1 << len(self.atlas.axes):
@@ -94,7 +94,7 @@ class Conversions:
         key = shape, layouts
         found = self._extents.get(key)
         if found is None:
-            pieces, whole = self._pieces(layouts, len(shape)), np.array(shape, np.int64)
+            pieces, whole = self.pieces(layouts, len(shape)), np.array(shape, np.int64)
             extents = -(-whole // pieces) * pieces
             found = self._extents[key] = extents, (extents != whole).any(axis=1)
         return found

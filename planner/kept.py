@@ -64,10 +64,9 @@ class Step:
     counted: float
 
 
-def followed(space: Space) -> dict[int, int]:
-    """Variables of demanded nodes whose every way of being spared is a step's -> the node. Kernels that exchange something themselves may keep that."""
-    base = space.base
-    return {space.op_of[i]: i for i in base.demanded if not base.rules[i].inner}
+def followed(space: Space) -> frozenset[int]:
+    """Variables of demanded nodes whose every way of being spared is a step's. Kernels that exchange something themselves may keep that."""
+    return frozenset(space.op_of[i] for i in space.base.demanded if not space.base.rules[i].inner)
 
 
 def steps_of(space: Space) -> tuple[Step, ...]:
@@ -115,7 +114,8 @@ def charges(space: Space) -> np.ndarray:
     beside = {base.shared[graph.producer[o]] for o in graph.outputs if o in graph.producer}
     found = [np.zeros(len(v.kept_bytes)) for v in space.variables]
     for i in base.demanded:
-        v, k = space.variables[space.op_of[i]], space.op_of[i]
+        k = space.op_of[i]
+        v = space.variables[k]
         if i not in beside and not any(base.shared[reader] == i for o in graph.nodes[i].outputs if o for reader, _ in graph.consumers.get(o, ())):
             found[k] = np.where(np.isfinite(v.forward_s), v.forward_s - (0.0 if k in known else v.spared_s), 0.0)
     return np.concatenate(found)

@@ -64,6 +64,7 @@ def _weights(space: Space) -> Weights | None:
 
 
 def costs_of(space: Space) -> OptionCosts:
+    """Those of a space, kept in its memo."""
     if "flat" not in space.memo:
         every, levels = space.variables, tuple(space.variables[0].state_bytes)
         sizes = np.array([len(v.kept_bytes) for v in every])

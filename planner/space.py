@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from math import prod
 
 import numpy as np
 
@@ -136,13 +135,12 @@ class _Builder:
             self.variables[a].forward_s = self.variables[a].forward_s + share * np.diag(forward)
             self.variables[a].backward_s = self.variables[a].backward_s + share * np.diag(backward)
         else:
-            self.links.append(Link(a, b, forward, backward, wire.count * times, wire.name, self._share(target)))
+            self.links.append(Link(a, b, forward, backward, wire.count * times, wire.name, self._share(target, len(t.shape))))
 
-    def _share(self, row: Row) -> np.ndarray:
+    def _share(self, row: Row, rank: int) -> np.ndarray:
         """The part of a tensor that a device has in each layout, padding aside. [options]"""
         if id(row) not in self._shares:
-            pieces = [prod(self.pricer.sizes[a] for axes in self.atlas.layouts[n].dims for a in axes) for n in row.layouts]
-            self._shares[id(row)] = (1 / np.array(pieces, np.float64))[row.of]
+            self._shares[id(row)] = (1 / self.tables.pieces(row.layouts, rank).prod(axis=1))[row.of]
         return self._shares[id(row)]
 
     def _each(self, name: str) -> float:
