@@ -21,6 +21,7 @@ ROWS = (
     ("llama3-8b", 4, 64), ("llama3-8b", 8, 512), ("mixtral-8x7b", 16, 256), ("mixtral-8x7b", 64, 512), ("gpt3-175b", 1024, 1536), ("megatron-530b", 512, 1920),
     ("megatron-530b", 2048, 1920), ("llama3-70b", 16, 512), ("llama3-70b", 64, 512), ("llama3-70b", 256, 1024), ("gpt3-175b", 128, 1536), ("gpt3-175b", 256, 1536),
     ("gpt-1t", 1024, 3072), ("gpt-1t", 3072, 3072), ("llama3-405b", 512, 2048), ("llama3-405b", 1024, 2048), ("llama3-405b", 4096, 2048), ("llama3-405b", 16384, 2048),
+    ("resnet50", 64, 1024), ("unet-sd15", 64, 512),
 )  # fmt: skip
 """Zoo model, devices, sequences a step."""
 QUICK = 6

@@ -51,7 +51,7 @@ WIDE_GAP, LONG_PATIENCE = 0.1, 128
 """The same while the plan is further than this from the bound: large models whose memory binds meet many leaves that cannot be made to fit first."""
 ROUNDS = 3
 """Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
-DEEPER, POOL = 200, 500_000_000
+DEEPER, POOL = 200, 1_000_000_000
 """A leaf whose solve the work limit cut is solved again with so many times the work, least bounds first, until a family has spent so many units on that."""
 
 

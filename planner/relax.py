@@ -8,8 +8,9 @@ Costs are picoseconds in float64, not rounded; what rounding in their sums can a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -18,18 +19,21 @@ from planner.assemble import PICO, Techniques, bytes_of, least_working, link_sca
 from planner.price import Pricer
 from planner.rule import Split
 from planner.solvers.elimination import Scratch, Tree, compile_tree
-from planner.solvers.minibucket import MiniBuckets
+from planner.solvers.minibucket import split_tree
 from planner.solvers.model import Model, restrict
 from planner.space import Base, Space
 from planner.topology import Mesh
 
 OWN = frozenset({"RoutedExperts"})
 """Operators whose time is not that of one product."""
-PRICES, FIRST_PRICE, RISE, CLOSE = 8, 0.05, 4.0, 1e-3
-"""Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the limit), by what it rises while nothing fits, and what gain is
-not worth another."""
-WIDEST = 2e6
-"""Entries of one table where elimination would need larger ones, and a bound of it is taken."""
+PRICES, FIRST_PRICE, RISE, CLIMB, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 2.0, 1.1, 1e-3
+"""Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the limit), by what it rises while nothing fits; where variables were
+split the factors between two that are tried, largest and least; and what gain is not worth another."""
+FEWER = 0.9
+"""A bound of an elimination that would be too large is worked out again while no more than this part of the options is left."""
+ROOM, WIDEST = 4e6, 2e4
+"""Entries of all tables that an elimination may have, and of each where it would need more and variables are split: many run, and what wide tables gain over narrow ones
+that costs are shifted between (`Tree.tighten`) is little."""
 ROUNDING, STEP = 1e-11, 2.0
 """What a bound may be too high by: relatively, and in picoseconds (solvers call a gap below one unit closed)."""
 
@@ -79,13 +83,15 @@ class Relaxed:
         """Options that are looked at, of all those of the space in a row."""
         self._models: dict[tuple[bool, bool], Model] = {}
         """Per set of replayed links (with or without what follows the blocks) the conversions of all options."""
-        self._trees: dict[tuple[bool, bool], Tree | MiniBuckets] = {}
+        self._trees: dict[tuple[bool, bool], Tree] = {}
         """Their elimination over the options that are looked at, or a bound of it where that is too wide."""
         self._least = np.zeros(0), 0.0
         """Costs of those options that no techniques are below, and what the elimination of `least` found under them (as a tree's)."""
         self._tick: float | None = None
         self._waiting: dict[tuple[int, int], float] = {}
         """What `waiting` found."""
+        self.exact = True
+        """Whether what `least` found is of an exact elimination: tables were not too large."""
         self._price = 0.0
         """Of a byte, in the last bound under a memory limit: the next is near."""
 
@@ -101,13 +107,21 @@ class Relaxed:
             if not np.logical_or.reduceat(near, self.offset[:-1]).all():
                 return below_s
             cost = self._keep(near, cost)
-        tree = self._compiled(endless[0])
-        if np.isinf(below_s) or not isinstance(tree, Tree):
-            self._least = cost, tree.run(cost)[0]
+        if np.isinf(below_s):
+            tree = self._compiled(endless[0])
+            self._least, self.exact = (cost, tree.run(cost)[0]), tree.exact
             return self._proven(self._least[1])
-        value, each = tree.marginals(cost)
-        if (bound := self._proven(value)) < below_s:
-            cost = self._keep(self._below(each, below_s), cost)
+        while True:
+            tree = self._compiled(endless[0])
+            value, each = tree.marginals(cost)
+            # Of parts of variables each knows something else, so that the dearest of all variables may tell more than their sum.
+            value, self.exact = max(value, float(np.minimum.reduceat(each, self.offset[:-1]).max())), tree.exact
+            if (bound := self._proven(value)) >= below_s:
+                break
+            near = self._below(each, below_s)
+            cost = self._keep(near, cost)
+            if tree.exact or near.mean() > FEWER:
+                break
         self._least = cost, value
         return min(bound, below_s)  # of plans with the options left out nothing more is known
 
@@ -141,11 +155,6 @@ class Relaxed:
         at = replace(techniques, microbatches=microbatches)
         part = slowdown(self.space, at) / slowdown(self.space, replace(at, virtual=virtual))
         return part if part <= 1 else float(unequal(self.space))
-
-    @property
-    def exact(self) -> bool:
-        """Whether what `least` found is of an exact elimination: tables were not too large."""
-        return all(isinstance(tree, Tree) for tree in self._trees.values())
 
     @property
     def splits(self) -> dict[int, tuple[Split, ...]] | None:
@@ -199,6 +208,8 @@ class Relaxed:
         best, price = low[1], self._price or low[1] * FIRST_PRICE / low[2]
         if np.isfinite(enough):
             price = max(price, (enough - low[1]) / low[2])
+        if not self._compiled(techniques).exact:
+            return self._proven(max(best, self._climbed(partial(self._priced, techniques, cost, use), room, price, enough)) * slow)
         for _ in range(PRICES):
             value, used = self._priced(techniques, cost, use, price)
             height, slope = value - price * room, used - room
@@ -215,9 +226,33 @@ class Relaxed:
                 break
         return self._proven(best * slow)
 
-    def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float) -> tuple[float, float]:
-        """What is least under a price of a byte, and the bytes of the choice."""
-        value, choice, _ = self._compiled(techniques).run(cost + price * use)
+    def _climbed(self, priced: Callable[..., tuple[float, float]], room: float, price: float, enough: float) -> float:
+        """The best bound on the way to a price from which steps up and down gain nothing: bounds of split variables are no lines that a choice tells."""
+
+        def height(p: float, tight: bool) -> float:
+            return priced(p, tighter=enough + p * room if tight else None)[0] - p * room
+
+        best = -np.inf
+        for tight in (False, True):  # roughly, then each as tight as it gets
+            top, step = height(price, tight), CLIMB
+            while top < enough and step > LEAST_STEP:
+                higher, there = max((height(p, tight), p) for p in (price * step, price / step))
+                if higher > top + CLOSE * abs(top):
+                    top, price = higher, there
+                else:
+                    step **= 0.5
+            best = max(best, top)
+            if best >= enough:
+                break
+        self._price = price
+        return best
+
+    def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float, tighter: float | None = None) -> tuple[float, float]:
+        """What is least under a price of a byte, and the bytes of the choice. tighter: instead the best bound, until it is that much; no bytes."""
+        tree = self._compiled(techniques)
+        if tighter is not None:
+            return tree.tighten(cost + price * use, tighter), 0.0
+        value, choice, _ = tree.run(cost + price * use)
         return value, float(use[self.offset[:-1] + choice].sum())
 
     def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
@@ -240,7 +275,7 @@ class Relaxed:
     def _proven(value: float) -> float:
         return max(0.0, (value * (1 - ROUNDING) - STEP) / PICO)
 
-    def _compiled(self, techniques: Techniques, *, ends: bool = True) -> Tree | MiniBuckets:
+    def _compiled(self, techniques: Techniques, *, ends: bool = True) -> Tree:
         twice = replayed(self.space, techniques)
         key = any(twice), ends
         if key not in self._trees:
@@ -263,18 +298,17 @@ class Relaxed:
             pairs[pair] = pairs[pair] + table if pair in pairs else table
         return pairs
 
-    def _tree(self, model: Model) -> Tree | MiniBuckets:
+    def _tree(self, model: Model) -> Tree:
         """The elimination of a model of the whole space over the options that are looked at."""
         if len(self.kept) < self._all[-1]:
             model = restrict(model, np.split(self.kept - np.repeat(self._all[:-1], np.diff(self.offset)), self.offset[1:-1]))
         return self._eliminated(model)
 
-    def _eliminated(self, model: Model) -> Tree | MiniBuckets:
+    def _eliminated(self, model: Model) -> Tree:
         """The elimination of a model of what is looked at."""
-        tree = compile_tree(model)
-        if tree is not None:
-            tree.scratch = self.scratch
-        return tree or MiniBuckets.of(model, WIDEST)
+        tree = compile_tree(model, total_limit=ROOM) or split_tree(model, WIDEST)
+        tree.scratch = self.scratch
+        return tree
 
 
 def _units(seconds: np.ndarray, slow: float) -> np.ndarray:

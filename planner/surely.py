@@ -24,7 +24,6 @@ from planner.kept import Step, charges, followed, steps_of, without_hubs
 from planner.leaf import Leaf
 from planner.relax import Relaxed
 from planner.solvers.elimination import Tree
-from planner.solvers.minibucket import MiniBuckets
 from planner.solvers.model import Model
 from planner.variables import Link
 
@@ -107,12 +106,16 @@ class Sparing(Relaxed):
         found: np.ndarray = link.forward_s[np.ix_(self._rows[link.a], self._rows[link.b])] > 0
         return found
 
-    def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float) -> tuple[float, float]:
+    def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float, tighter: float | None = None) -> tuple[float, float]:
         tree, each = self._compiled(techniques), self._each(techniques)
         pairs = dict(tree.model.pairs)
         for variable, pair, kept in self._kept:
             pairs[pair] = pairs[pair] + price * each[variable] * kept
-        value, choice, _ = tree.with_pairs(pairs).run(cost + price * use)
+        priced = tree.with_pairs(pairs)
+        if tighter is not None:
+            found, tree.shift = priced.tighten(cost + price * use, tighter), priced.shift
+            return found, 0.0
+        value, choice, _ = priced.run(cost + price * use)
         return value, float(use[self.offset[:-1] + choice].sum()) + self._held(each, choice)
 
     def _held(self, each: np.ndarray, choice: np.ndarray) -> float:
@@ -122,7 +125,7 @@ class Sparing(Relaxed):
     def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
         return super().usage(techniques, choice) + self._held(self._each(techniques), choice)
 
-    def _compiled(self, techniques: Techniques, *, ends: bool = True) -> Tree | MiniBuckets:
+    def _compiled(self, techniques: Techniques, *, ends: bool = True) -> Tree:
         key = False, ends
         if key not in self._trees:
             scale = link_scale(self.space, replace(techniques, microbatches=0), ends=ends)

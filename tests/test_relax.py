@@ -13,6 +13,7 @@ from planner.relax import Relaxed
 from planner.search import Search
 from planner.solvers.dp import solve
 from planner.solvers.elimination import Tree
+from planner.space import Space
 
 
 @pytest.mark.parametrize(("source", "devices", "batch"), [("zoo:llama3-8b,layers=2", 16, 64), ("zoo:resnet18", 8, 64), ("zoo:bert-tiny", 6, 24)])
@@ -133,8 +134,26 @@ def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.Monkey
     search = Search(Model.open("zoo:bert-tiny", Workload("train", batch=24), 8), request)
     space = search.space(search.offered.meshes()[1], 1, None)
     assert space is not None
-    exact = Relaxed(space).free(Techniques(), 1)
-    monkeypatch.setattr("planner.relax.compile_tree", lambda model: None)
+    whole, at = Relaxed(space), Techniques()
+    exact = whole.free(at, 1)
+    assert exact is not None
+    usage, bests = whole.usage(at, exact[0]), {}
+    for part in (0.95, 0.9, 0.8):
+        bests[part] = whole.limited(at, part * usage, (exact[1], usage))
+    target = 1.02 * whole.least((0,))
+    least = whole.least((0,), target)
+    monkeypatch.setattr("planner.relax.ROOM", 0)
     monkeypatch.setattr("planner.relax.WIDEST", 64)
-    found = Relaxed(space).free(Techniques(), 1)
-    assert exact is not None and found is not None and 0.2 * exact[1] < found[1] < exact[1]
+    narrow = Relaxed(space)
+    found = narrow.free(at, 1)
+    assert found is not None and not narrow._compiled(at).exact and 0.9 * exact[1] < found[1] < exact[1]
+    for part, best in bests.items():
+        assert found[1] < narrow.limited(at, part * usage, (found[1], usage)) <= best * (1 + 2e-3)  # prices of the best one are near the best of all
+        assert exact[1] <= best
+    # Of options that no plan below a target has fewer are known: none is left out that the whole elimination keeps.
+    assert narrow.least((0,), target) <= least and whole.exact and not narrow.exact
+    assert set(whole.kept) <= set(narrow.kept) and len(narrow.kept) < space_options(space)
+
+
+def space_options(space: Space) -> int:
+    return sum(len(v.kept_bytes) for v in space.variables)

@@ -121,6 +121,31 @@ def test_the_least_cost_with_each_strategy_is_that_of_brute_force() -> None:
     assert checked > 300
 
 
+def test_variables_in_parts_bound_the_optimum_and_what_each_strategy_costs() -> None:
+    """Of random problems without memory, tables of at most four entries: integers stay integers, shifts between parts only gain."""
+    from planner.solvers.minibucket import split_tree
+    from planner.solvers.model import build
+
+    split, gained, total = 0, 0, 0
+    for seed in range(120):
+        problem = replace(random_problem(seed), usage_limit=None)
+        model = build(problem)
+        tree, exact = split_tree(model, 4), least_with(problem)
+        best = min(float(each.min()) for each in exact)
+        value, least = tree.marginals(model.cost)
+        assert value == tree.run(model.cost)[0] and value <= best
+        assert np.isinf(value) or value == round(value)
+        assert (least <= np.concatenate(exact)).all() and (least >= value).all()
+        tight = tree.tighten(model.cost)
+        assert value <= tight <= best and tight == tree.tighten(model.cost)  # the second begins where the first ended
+        again = tree.with_pairs({pair: table + 1.0 for pair, table in model.pairs.items()})
+        assert again.tighten(model.cost) == pytest.approx(tight + len(model.pairs), abs=2 * len(model.pairs)) or np.isinf(tight)
+        assert tree.exact == (not tree.parts) and (not tree.exact or value == best)
+        split, gained, total = split + (not tree.exact), gained + (value < tight), total + (value < best)
+    assert split > 40 and gained > 10
+    assert total > 10
+
+
 def test_large_integers_stay_exact() -> None:
     rng = np.random.default_rng(1)
     big = 2**54

@@ -1,111 +1,89 @@
 """A bound where exact elimination would need too large a table: mini-bucket elimination.
 
-The functions that meet in a variable's bucket are split into groups whose joint tables stay small, and each group is minimised
-on its own. Minimising a sum term by term can only lower it, so the result is a lower bound; the choice is decoded greedily from
-the groups and polished. `MiniBuckets.run` has the face of `Tree.run`, so that memory prices work on it unchanged.
+The functions that meet in a variable's bucket are split into parts whose joint tables stay small, and each part is minimised on its own. Minimising a sum term by term
+can only lower it, so the result is a lower bound. Before, costs are shifted between the parts of a variable until all find its strategies equally dear (moment matching:
+Ihler, Flerova, Dechter, Otten, Join-graph based cost-shifting schemes, UAI 2012), which makes the bound tighter. The choice is decoded from all parts together.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.solvers.elimination import Tree, order_of
+from planner.solvers.elimination import PASSES, Tree, assembled, order_of
 from planner.solvers.lagrange import Clock, Dual, maximise
 from planner.solvers.local import polish
 from planner.solvers.model import Model
 
-Function = tuple[tuple[int, ...], np.ndarray]  # scope by elimination position, table
+MOST, TIMES = 4e6, 4.0
+"""Entries that all tables may have together, be it so many times those of the pairs; above that the limit of each is smaller, by that factor."""
 
 
-@dataclass
-class MiniBuckets:
-    """Elimination with tables of at most `limit` entries."""
+def split_tree(model: Model, limit: float = 2e5) -> Tree:
+    """The elimination of a model with tables of at most `limit` entries (pairs' own tables may be larger), smaller ones where all together would have too many."""
+    adjacent: list[set[int]] = [set() for _ in range(model.nodes)]
+    for u, v in model.pairs:
+        adjacent[u].add(v)
+        adjacent[v].add(u)
+    found = order_of(model.sizes, adjacent, math.inf)
+    assert found is not None
+    most = max(MOST, TIMES * sum(table.size for table in model.pairs.values()))
+    while (tree := _split(model, found[0], limit, most if limit > TIMES else math.inf)) is None:
+        limit /= TIMES
+    return tree
 
-    model: Model
-    order: list[int]
-    position: list[int]
-    limit: float
-    entries: float = 1e6
 
-    @classmethod
-    def of(cls, model: Model, limit: float = 2e5) -> MiniBuckets:
-        """Of a model, in the order of an elimination whose tables may be of any size."""
-        adjacent: list[set[int]] = [set() for _ in range(model.nodes)]
-        for u, v in model.pairs:
-            adjacent[u].add(v)
-            adjacent[v].add(u)
-        found = order_of(model.sizes, adjacent, math.inf)
-        assert found is not None
-        position = [0] * model.nodes
-        for p, v in enumerate(found[0]):
-            position[v] = p
-        return cls(model, found[0], position, limit)
-
-    def run(self, unary: np.ndarray) -> tuple[float, np.ndarray, list[np.ndarray]]:
-        """A lower bound on the minimum, and a decoded choice. The third part is empty: there are no exact tables."""
-        model, sizes, pos = self.model, self.model.sizes, self.position
-        buckets: list[list[Function]] = [[] for _ in range(model.nodes)]
-        for (u, v), table in model.pairs.items():
-            if pos[u] < pos[v]:
-                buckets[u].append(((u, v), table))
-            else:
-                buckets[v].append(((v, u), table.T))
-        value, entries = 0.0, 0.0
-        groups: list[list[Function]] = [[] for _ in range(model.nodes)]
-        for v in self.order:
-            own: Function = ((v,), unary[model.offset[v] : model.offset[v + 1]])
-            for scope, table in self._split(v, [own, *buckets[v]]):
-                groups[v].append((scope, table))
-                entries += table.size
-                best = table.min(axis=0)
-                if len(scope) == 1:
-                    value += float(best)
-                else:
-                    buckets[scope[1]].append((scope[1:], best))
-        self.entries = entries
-        x = np.zeros(model.nodes, np.int64)
-        for v in reversed(self.order):
-            total = np.zeros(sizes[v])
-            for scope, table in groups[v]:
-                total += table[(slice(None), *[x[u] for u in scope[1:]])]
-            x[v] = total.argmin()
-        return value, x, []
-
-    def with_pairs(self, pairs: dict[tuple[int, int], np.ndarray]) -> MiniBuckets:
-        """The same elimination with other tables of the same pairs."""
-        return replace(self, model=replace(self.model, pairs=pairs))
-
-    def _split(self, v: int, functions: list[Function]) -> list[Function]:
-        """Greedy groups, largest scope first; each joined into one table whose first axis is v."""
-        sizes, pos = self.model.sizes, self.position
-        scopes: list[set[int]] = []
-        members: list[list[Function]] = []
-        for f in sorted(functions, key=lambda f: (-f[1].size, [pos[u] for u in f[0]])):
-            for s, m in zip(scopes, members, strict=True):
-                if math.prod(sizes[u] for u in s.union(f[0])) <= max(self.limit, f[1].size):
-                    s.update(f[0])
-                    m.append(f)
+def _split(model: Model, order: list[int], limit: float, most: float) -> Tree | None:
+    """None where all tables together would have more entries."""
+    sizes, n = model.sizes, model.nodes
+    position = [0] * n
+    for p, v in enumerate(order):
+        position[v] = p
+    # What each variable's parts are made of: variables (itself first), entries, and the pair or the bucket that it comes from.
+    functions: list[list[tuple[tuple[int, ...], int, tuple[int, int] | int]]] = [[] for _ in range(n)]
+    home: dict[tuple[int, int], int] = {}
+    for u, v in model.pairs:
+        first, second = (u, v) if position[u] < position[v] else (v, u)
+        functions[first].append(((first, second), sizes[u] * sizes[v], (u, v)))
+    scope: list[tuple[int, ...]] = [()] * n
+    parent = [-1] * n
+    parts: dict[int, list[int]] = {}
+    entries = 0.0
+    for v in order:
+        together: list[tuple[set[int], list[tuple[int, int] | int]]] = []
+        for inside, size, source in sorted(functions[v], key=lambda f: (-f[1], [position[u] for u in f[0]])):
+            for variables, sources in together:
+                if math.prod(sizes[u] for u in variables.union(inside)) <= max(limit, size):
+                    variables.update(inside)
+                    sources.append(source)
                     break
             else:
-                scopes.append(set(f[0]))
-                members.append([f])
-        found: list[Function] = []
-        for s, m in zip(scopes, members, strict=True):
-            scope = tuple(sorted(s, key=pos.__getitem__))
-            table = np.zeros([sizes[u] for u in scope])
-            for inner, t in m:
-                table += t.reshape([sizes[u] if u in inner else 1 for u in scope])
-            found.append((scope, table))
-        return found
+                together.append((set(inside), [source]))
+        buckets = [v, *range(len(scope), len(scope) + len(together) - 1)]
+        if len(together) > 1:
+            parts[v] = buckets
+            scope += [()] * (len(together) - 1)
+            parent += [-1] * (len(together) - 1)
+        for b, (variables, sources) in zip(buckets, together, strict=False):  # a variable without any functions has a bucket all the same
+            scope[b] = tuple(sorted(variables - {v}, key=position.__getitem__))
+            size = math.prod(sizes[u] for u in scope[b])
+            entries += size * sizes[v]
+            if entries > most:
+                return None
+            for source in sources:
+                if isinstance(source, tuple):
+                    home[source] = b
+                else:
+                    parent[source] = b
+            if scope[b]:
+                functions[scope[b][0]].append((scope[b], size, b))
+    return assembled(model, order, scope, parent, home, entries, parts)
 
 
 def bounded(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, limit: float = 2e5) -> tuple[np.ndarray | None, float]:
     """Best choice (or None) and lower bound without exact tables; a bound of +inf proves that nothing is feasible."""
-    buckets = MiniBuckets.of(model, limit)
-    tree: Tree = buckets  # type: ignore[assignment]
+    tree = split_tree(model, limit)
     dual = Dual(model, tree, clock)
     if start is not None:
         _offer(dual, np.asarray(start, np.int64))
@@ -114,9 +92,9 @@ def bounded(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | No
             return None, np.inf
         maximise(dual, 12)
     else:
-        value, x, _ = buckets.run(model.cost)
-        clock.spend(buckets.entries)
-        dual.bound = value
+        dual.bound = tree.tighten(model.cost)
+        x = tree.run(model.cost)[1]
+        clock.spend(2 * PASSES * tree.entries)
         _offer(dual, x)
     return dual.best, dual.bound
 
