@@ -305,7 +305,10 @@ class Relaxed:
         return self._eliminated(model)
 
     def _eliminated(self, model: Model) -> Tree:
-        """The elimination of a model of what is looked at."""
+        """The elimination of a model of what is looked at: of the same variables and pairs as any before."""
+        like = next(iter(self._trees.values()), None)
+        if like is not None:
+            return like.with_pairs(model.pairs)
         tree = compile_tree(model, total_limit=ROOM) or split_tree(model, WIDEST)
         tree.scratch = self.scratch
         return tree
