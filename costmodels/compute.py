@@ -7,7 +7,15 @@ A fused attention kernel keeps its scores on chip: its bytes are operands and re
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeVar
+
 from costmodels.device import Device
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Amount = TypeVar("Amount", float, "np.ndarray")
+"""A number, or an array of some."""
 
 
 def roofline_time_s(device: Device, flops: float, size_bytes: float, dtype: str) -> float:
@@ -30,7 +38,7 @@ def _kernel_time_s(device: Device, flops: float, size_bytes: float, dtype: str, 
     return max(arithmetic, memory, device.launch_s)
 
 
-def sum_time_s(device: Device, size_bytes: float) -> float:
+def sum_time_s(device: Device, size_bytes: Amount) -> Amount:
     """Seconds to add so many bytes of gradients to their sums over microbatches: both are read, the sums are written (memory-bound)."""
     return 3 * size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
 
@@ -46,6 +54,6 @@ def loop_time_s(device: Device, weights_bytes: float, kept_bytes: float) -> floa
     return (7 * weights_bytes + 5 * kept_bytes) / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
-def optimizer_time_s(device: Device, elements: float, bytes_per_element: float) -> float:
+def optimizer_time_s(device: Device, elements: Amount, bytes_per_element: float) -> Amount:
     """Seconds to update `elements` local parameters (memory-bound)."""
     return elements * bytes_per_element / (device.memory_bytes_per_s * device.memory_efficiency)

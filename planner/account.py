@@ -319,7 +319,9 @@ def traffic(uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]) -> dict[s
 
 def dot_flops(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> int:
     """2MNK of every product per device and step: forward and backward. again: as compiled, with what kernels and blocks in `runs` compute again and without what is multiplied."""
-    return int(sum(f * n for f, n in Counter(flops_by_index(flow, runs, again=again).values()).items()))  # of repeats one term
+    found = flops_by_index(flow, runs, again=again).values()
+    alike, times = {id(f): f for f in found}, Counter(map(id, found))  # of repeats one term
+    return int(sum((alike[key] * n for key, n in times.items()), Fraction(0)))
 
 
 def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> dict[int, Fraction]:
@@ -337,7 +339,7 @@ def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) 
         node, rule = graph.nodes[i], flow.rules[i]
         if not rule.flops:
             return ()
-        key = id(rule), flow.split(i), tuple(n in flow.grad for n in node.inputs), any(o in flow.grad for o in node.outputs)
+        key = id(rule), id(flow.split(i)), tuple(map(flow.grad.__contains__, node.inputs)), flow.grad.isdisjoint(node.outputs)
         if key not in alike:
             alike[key] = products(flow, i)
         return alike[key]
@@ -360,10 +362,11 @@ def flops_by_index(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) 
             total[i] = total.get(i, Fraction(0)) + run.repeats * sum((dot.flops for dot in made(i) if result or dot.inside), Fraction(0))
     passes = passes_of(flow, runs)
     known: dict[tuple, Fraction] = {}
-    for i, f in total.items():
-        place = (f, *((pipeline.late(i), i in pipeline.nodes, i in pipeline.twice) if pipeline else (passes(made_by(graph, i)),)))
+    for i, f in list(total.items()):
+        times = 0 if pipeline else passes(made_by(graph, i))
+        place = (id(f), *((pipeline.late(i), i in pipeline.nodes, i in pipeline.twice) if pipeline else (times,)))  # by id: nodes that are alike share one
         if place not in known:
-            known[place] = f * (pipeline.turns(i) * pipeline.share(i) if pipeline else passes(made_by(graph, i)))
+            known[place] = f * (pipeline.turns(i) * pipeline.share(i) if pipeline else times)
         total[i] = known[place]
     return {i: f for i, f in total.items() if f}
 

@@ -66,9 +66,9 @@ def bounding(base: Base, pricer: Pricer, least_s: float) -> Pricer:
     """What a mesh is searched by where sizes are open: the pricer itself, or where a size might be chosen for a plan of at least so many seconds one that is below all sizes."""
     if spared_s(base, pricer) <= NOTABLE * least_s:
         return pricer
-    sizes, counts = _whole_bytes(base, pricer), divisors(prod(pricer.sizes.values()))
-    most = {shape: min(PADDED, prod(max(-(-d // n) * n / d for n in counts if n < 2 * d) for d in shape)) for shape in {base.graph.tensors[n].shape for n in sizes}}
-    every = sum(size * most[base.graph.tensors[n].shape] for n, size in sizes.items())
+    counts = divisors(prod(pricer.sizes.values()))
+    most = {shape: min(PADDED, prod(max(-(-d // n) * n / d for n in counts if n < 2 * d) for d in shape)) for shape, _ in base.reduced}
+    every = _reduced_bytes(pricer) * sum(times * prod(shape) * most[shape] for (shape, _), times in base.reduced.items())
     return replace(pricer, runtime=replace(pricer.runtime, bucket_bytes=min(SIZES[-1], every)), memo={})
 
 
@@ -79,12 +79,6 @@ def spared_s(base: Base, pricer: Pricer) -> float:
     ways = [axes for k in range(len(pricer.sizes)) for axes in combinations(pricer.sizes, k + 1)]
     latency = max((line[0] for axes in ways for kind in KINDS for line in pricer.lines(kind.replace("_", "-"), axes)), default=0.0)
     return len(KINDS) * max(0.0, launches - 1) * latency
-
-
-def _whole_bytes(base: Base, pricer: Pricer) -> dict[str, float]:
-    """Trained weights -> bytes of a whole one as it is reduced, or gathered where that is more."""
-    wide = _reduced_bytes(pricer)
-    return {n: base.graph.tensors[n].elements * wide for n in base.graph.weights if n in base.grad}
 
 
 def _reduced_bytes(pricer: Pricer) -> float:

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from planner.layout import Axes
-from planner.rule import PENDING, USUAL, Limits, Rule, Split, fits
+from planner.rule import PENDING, USUAL, Limits, Rule, Split, fit_together, fits_alone
 
 
 def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> tuple[Split, ...]:
@@ -25,10 +25,15 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> t
         options.append(PENDING)
     menu = tuple(options), tuple(axes)
     splits, bits = _menu(*menu)
-    devices = np.ones(1, np.int64)
+    devices = [1]  # along each set of axes
     for a in axes:
-        devices = np.concatenate([devices, devices * mesh[a]])
-    kept = np.broadcast_to(fits(rule, dict(zip(options, devices[bits], strict=True)), limits), len(splits))
+        devices += [n * mesh[a] for n in devices]
+    kept = np.ones(len(splits), bool)
+    if options:
+        alone = np.array([[fits_alone(rule, f, n, limits) for n in devices] for f in options])
+        kept = alone[np.arange(len(options))[:, None], bits].all(axis=0)
+    if rule.paired or rule.compound:
+        kept &= fit_together(rule, dict(zip(options, np.array(devices)[bits], strict=True)))
     return _of(*menu, kept.tobytes())
 
 

@@ -136,8 +136,8 @@ class Conversions:
 
     def _of_terms(self) -> tuple[np.ndarray, np.ndarray]:
         """Latency and seconds per byte of the whole tensor of each term: [terms, lines], whose minimum is its time."""
-        terms = self.pairs.terms
-        if self._lines[0] != len(terms):
+        if self._lines[0] != self.pairs.terms_met:
+            terms = self.pairs.terms
             lines = [self.pricer.lines(kind, axes, True) for kind, axes, _ in terms]
             width = max(map(len, lines))
             table = np.array([[*row, *[row[-1]] * (width - len(row))] for row in lines])

@@ -19,9 +19,11 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from planner.errors import PlanError
 from planner.graph import Graph, Node
-from planner.layout import STAGE, Axes, Layout, Tree, distribute, group, local_shape, padded, replicated, wire_elements
+from planner.layout import STAGE, Axes, Layout, Tree, distribute, group, local_shape, replicated, wire_elements
 from planner.ops import OPERATORS, NoRule
 from planner.rule import Dim, Rule, Split
 
@@ -177,13 +179,12 @@ def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] 
                 layout = layouts[0][slot][0 if name in grad else 1]  # without a gradient a fan is just replicated
                 need[i, slot] = layout
                 needs.setdefault(name, []).append(layout)
-        for k, name in enumerate(o for o in node.outputs if o):
-            source[name] = layouts[1][k]
+        source.update(zip(filter(None, node.outputs), layouts[1], strict=False))
     for name in graph.outputs:
         made = source.get(name) or (needs[name][0].stored if name in needs else replicated(len(graph.tensors[name].shape)))
         needs.setdefault(name, []).append(made.stored)
     weights: dict[str, WeightPlan] = {}
-    for name in (*graph.inputs, *graph.constants, *graph.weights):
+    for name in (*graph.inputs, *graph.constants):
         if name in needs and name not in source:
             source[name] = needs[name][0].stored if name not in graph.constants else replicated(len(graph.tensors[name].shape))
     for name in graph.weights:
@@ -212,7 +213,7 @@ def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] 
 
 def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, trained: bool) -> WeightPlan:
     """Stored as its consumer cuts it (several: see `_storage`); with optimizer sharding, the state (and at level 3 the weight) is also cut
-    over the plan's zero axes among those its gradient is partial over (`_level_dim`)."""
+    over the plan's zero axes among those its gradient is partial over (`level_dims`)."""
     targets = tuple(dict.fromkeys(targets))
     shape = graph.tensors[name].shape
     layout = targets[0].stored if len(targets) == 1 else _storage(shape, targets, plan, trained)
@@ -222,19 +223,24 @@ def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, 
     axes = tuple(a for a in fan if a in plan.zero_axes)
     if not plan.zero or not axes:
         return WeightPlan(layout, fan=fan)
-    d = _level_dim(shape, layout, axes, dict(plan.mesh))
+    sizes = dict(plan.mesh)
+    pieces = np.array([[group(dim, sizes) for dim in (*layout.dims, ())]])  # the last: of a scalar too
+    d = int(level_dims(np.array([[*shape, 1]]), pieces, np.array([group(axes, sizes)]))[0])
     return WeightPlan(layout, own_level(plan.zero, shape), axes, d, fan) if d >= 0 else WeightPlan(layout, fan=fan)
 
 
-def _level_dim(shape: tuple[int, ...], layout: Layout, axes: Axes, mesh: Mapping[str, int]) -> int:
-    """The dim along which optimizer sharding cuts a weight: the first that divides evenly, else the one of least padding among dims that nothing
-    else cuts (a piece of a piece that is padded too would not lie where the weight's own cut has it), -1 where padding would more than double all."""
-    n, local = group(axes, mesh), local_shape(shape, layout, mesh)
-    for d, extent in enumerate(local):
-        if shape[d] % group(layout.dims[d] + axes, mesh) == 0 and extent > 1:
-            return d
-    waste = {d: padded(extent, axes, mesh) / extent for d, extent in enumerate(local) if not layout.dims[d] and 2 * extent > n}
-    return min(waste, key=lambda d: (waste[d], d), default=-1)
+def level_dims(shape: np.ndarray, pieces: np.ndarray, devices: np.ndarray) -> np.ndarray:
+    """The dim along which optimizer sharding over so many devices cuts each weight [weights]: the first that divides evenly, else the one of least padding among dims that
+    nothing else cuts (a piece of a piece that is padded too would not lie where the weight's own cut has it), -1 where padding would more than double all.
+
+    shape, pieces: extents of each dim, and into how many its own layout cuts it; dims of one element may follow. [weights, dims]
+    """
+    local, n = -(-shape // pieces), devices[:, None]
+    even = (shape % (pieces * n) == 0) & (local > 1)
+    waste = np.where((pieces == 1) & (2 * local > n), -(-local // n) * n / np.maximum(local, 1), np.inf)
+    least = np.where(np.isfinite(waste).any(axis=1), waste.argmin(axis=1), -1)
+    found: np.ndarray = np.where(devices > 1, np.where(even.any(axis=1), even.argmax(axis=1), least), -1)
+    return found
 
 
 def own_level(level: int, shape: tuple[int, ...]) -> int:

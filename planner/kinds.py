@@ -5,7 +5,7 @@ Nodes of one kind (`Base.kinds`) are priced once, all splits together: figures a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -38,6 +38,15 @@ class Kind:
 
 
 @dataclass(frozen=True)
+class _Shape:
+    """The splits of a kind, and the layouts of operands and results under each."""
+
+    splits: tuple[Split, ...]
+    needs: tuple[Row | None, ...]
+    results: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
 class _Bytes:
     """Bytes of one device's pieces. [options] each. ins, outs: of each operand and result; read, made: of all of them; weights: of operands that are weights."""
 
@@ -56,21 +65,26 @@ class Kinds:
         self.graph, self.sizes, self.atlas, self.tables = base.graph, dict(pricer.sizes), pricer.atlas, pricer.conversions
         self.order = tuple(self.sizes)
         self.weights = WeightCosts(base, pricer, zero_axes)
-        self._known: dict[tuple, Kind] = {}
 
-    def of(self, i: int) -> Kind:
-        """That of a class of nodes."""
-        allowed = self.allowed.get(i)
-        key = self.base.kinds[i], allowed
-        if key not in self._known:
-            self._known[key] = self._kind(i, allowed)
-        return self._known[key]
+    def every(self) -> dict[int, Kind]:
+        """Class of nodes -> its kind."""
+        alike: dict[tuple, int] = {}
+        like = {i: alike.setdefault((self.base.kinds[i], self.allowed.get(i)), i) for i in self.base.times}
+        shapes = {i: self._shaped(i) for i in alike.values()}
+        self.weights.price((name, row.layouts, twice) for i, shape in shapes.items() for name, row, twice in self._own(i, shape.needs))
+        known = {i: self._kind(i, shape) for i, shape in shapes.items()}
+        return {i: known[k] for i, k in like.items()}
 
-    def _kind(self, i: int, allowed: tuple[Split, ...] | None) -> Kind:
-        """The splits of a node and all that is priced of it alone."""
+    def _shaped(self, i: int) -> _Shape:
+        """The splits of a node, and what they ask of layouts."""
+        rule = self.base.rules[i]
+        splits = self.allowed.get(i) or self.base.reachable(i, candidates(rule, self.sizes, self.limits))
+        return _Shape(splits, *self._read(self.graph.nodes[i], rule, splits))
+
+    def _kind(self, i: int, shape: _Shape) -> Kind:
+        """All that is priced of a node alone."""
         base, rule, node = self.base, self.base.rules[i], self.graph.nodes[i]
-        splits = allowed or base.reachable(i, self._candidates(rule))
-        needs, results = self._read(node, rule, splits)
+        splits, needs, results = shape.splits, shape.needs, shape.results
         cuts, size = self._cuts(splits), self._bytes(node, needs, results, len(splits))
         slack, nothing = 1 + self.pricer.runtime.memory_slack, np.zeros(len(splits))
         forward, backward = times_of(base, i, cuts, size.read, size.made, self.pricer)
@@ -82,7 +96,9 @@ class Kinds:
         if results:  # what is read of partial results is their sum over devices, which is kept: nothing asks for the terms again
             spared = np.where(np.logical_and.reduce(partial), forward, spared)
         kept, again, inner, tail, given = self._kept(i, splits, size, slack)
-        work, bare = (slack * working_of(base, i, cuts, size.read - size.weights, size.made, weights, self.pricer) for weights in (size.weights, 0 * size.weights))
+        work = bare = slack * working_of(base, i, cuts, size.read - size.weights, size.made, size.weights, self.pricer)
+        if size.weights.any():
+            bare = slack * working_of(base, i, cuts, size.read - size.weights, size.made, nothing, self.pricer)
         cells, late = self._own_weights(i, needs, len(splits))
         collected = nothing
         if results and (most := base.collected_bytes(i, self.pricer.itemsize)):
@@ -95,15 +111,6 @@ class Kinds:
         v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, sums, state, kept, again, collected, inner,
                      _pieces(rule, cuts, base.batch_factors[i]), work, held, tail, late, moment, room, bare)  # fmt: skip
         return Kind(v, needs, results)
-
-    def _candidates(self, rule: Rule) -> tuple[Split, ...]:
-        key = ("candidates", rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad,
-               tuple(rule.paired.items()), tuple(rule.most.items()), rule.spatial, self.limits)  # fmt: skip
-        memo = self.pricer.memo
-        if key not in memo:
-            memo[key] = candidates(rule, self.sizes, self.limits)
-        found: tuple[Split, ...] = memo[key]
-        return found
 
     def _read(self, node: Node, rule: Rule, splits: Sequence[Split]) -> tuple[tuple[Row | None, ...], tuple[Row, ...]]:
         """Layouts of operands and results under each split; without a gradient an operand's fan is plain replication."""
@@ -180,16 +187,20 @@ class Kinds:
                 given = given + total * own if slot >= 0 and node.inputs[slot] in self.graph.inputs else given
         return kept, again, inner, tail, given
 
+    def _own(self, i: int, needs: Sequence[Row | None]) -> Iterator[tuple[str, Row, bool]]:
+        """The weights that no other node reads, their layouts, and whether the backward pass reads them."""
+        node = self.graph.nodes[i]
+        backwards = reads(node, self.base.grad).slots
+        for slot, (name, row) in enumerate(zip(node.inputs, needs, strict=True)):
+            if row is not None and name in self.base.own:
+                yield name, row, slot in backwards
+
     def _own_weights(self, i: int, needs: Sequence[Row | None], options: int) -> tuple[np.ndarray | None, np.ndarray]:
         """What the weights cost that no other node reads, None without any [options, levels, 7]; and the bytes of gradients that are not there before a repeated block's
         backward pass [options]."""
-        base, node = self.base, self.graph.nodes[i]
-        backwards, cells, late = reads(node, base.grad).slots, None, np.zeros(options)
-        for slot, name in enumerate(node.inputs):
-            row = needs[slot]
-            if row is None or name not in base.own:
-                continue
-            own = self.weights.of(name, row.layouts, slot in backwards)[row.of]
+        base, cells, late = self.base, None, np.zeros(options)
+        for name, row, twice in self._own(i, needs):
+            own = self.weights.of(name, row.layouts, twice)[row.of]
             cells = own if cells is None else cells + own
             if i in base.repeated and name in base.grad and not self.weights.waits(name):
                 late = late + self.tables.local(self.graph.tensors[name].shape, row)[row.of] * self.pricer.recipe.gradient_bytes

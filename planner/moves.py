@@ -79,6 +79,11 @@ class Pairs:
         return self._flat[1:]
 
     @property
+    def terms_met(self) -> int:
+        """How many terms there are so far."""
+        return len(self._terms)
+
+    @property
     def terms(self) -> list[tuple[str, Axes, Axes]]:
         """Kind of collective, its axes, and the axes that cut what it moves; each once."""
         return list(self._terms)

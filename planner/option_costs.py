@@ -82,22 +82,20 @@ def costs_of(space: Space) -> OptionCosts:
             again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0), each=rows("each_s"), sums=rows("sum_s"), reduce=rows("reduce_s"),
             state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), collected=row("collected_bytes"),
             inner=row("inner_bytes"), pieces=(pieces := row("pieces")), least_pieces=float(pieces.min(initial=np.inf)),
-            held={z: count * x for z, x in rows("held_bytes").items()}, tail=row("tail_bytes"), late=count * row("late_bytes"),
-            work=(work := {False: row("work_bytes"), True: row("bare_bytes")}), after=np.repeat([v.node in space.base.tail for v in every], sizes),
-            least={bare: _least_work(space, np.minimum.reduceat(each, first)) for bare, each in work.items()},
+            held={z: count * x for z, x in rows("held_bytes").items()}, tail=(tail := row("tail_bytes")), late=count * row("late_bytes"),
+            work=(work := {False: row("work_bytes"), True: row("bare_bytes")}), after=np.repeat(after := np.array([v.node in space.base.tail for v in every]), sizes),
+            least={bare: _least_work(space, np.minimum.reduceat(each, first), after, np.minimum.reduceat(tail, first)) for bare, each in work.items()},
             most_late=sum(v.count * float(v.late_bytes.max()) for v in every), weights=_weights(space),
         )  # fmt: skip
     found: OptionCosts = space.memo["flat"]
     return found
 
 
-def _least_work(space: Space, least: np.ndarray) -> tuple[float, float]:
+def _least_work(space: Space, least: np.ndarray, late: np.ndarray, tail: np.ndarray) -> tuple[float, float]:
     """The largest of the operators' smallest working sets before the tail (of a program without a loop, what is left of it above all that is kept), and what is alive
-    only at the end of the forward pass. least: of each variable's options. [variables]"""
-    tail = space.base.tail
-    end = sum(float(v.tail_bytes.min()) for v in space.variables) + max((float(x) for v, x in zip(space.variables, least, strict=True) if v.node in tail), default=0.0)
-    before = [(v, x) for v, x in zip(space.variables, least, strict=True) if v.node not in tail]
+    only at the end of the forward pass. least, tail: the least of each variable's options; late: whether it is of the tail. [variables]"""
+    end = sum(tail.tolist()) + float(least[late].max(initial=0.0))
     if space.base.written_out:
-        ops = [(v, x) for v, x in before if v.kind == "op"]
-        return work_above_kept(np.array([x for _, x in ops]), np.array([v.kept_bytes.max() for v, _ in ops])), end
-    return max((float(x) for _, x in before), default=0.0), end
+        ops = [k for k, v in enumerate(space.variables) if v.kind == "op" and not late[k]]
+        return work_above_kept(least[ops], np.array([space.variables[k].kept_bytes.max() for k in ops])), end
+    return float(least[~late].max(initial=0.0)), end

@@ -5,13 +5,16 @@ A thin reading of `costmodels` for the planner: it knows the mesh's axes, the ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from costmodels import collectives, compute
+from costmodels.compute import Amount
 from costmodels.memory import tiled_image
 from costmodels.precision import Recipe
 from costmodels.runtime import Rates, Runtime
@@ -61,6 +64,18 @@ class Pricer:
         bucket = (bucket_bytes or self.runtime.bucket_bytes) if together else payload_bytes
         share = min(1.0 / (stacked if self.runtime.stacked else 1), payload_bytes / bucket) if bucketed else 1.0
         return min(latency * share + payload_bytes * slope for latency, slope in self.lines(kind, axes, strided))
+
+    def collectives_s(self, kind: str, ways: Sequence[Axes], of: np.ndarray, payload_bytes: np.ndarray, bucketed: bool, stacked: np.ndarray) -> np.ndarray:
+        """`collective_s` of many: over the axes ways[of]. [collectives]"""
+        lines = [self.lines(kind, axes) if axes else ((0.0, 0.0),) for axes in ways]
+        wide = max(map(len, lines))
+        table = np.array([[*row, *[row[-1]] * (wide - len(row))] for row in lines])[of]
+        share = np.ones(len(of))
+        if bucketed:
+            together = kind == "all-reduce" or not self.topology.virtual
+            share = np.minimum(1.0 / stacked if self.runtime.stacked else 1.0, payload_bytes / self.runtime.bucket_bytes if together else 1.0)
+        seconds = (table[:, :, 0] * share[:, None] + payload_bytes[:, None] * table[:, :, 1]).min(axis=1)
+        return np.where(payload_bytes, seconds, 0.0)
 
     def use_s(self, use: Use, bucket_bytes: float = 0.0) -> float:
         """Seconds a collective of a program takes in one optimizer step. bucket_bytes: as in `collective_s`."""
@@ -132,20 +147,20 @@ class Pricer:
         tile = self.topology.device.tile if image else None
         return (tiled_image(shape, tile) if tile else prod(shape)) * self.itemsize(dtype)
 
-    def sum_s(self, size_bytes: float) -> float:
+    def sum_s(self, size_bytes: Amount) -> Amount:
         """Seconds to add a microbatch's gradients, so many bytes of a device, to the sums. Profiles of frameworks: nothing, their products add to the sums they write."""
-        return compute.sum_time_s(self.topology.device, size_bytes) if self.runtime.kernels is None else 0.0
+        return compute.sum_time_s(self.topology.device, size_bytes) if self.runtime.kernels is None else 0 * size_bytes
 
     def loop_s(self, weights_bytes: float, kept_bytes: float = 0.0) -> float:
         """Seconds that a microbatch's loops over repeated blocks take to copy weights and their gradients, and what is kept for the backward pass, out of stacks and into them.
         Of virtual devices: XLA's CPU back end copies what other back ends read and write in place."""
         return compute.loop_time_s(self.topology.device, weights_bytes, kept_bytes) if self.topology.virtual else 0.0
 
-    def host_s(self, size_bytes: float) -> float:
+    def host_s(self, size_bytes: Amount) -> Amount:
         """Seconds of the way between a device and its host's memory."""
         return size_bytes / self.topology.device.host_bytes_per_s
 
-    def optimizer_s(self, elements: float, offload: tuple[str, ...]) -> float:
+    def optimizer_s(self, elements: Amount, offload: tuple[str, ...]) -> Amount:
         """Seconds of the optimizer's pass over local parameters. State that waits in the host's memory is read from there and written back: two ways of the host's link, one
         after the other, however much of that a device does at once."""
         away = self.host_s(2 * elements * self.recipe.state_bytes) if "optimizer" in offload else 0.0

@@ -272,20 +272,27 @@ def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = US
         return False
     if any(not rule.linear if f == PENDING else f not in rule.paired and (f not in rule.sizes or f in rule.whole) for f, _ in split.pairs):
         return False
-    return bool(fits(rule, {f: group(cut, mesh) for f, cut in split.pairs}, limits))
+    parts = {f: group(cut, mesh) for f, cut in split.pairs}
+    return all(fits_alone(rule, f, n, limits) for f, n in parts.items()) and bool(fit_together(rule, parts))
 
 
-def fits(rule: Rule, parts: Mapping[str, Any], limits: Limits) -> Any:
-    """Whether choices of a rule may be cut into so many pieces: numbers, or arrays over splits."""
+def fits_alone(rule: Rule, choice: str, n: int, limits: Limits) -> bool:
+    """Whether a choice of a rule may be cut into n pieces, as far as it alone decides."""
+    if n > rule.most.get(choice, n):
+        return False
+    size = rule.sizes.get(choice) if choice not in rule.paired else None
+    if size is None:
+        return True
+    wide = -(-size // n) * n
+    return size >= n and (wide == size or (wide - size) / wide <= (-1.0 if choice in rule.no_pad else limits.waste))
+
+
+def fit_together(rule: Rule, parts: Mapping[str, Any]) -> Any:
+    """Whether choices of a rule that share factors or dims may be cut into so many pieces: numbers, or arrays over splits."""
     fit: Any = True
     for f, n in parts.items():
-        if f in rule.most:
-            fit = fit & (n <= rule.most[f])
         for member in rule.paired.get(f, ()):
             fit = fit & ((n == 1) | (rule.sizes[member] % _pieces(rule, member, parts) == 0))
-        if f in rule.sizes and f not in rule.paired:
-            size, wide = rule.sizes[f], -(-rule.sizes[f] // n) * n
-            fit = fit & (size >= n) & ((wide == size) | ((wide - size) / wide <= (-1.0 if f in rule.no_pad else limits.waste)))
     for dim in rule.compound:
         alone: Any = True  # every factor before is cut down to one
         for f in dim:

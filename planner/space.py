@@ -40,21 +40,21 @@ class _Builder:
         self.variables: list[Variable] = []
         self.links: list[Link] = []
         self.op_of: dict[int, int] = {}
-        self._kind_of: dict[int, Kind] = {}
+        self._kind_of: Mapping[int, Kind] = {}
         self._linked: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
         self._shares: dict[int, np.ndarray] = {}
 
     def build(self) -> Space:
-        for i in self.base.times:
-            self._op(i)
+        self._kind_of = self.kinds.every()
+        for i, kind in self._kind_of.items():
+            self._op(i, kind)
         for wire in self.base.wires:
             self._connect(wire)
         self._outputs()
         return Space(self.base, self.pricer, self.variables, self.links, self.op_of, self.parts)
 
-    def _op(self, i: int) -> None:
-        kind, times = self.kinds.of(i), self.base.times[i]
-        self._kind_of[i], self.op_of[i] = kind, len(self.variables)
+    def _op(self, i: int, kind: Kind) -> None:
+        times, self.op_of[i] = self.base.times[i], len(self.variables)
         v = copy(kind.variable)
         v.name, v.count, v.node, v.flops = self.graph.nodes[i].id, times, i, self.base.rules[i].flops * times
         self.variables.append(v)

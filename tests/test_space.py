@@ -16,7 +16,7 @@ from planner.atlas import Atlas
 from planner.conversions import Conversions
 from planner.evaluate import price_plan
 from planner.families import batch_only, restrict
-from planner.flow import Plan, cut_layout
+from planner.flow import Plan, cut_layout, weight_plan
 from planner.kinds import Kinds
 from planner.layout import Layout, convert, local_shape
 from planner.meshes import meshes
@@ -25,8 +25,9 @@ from planner.price import Pricer
 from planner.problem import FORBIDDEN, Budget, evaluate
 from planner.rule import Limits
 from planner.solvers import solve
-from planner.space import Base, Space, Variable, build_space, splits_of
+from planner.space import ZERO_LEVELS, Base, Space, Variable, build_space, splits_of
 from planner.topology import for_devices
+from planner.weight_costs import WeightCosts
 
 MODELS = [("zoo:gpt2-small,layers=3", 8), ("zoo:llama3-8b,layers=3,seq=512", 16), ("zoo:resnet50", 32)]
 
@@ -185,13 +186,15 @@ def test_splits_priced_together_are_those_priced_one_by_one(source: str, batch: 
     space = space_of(source, batch)
     rows = [f.name for f in fields(Variable) if f.name.endswith(("_s", "_bytes")) or f.name == "pieces"]
     rule_of, order = space.base.rules, tuple(space.pricer.sizes)
-    every = Kinds(space.base, space.pricer, Limits(), {}, order)
-    for i in space.base.times:
-        whole = every.of(i).variable
-        for k, split in enumerate(whole.splits):
-            one = Kinds(space.base, space.pricer, Limits(), {i: (split,)}, order).of(i)
+    every = Kinds(space.base, space.pricer, Limits(), {}, order).every()
+    for k in range(max(len(kind.variable.splits) for kind in every.values())):
+        own = {i: (kind.variable.splits[k],) for i, kind in every.items() if k < len(kind.variable.splits)}
+        rest = {i: kind.variable.splits[:1] for i, kind in every.items() if i not in own}
+        each = Kinds(space.base, replace(space.pricer, memo={}), Limits(), own | rest, order).every()
+        for i, (split,) in own.items():
+            one = each[i]
             for name in rows:
-                alone, among = getattr(one.variable, name), getattr(whole, name)
+                alone, among = getattr(one.variable, name), getattr(every[i].variable, name)
                 same = [np.array_equal(alone[z][0], among[z][k]) for z in alone] if isinstance(alone, dict) else [np.array_equal(alone[0], among[k])]
                 assert all(same), (space.base.graph.nodes[i].op, split, name)
             for slot, row in enumerate(one.needs):
@@ -199,6 +202,50 @@ def test_splits_priced_together_are_those_priced_one_by_one(source: str, batch: 
                     layout = rule_of[i].operand(slot, split, order)
                     has = space.base.graph.nodes[i].inputs[slot] in space.base.grad
                     assert space.pricer.atlas.layouts[row.layouts[0]] == (layout if has else Layout(layout.dims, layout.partial))
+
+
+@pytest.mark.parametrize("hardware", ["h100-sxm", "cpu"])
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_collectives_priced_together_are_those_priced_one_by_one(hardware: str, bucketed: bool) -> None:
+    pricer = space_of("zoo:gpt-tiny", 16, 16, 4, hardware=hardware).pricer
+    rng, ways = np.random.default_rng(0), ((), ("data",), ("model",), ("data", "model"))
+    of, payload, stacked = rng.integers(0, 4, 60), np.floor(10 ** rng.uniform(-1, 10, 60)), rng.integers(1, 99, 60)
+    for kind in ("all-reduce", "reduce-scatter", "all-gather"):
+        for runtime in ("jax-shard_map", "jax-jit"):
+            priced = replace(pricer, runtime=RUNTIMES[runtime], memo={})
+            alone = [priced.collective_s(kind, ways[k], size, bucketed=bucketed, stacked=n) for k, size, n in zip(of.tolist(), payload.tolist(), stacked.tolist(), strict=True)]
+            assert priced.collectives_s(kind, ways, of, payload, bucketed, stacked).tolist() == alone
+
+
+@pytest.mark.parametrize("source", ["zoo:gpt-tiny", "zoo:resnet-tiny", "zoo:mixtral-tiny,layers=2"])
+def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
+    """Level by level and layout by layout, of the weight's plan (planner.flow) and one collective after the other."""
+    space = space_of(source, 48, 24, 4)  # dims of 64 over six devices are padded
+    base, pricer, sizes = space.base, space.pricer, dict(space.pricer.sizes)
+    recipe, costs, shown = pricer.recipe, WeightCosts(base, pricer, ("data",)), 1 - pricer.runtime.overlap
+    for v in space.variables:
+        for slot, name in enumerate(base.graph.nodes[v.node].inputs if v.kind == "op" else ()):
+            if name not in base.own or name not in base.grad:
+                continue
+            t, stack = base.graph.tensors[name], base.stacks.get(name, (0, 1))[1]
+            wanted = tuple(pricer.atlas.number(base.rules[v.node].operand(slot, split, tuple(sizes))) for split in v.splits)
+            for n, found in zip(wanted, costs.of(name, wanted, True), strict=True):
+                need = pricer.atlas.layouts[n]
+                for level, row in zip(ZERO_LEVELS, found, strict=True):
+                    w = weight_plan(base.graph, name, [need], Plan(tuple(sizes.items()), {}, level, ("data",)), True)
+                    zero = w.zero if w.dim >= 0 else 0
+                    full, piece = (prod(local_shape(t.shape, x, sizes)) for x in (w.layout, cut_layout(w)))
+                    own, group = (piece if zero else full), prod(sizes[a] for a in w.axes)
+                    sent = [("all-reduce", tuple(a for a in w.fan if not zero or a not in w.axes), own * recipe.reduction_bytes, True, shown)]
+                    later = [("reduce-scatter", w.axes, own * group * recipe.reduction_bytes, zero < 3, shown)] if zero else []
+                    gathered = ("all-gather", w.axes, own * group * recipe.parameter_bytes, zero < 3, 1)
+                    once = sent + (later if zero == 1 else []) + ([gathered] if zero in (1, 2) else [])
+                    each = (later if zero >= 2 else []) + ([gathered, gathered] if zero == 3 else [])
+                    seconds = [sum(part * pricer.collective_s(kind, axes, size, bucketed=late, stacked=stack) for kind, axes, size, late, part in some) for some in (once, each)]
+                    assert row[0] == pytest.approx(seconds[0] + pricer.optimizer_s(own, ()), rel=1e-12)
+                    assert row[1] == pytest.approx(seconds[1], rel=1e-12)
+                    assert row[2] == pricer.sum_s((own if zero >= 2 else full) * recipe.gradient_bytes)
+                    assert row[5] == full * recipe.gradient_bytes
 
 
 def test_all_nodes_of_a_class_that_read_a_tensor_alike_are_one_link() -> None:

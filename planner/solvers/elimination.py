@@ -38,26 +38,28 @@ def order_of(sizes: list[int], adjacent: list[set[int]], limit: float) -> tuple[
 
     def score(v: int) -> tuple[int, float]:
         near = adjacent[v]
-        size = logs[v] + sum(logs[u] for u in near)
+        size = logs[v] + sum([logs[u] for u in near])
         if len(near) <= 1:
             return 0, size
+        if len(near) == 2:  # most often
+            a, b = near
+            return int(b not in adjacent[a]), size
         if len(near) > 12:
             return len(near) ** 2, size
-        listed = sorted(near)
-        fill = sum(1 for a, u in enumerate(listed) for w in listed[a + 1 :] if w not in adjacent[u])
-        return fill, size
+        return (sum([len(near - adjacent[u]) for u in near]) - len(near)) // 2, size  # each pair is met twice, and each node misses itself
 
-    stamp = [0] * n
-    heap = [(*score(v), v, 0) for v in range(n)]
+    now = [score(v) for v in range(n)]
+    heap = [(seen, v) for v, seen in enumerate(now)]
     heapq.heapify(heap)
     done = [False] * n
     order: list[int] = []
     scopes: list[tuple[int, ...]] = []
     total, ceiling = 0.0, math.log(limit)
     while heap:
-        _, size, v, seen = heapq.heappop(heap)
-        if done[v] or seen != stamp[v]:
+        seen, v = heapq.heappop(heap)
+        if done[v] or seen is not now[v]:
             continue
+        _, size = seen
         if size > ceiling:
             return None
         total += math.exp(min(size, 700.0))
@@ -75,9 +77,10 @@ def order_of(sizes: list[int], adjacent: list[set[int]], limit: float) -> tuple[
             for u in near:
                 if len(adjacent[u]) <= 12:
                     touched |= adjacent[u]
-        for u in sorted(touched):
-            stamp[u] += 1
-            heapq.heappush(heap, (*score(u), u, stamp[u]))
+        for u in touched:
+            if (other := score(u)) != now[u]:
+                now[u] = other
+                heapq.heappush(heap, (other, u))
     return order, scopes, total
 
 
