@@ -279,7 +279,7 @@ class Base:
         for i in self.times:
             rule, node = self.rules[i], graph.nodes[i]
             line = (rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad, rule.flops, rule.inner,
-                    tuple(rule.paired.items()), tuple(rule.most.items()), rule.spatial)
+                    tuple(rule.paired.items()), tuple(rule.most.items()), tuple(rule.fringe.items()), rule.spatial)
             cells = tuple(
                 (graph.tensors[n].shape, graph.tensors[n].dtype, n in graph.weights, n in self.own, n in graph.producer, n in self.grad,
                  self.kept.get((i, slot)), self.stacks.get(n)) if n else None for slot, n in enumerate(node.inputs)
@@ -287,7 +287,7 @@ class Base:
             outs = tuple((graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad, self.kept.get((i, -1 - k)))
                          for k, o in enumerate(o for o in node.outputs if o))  # fmt: skip
             out[i] = found.setdefault((node.op, line, cells, outs, self.batch_factors[i], i in self.repeated, i in self.tail,
-                                          self.collected_bytes(i, float32_sizes)), len(found))
+                                          self.collected_bytes(i, float32_sizes), frozenset(node.attrs.items()) if node.bodies else None), len(found))
         return out
 
     @cached_property

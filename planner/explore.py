@@ -176,7 +176,7 @@ class Explorer:
 
     def _tell(self) -> None:
         """What is proven so far, for those who watch: of the plan's own family, in seconds."""
-        if self.pinned and not self.memory_first:
+        if self.search.progress and self.pinned and not self.memory_first:
             self.search.bounded(self._left(), self)
 
     def smallest(self) -> Candidate | None:

@@ -42,10 +42,12 @@ def as_named(base: Base, mesh: Mesh, names: Collection[str], pinned: Allowed, li
     between products. A pin of a node goes before a name: of the splits it leaves, a name keeps those that follow it,
     or all where none does.
     """
-    sizes, roles = dict(mesh.shape), base.roles
+    sizes, out = dict(mesh.shape), dict(pinned)
     claims = {a: role_named(a) for a in sizes if a in names and sizes[a] > 1 and role_named(a)}
-    out = dict(pinned)
-    for i in base.times if claims else ():
+    if not claims:
+        return out
+    roles = base.roles
+    for i in base.times:
         kept = list(pinned[i] if i in pinned else base.reachable(i, candidates(base.rules[i], sizes, limits)))
         for axis, claim in claims.items():
             done = [next((roles[i].get(f, "") for f, axes in s.pairs if axis in axes), "") for s in kept]  # "" where it is idle, or only pending

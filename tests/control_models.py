@@ -78,6 +78,19 @@ def scan(reverse: int = 1) -> Any:
     return model(nodes, [info("xs", FLOAT, [8, 12, 16])], [info("y", FLOAT, [8, 16])], arrays, opset=17)
 
 
+def two_scans() -> Any:
+    """Two recurrences over the same rows with the same weight that differ inside alone: tanh(h W + x), and its softmax. y = the sum of the last states."""
+
+    def recurrence(k: int, last: str) -> Any:
+        state = [info("h", FLOAT, [8, 16]), info("x", FLOAT, [8, 16])]
+        cell = [helper.make_node("MatMul", ["h", "w"], ["hw"]), helper.make_node("Add", ["hw", "x"], ["sum"]), helper.make_node(last, ["sum"], ["next"])]
+        body = helper.make_graph([*cell, helper.make_node("Identity", ["next"], ["row"])], "body", state, [info("next", FLOAT, [8, 16]), info("row", FLOAT, [8, 16])])
+        return helper.make_node("Scan", ["zeros", "xs"], [f"last{k}", f"rows{k}"], name=f"scan{k}", body=body, num_scan_inputs=1, scan_input_axes=[1], scan_output_axes=[1])
+
+    nodes = [recurrence(0, "Tanh"), recurrence(1, "Softmax"), helper.make_node("Add", ["last0", "last1"], ["y"])]
+    return model(nodes, [info("xs", FLOAT, [8, 12, 16])], [info("y", FLOAT, [8, 16])], stored(w=W1, zeros=np.zeros((8, 16), np.float32)), opset=17)
+
+
 def until_large(limit: bool = False) -> Any:
     """Doubles x until its sum passes 1000: nobody knows how often before running."""
     nodes = [helper.make_node("Mul", ["h", "two"], ["twice"]), helper.make_node("ReduceSum", ["twice"], ["all"], keepdims=0),

@@ -21,6 +21,7 @@ from planner.onnx_backend.program import compiled
 from planner.price import Pricer
 from planner.reader import lower_control, read_model
 from planner.rule import Split
+from planner.space import build_space
 from planner.topology import for_devices
 from planner.training import add_loss
 from planner.verify.numerics import compare, seeded_values
@@ -31,7 +32,8 @@ MESH = (("data", 2), ("model", 4))
 CASES = {
     "high rate": (models.branches(), {"rate": 16000}), "low rate": (models.branches(), {"rate": 8000}), "loop": (models.counted_loop(60), {}),
     "short loop": (models.counted_loop(3), {}), "scan": (models.scan(), {}), "scan forwards": (models.scan(0), {}), "until": (models.until_large(), {}),
-    "until, at most twice": (models.until_large(limit=True), {}), "speech": (models.speech(), {"sr": 16000}), "slow speech": (models.speech(), {"sr": 8000}),
+    "until, at most twice": (models.until_large(limit=True), {}), "two scans": (models.two_scans(), {}), "speech": (models.speech(), {"sr": 16000}),
+    "slow speech": (models.speech(), {"sr": 8000}),
 }  # fmt: skip
 
 
@@ -124,6 +126,15 @@ def test_every_iteration_pays_its_launches() -> None:
         i = next(i for i, n in enumerate(base.graph.nodes) if n.bodies)
         times.append(kernel_times(base, i, Split(), pricer)[0])
     assert times[1] == pytest.approx(2 * times[0]) and times[0] >= 50 * 2 * topology.device.launch_s
+
+
+def test_recurrences_that_differ_inside_alone_are_priced_apart() -> None:
+    topology = for_devices("h100-sxm", 4)
+    pricer = Pricer(topology, meshes(topology)[0], RUNTIMES["jax-shard_map"], load_recipe("bf16-mixed"), Atlas())
+    space = build_space(Base.of(read_model(models.two_scans()), training=False), pricer)
+    found = {v.name: [kernel_times(space.base, v.node, split, pricer)[0] for split in v.splits] for v in space.variables if space.base.graph.nodes[v.node].bodies}
+    assert {v.name: v.forward_s.tolist() for v in space.variables if v.name in found} == found
+    assert found["scan0"][0] < found["scan1"][0]  # a softmax is a kernel of its own
 
 
 def test_what_cannot_be_followed_is_said() -> None:

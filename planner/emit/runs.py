@@ -66,7 +66,8 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
     if isinstance(wiring, str):
         return wiring
     for names, reader in wiring.weights.items():
-        if len({flow.weights[n] for n in names}) > 1 or len({n in flow.grad for n in names}) > 1:
+        kept = {id(plan): plan for plan in map(flow.weights.__getitem__, names)}.values()  # most often one object
+        if len(set(kept)) > 1 or len({n in flow.grad for n in names}) > 1:
             return f"weights of {reader} are kept differently in its repeats"
     carries = []
     for name, leaves in zip(wiring.enters.values(), wiring.leaves, strict=True):
