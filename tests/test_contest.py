@@ -5,17 +5,20 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from benchmarks.iopddl_varied import varied
 from planner.contest import problem_of, read_problem, read_solution, solve_file, write_solution
 from planner.errors import PlanError
 from planner.problem import FORBIDDEN, Solution, evaluate
+from tests.problems import brute_force
 
-EXAMPLE = {
+EXAMPLE: dict[str, Any] = {
     "problem": {
         "name": "example",
         "nodes": {
@@ -60,6 +63,15 @@ def test_the_last_column_is_the_second_endpoint_and_intervals_are_half_open() ->
     problem = problem_of(EXAMPLE)
     assert problem.tables[2].tolist() == [[90, 10], [20, 80]]
     assert evaluate(problem, (0, 0, 2, 1, 0)).peak_usage == 50
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_instance_under_other_numbers_has_the_same_optimum(seed: int) -> None:
+    again = {"problem": varied(EXAMPLE["problem"], random.Random(seed), 0.0, 0.0, 1.0)}
+    assert again != EXAMPLE and brute_force(problem_of(again)) == 445
+    other = varied(EXAMPLE["problem"], random.Random(seed), 0.5, 0.6, 0.9)
+    assert other["usage_limit"] == 45 and len(other["edges"]["nodes"]) < 5
+    assert sorted(map(sum, other["nodes"]["costs"])) != sorted(map(sum, EXAMPLE["problem"]["nodes"]["costs"]))
 
 
 def test_self_edges_go_to_the_node() -> None:
