@@ -11,20 +11,12 @@ import numpy as np
 
 from planner.problem import Problem
 
-IN_TIME = 0.75
-"""Part of the nodes that are ever live that follow one which is live no later where the order is a program's: the contest's have 0.82 and more of it once reduced, and 0.51 to
-0.63 of it numbered at random."""
-
 
 def by_time(problem: Problem) -> np.ndarray:
-    """Nodes by when they first are live [nodes]: those that never are as their earliest neighbour, those that nothing leads to last, and ties as they stand; all as they stand
-    where most are in order (`IN_TIME`)."""
+    """Nodes by when they first are live [nodes]; those that never are as their earliest neighbour, those that nothing leads to last, and ties as they stand."""
     count = len(problem.cost)
     first = np.full(count, np.inf)
     np.minimum.at(first, problem.live_node, problem.live_span[:, 0].astype(np.float64))
-    known = first[np.isfinite(first)]
-    if len(known) < 2 or (known[1:] >= known[:-1]).mean() >= IN_TIME:
-        return np.arange(count)
     ends = np.concatenate([problem.edges, problem.edges[:, ::-1]])
     while (unknown := np.isinf(first)).any():
         near = np.full(count, np.inf)
