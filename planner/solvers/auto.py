@@ -26,7 +26,6 @@ from planner.solvers.elimination import compile_tree
 from planner.solvers.fuse import Pool
 from planner.solvers.lagrange import Clock
 from planner.solvers.model import Model, build
-from planner.solvers.ordering import by_time, ordered
 from planner.solvers.plain import Plain
 from planner.solvers.reduce import reduce
 
@@ -107,18 +106,6 @@ def _eliminated(problem: Problem, model: Model, budget: Budget, start: tuple[int
 
 def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bound: float | None, exact: bool = False) -> Solution:
     """Solve what the reduction left. exact: by elimination and leaving options out, no further."""
-    order = by_time(problem)
-    known = None if start is None else tuple(np.asarray(start, np.int64)[order].tolist())
-    found = _ordered(ordered(problem, order), budget, known, bound, exact)
-    if not found.choice:
-        return found
-    choice = np.empty(len(order), np.int64)
-    choice[order] = found.choice
-    return replace(found, choice=tuple(choice.tolist()))
-
-
-def _ordered(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bound: float | None, exact: bool) -> Solution:
-    """The same of nodes in order of time."""
     began = time.monotonic()
     model = build(problem)
     first = _eliminated(problem, model, budget, start) if bound is None else Solution((), "none", bound, "dp")
