@@ -109,8 +109,8 @@ class WeightCosts:
         trained, waits = (np.array([getattr(w, part) for w in weights]) for part in ("trained", "waits"))
         out = np.zeros((len(weights), *CELLS))
         held = local * np.array([w.held for w in weights])
-        out[:, :, 1] = np.where(waits, price.host_s(2 * held), 0.0)[:, None]
-        out[:, :, 3] = np.where(waits, 0.0, held)[:, None]
+        out[waits, :, 1] = price.host_s(2 * held[waits])[:, None]
+        out[~waits, :, 3] = held[~waits, None]
         if trained.any():
             rows = np.flatnonzero(trained)
             out[rows] = self._trained([weights[k] for k in rows.tolist()], [layouts[k] for k in rows.tolist()], shape[rows], pieces[rows], local[rows])
