@@ -57,8 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--drop", type=float, default=0.0, help="part of the edges that is left out")
     parser.add_argument("--limit", type=float, default=1.0, help="factor on the usage limit")
     args = parser.parse_args(argv)
+    paths = sorted(args.instances.glob("*.json.gz"))
+    if not paths or args.out.resolve() == args.instances.resolve():
+        parser.error(f"no *.json.gz in {args.instances}" if not paths else "--out must be another folder than --instances: files keep their names")
     args.out.mkdir(parents=True, exist_ok=True)
-    for path in sorted(args.instances.glob("*.json.gz")):
+    for path in paths:
         problem = json.loads(gzip.decompress(path.read_bytes()))["problem"]
         made = varied(problem, random.Random(f"{args.seed} {path.name}"), args.noise, args.drop, args.limit)
         (args.out / path.name).write_bytes(gzip.compress(json.dumps({"problem": made}).encode(), 1, mtime=0))

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from planner.layout import Axes
-from planner.rule import PENDING, USUAL, Limits, Rule, Split, fit_together, fits_alone
+from planner.rule import PENDING, USUAL, Limits, Rule, Split, fits_alone, fits_together
 
 
 def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> tuple[Split, ...]:
@@ -33,7 +33,7 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> t
         alone = np.array([[fits_alone(rule, f, n, limits) for n in devices] for f in options])
         kept = alone[np.arange(len(options))[:, None], bits].all(axis=0)
     if rule.paired or rule.compound:
-        kept &= fit_together(rule, dict(zip(options, np.array(devices)[bits], strict=True)))
+        kept &= fits_together(rule, dict(zip(options, np.array(devices)[bits], strict=True)))
     return _of(*menu, kept.tobytes())
 
 

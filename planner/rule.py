@@ -273,7 +273,7 @@ def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = US
     if any(not rule.linear if f == PENDING else f not in rule.paired and (f not in rule.sizes or f in rule.whole) for f, _ in split.pairs):
         return False
     parts = {f: group(cut, mesh) for f, cut in split.pairs}
-    return all(fits_alone(rule, f, n, limits) for f, n in parts.items()) and bool(fit_together(rule, parts))
+    return all(fits_alone(rule, f, n, limits) for f, n in parts.items()) and bool(fits_together(rule, parts))
 
 
 def fits_alone(rule: Rule, choice: str, n: int, limits: Limits) -> bool:
@@ -287,7 +287,7 @@ def fits_alone(rule: Rule, choice: str, n: int, limits: Limits) -> bool:
     return size >= n and (wide == size or (wide - size) / wide <= (-1.0 if choice in rule.no_pad else limits.waste))
 
 
-def fit_together(rule: Rule, parts: Mapping[str, Any]) -> Any:
+def fits_together(rule: Rule, parts: Mapping[str, Any]) -> Any:
     """Whether choices of a rule that share factors or dims may be cut into so many pieces: numbers, or arrays over splits."""
     fit: Any = True
     for f, n in parts.items():
