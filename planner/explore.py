@@ -23,11 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from planner.assemble import PICO, Techniques, assemble, has_moments, least_usage, least_working, uncut_up_to, usage_of
-from planner.leaf import FITTING, FREE, LEVEL_ORDER, MESH, PRICED, UNSEEN, Asked, Leaf
-from planner.offered import CHUNKS
+from planner.assemble import PICO, Techniques, assemble, has_moments, least_usage, least_working, usage_of
+from planner.leaf import BOUNDED, LEVEL_ORDER, MESH, PRICED, UNSEEN, Asked, Leaf
+from planner.leaf_bounds import SAME, LeafBounds
 from planner.pipeline import MOST_LEVEL
 from planner.possible import RECOMPUTE
 from planner.problem import evaluate
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
     from planner.request import Candidate
     from planner.search import Search
 
-SAME = 1e-7
-"""Relative difference below which a bound is as good as the price."""
 LONG_S = 5.0
 """Steps longer than this are bounded in nanoseconds."""
 PATIENCE = 32
@@ -51,6 +47,10 @@ WIDE_GAP, LONG_PATIENCE = 0.1, 128
 """The same while the plan is further than this from the bound: large models whose memory binds meet many leaves that cannot be made to fit first."""
 ROUNDS = 3
 """Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
+NEARLY = 0.97
+"""Before a leaf is solved its bound is tightened where it is no further below the best plan: less often it pays."""
+SETTLING = 2_000_000_000
+"""Entries of tables that may be worked through, when all is solved, to raise bounds of leaves that were not."""
 DEEPER, POOL = 200, 1_000_000_000
 """A leaf whose solve the work limit cut is solved again with so many times the work, least bounds first, until a family has spent so many units on that."""
 
@@ -67,21 +67,18 @@ class Explorer:
         self.closed: list[float] = []  # bounds of leaves that were priced
         self.unfinished: list[Leaf] = []  # priced, but the work limit cut a solve
         self.open: list[Leaf] = []
+        self.loose: list[Leaf] = []  # given up, or priced under a rough bound: it may still be raised
         self._first: dict[int, Space | None] = {}
         self._spaces: dict[tuple[int, int], Space | None] = {}  # mesh, microbatches
         self._worth = math.inf
         self._cut = 0.0
         """Bounds hold from here on only: 0 until every leaf is known, and while one is worked on its bound."""
         self._ended: float | None = None
-        self._uncut_up_to: dict[int, float] = {}  # mesh -> microbatches up to which no split of the batch becomes too fine
         self.unit_s = 1 / PICO
         """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range of exact floats."""
-        self._known: list[tuple[int, int, int, int, int, float]] = []  # mesh, level, recompute, microbatches, chunks a stage, bound of all leaves beyond
+        self._bounds = LeafBounds(search)
         self._none: set[tuple[int, Techniques]] = set()
         """Leaves of which nothing fits."""
-        self._relaxed: dict[int, Relaxed] = {}
-        self._free: dict[tuple, tuple[np.ndarray, float] | None] = {}
-        self._least: dict[int, float] = {}  # mesh -> bound of its leaves
 
     @property
     def _copies(self) -> int:
@@ -109,9 +106,9 @@ class Explorer:
         self._ended, self._worth, idle = None, worth, {True: 0, False: 0}
         while self.open:
             leaf = heapq.heappop(self.open)
-            self._cut, kind = self._proves(leaf), self._staged(leaf)
+            self._cut, kind = self._proves(leaf), self.meshes[leaf.mesh].stages > 1
             if idle[kind] >= (LONG_PATIENCE if leaf.bound < self._to_beat * (1 - WIDE_GAP) else PATIENCE):
-                self.closed.append(self._proves(leaf))  # given up: still a part of the bound
+                heapq.heappush(self.loose, leaf)  # given up: still a part of the bound
                 continue
             if leaf.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
                 heapq.heappush(self.open, leaf)
@@ -119,21 +116,16 @@ class Explorer:
             if leaf.stage == UNSEEN:
                 self._expand(leaf.mesh)
                 continue
-            raised = self._raise(leaf)
-            if raised is not None and raised > leaf.bound:
-                leaf.bound = raised
-            elif raised is not None:
-                leaf.stage += 1
-                if leaf.stage == PRICED:
-                    reached = self._to_beat
-                    self._price(leaf)
-                    self._tell()
-                    idle[kind] = 0 if self._to_beat < reached else idle[kind] + 1
-                    continue
-            if raised is not None:
+            if leaf.stage == PRICED:
+                reached = self._to_beat
+                self._price(leaf)
+                self._tell()
+                idle[kind] = 0 if self._to_beat < reached else idle[kind] + 1
+            elif self._raise(leaf):
                 heapq.heappush(self.open, leaf)
         if self.pinned:  # the plan's own family, not a baseline's
             self._deepen()
+            self._settle()
         self._cut = math.inf
         return self.best
 
@@ -145,21 +137,49 @@ class Explorer:
             if leaf.bound >= self._to_beat * (1 - SAME):
                 break
             self._cut = self._proves(heapq.heappop(self.unfinished))
-            left -= self._price(leaf, DEEPER)
+            if leaf.tight:
+                left -= self._price(leaf, DEEPER)
+            else:
+                self._bounds.tighten(leaf, self._to_beat)
+                heapq.heappush(self.unfinished, leaf)
             self._tell()
+
+    def _settle(self) -> None:
+        """Raise the bounds of leaves that were given up, or priced under rough ones, least first, while they are what is not proven and the pool lasts."""
+        if self.memory_first:
+            return
+        scratch = self.search.scratch
+        ends, self._cut = scratch.work + SETTLING, math.inf
+        others = self._left(loose=False)
+        while self.loose and self.loose[0].bound < min(others, self._to_beat) * (1 - SAME) and scratch.work < ends and not self.search.out_of_time():
+            leaf = heapq.heappop(self.loose)
+            self._cut = self._proves(leaf)
+            if leaf.keeps:
+                continue
+            if leaf.stage < PRICED:
+                possible = self._raise(leaf)
+            elif possible := not leaf.tight:
+                self._bounds.tighten(leaf, self._to_beat)
+            else:
+                others = leaf.bound
+                self.closed.append(others)
+            if possible:
+                heapq.heappush(self.loose, leaf)
 
     def bound(self) -> float:
         """No plan of the family is below this (seconds, or bytes). Worked out once where the search of it has ended."""
         if self._ended is not None:
             return self._ended
         found = min(self._cut, self._left())
-        found = found if self.memory_first else least_surely(self._keeping(), self.search.request.limit_bytes, found)
-        self._ended = found if np.isinf(self._cut) else None
+        if not self.memory_first:
+            found = least_surely(self._keeping(), self.search.request.limit_bytes, found, None if self.search.out_of_time() else self._space)
+        self._ended = found if math.isinf(self._cut) else None
         return found
 
-    def _left(self) -> float:
+    def _left(self, *, loose: bool = True) -> float:
         """The least bound of all leaves but the one that is worked on."""
-        return min([*self.closed, *(self._proves(leaf) for leaf in (*self.open, *self.unfinished))], default=math.inf)
+        leaves = (*self.open, *self.unfinished, *(self.loose if loose else ()))
+        return min([*self.closed, *map(self._proves, leaves)], default=math.inf)
 
     def _proves(self, leaf: Leaf) -> float:
         """A leaf's bound; of those that keep results of collectives it is known in the end alone (planner.surely)."""
@@ -167,11 +187,11 @@ class Explorer:
 
     def _keeping(self) -> Iterator[tuple[float, Leaf, Relaxed]]:
         """Leaves that keep results of collectives, with what is known of them all the same: that of their mesh, and of the same without recomputation."""
-        plain = {(m, z, k, n): v for m, z, r, k, n, v in self._known if r == 0}
-        for index, relaxed in self._relaxed.items():
+        plain = {(m, z, k, n): v for m, z, r, k, n, v in self._bounds.known if r == 0}
+        for index, relaxed in self._bounds.relaxed.items():
             for leaf in self._leaves(index):
                 if leaf.keeps and (index, leaf.techniques) not in self._none:
-                    least = self._least[index] + relaxed.waiting(leaf.micro, leaf.virtual)
+                    least = self._bounds.least[index] + relaxed.waiting(leaf.micro, leaf.virtual)
                     yield max(least, plain.get((index, leaf.level, leaf.micro, leaf.virtual), 0.0)), leaf, relaxed
 
     def _tell(self) -> None:
@@ -186,7 +206,7 @@ class Explorer:
         for index in range(len(self.meshes)):
             if index not in self._first:
                 self._expand(index)
-        sizes = [(least_usage(self._relaxed[index].space, leaf.techniques, uncut=True), leaf) for index in self._relaxed for leaf in self._leaves(index)]
+        sizes = [(least_usage(self._bounds.relaxed[index].space, leaf.techniques, uncut=True), leaf) for index in self._bounds.relaxed for leaf in self._leaves(index)]
         rows: dict[tuple[int, int], list[tuple[float, Leaf]]] = {}
         for usage, leaf in sorted(sizes):
             rows.setdefault((leaf.level, leaf.mesh), []).append((usage, leaf))
@@ -210,10 +230,9 @@ class Explorer:
         space = self._first[index] = self._large(self.meshes[index])
         if space is None:
             return
-        self._uncut_up_to[index] = uncut_up_to(space)
-        self._relaxed[index] = Relaxed(space, self.search.scratch)
+        self._bounds.relaxed[index] = Relaxed(space, self.search.scratch)
         levels = sorted(LEVEL_ORDER[k] for k in self._levels(self.meshes[index]))
-        bound = self._least[index] = 0.0 if self.memory_first or not levels else self._relaxed[index].least(levels, self._to_beat)
+        bound = self._bounds.least[index] = 0.0 if self.memory_first or not levels else self._bounds.relaxed[index].least(levels, self._to_beat)
         if bound > LONG_S:
             self.unit_s = 1e-9
         beaten = math.inf
@@ -234,12 +253,12 @@ class Explorer:
 
     def _leaves(self, index: int) -> Iterator[Leaf]:
         """The leaves of a mesh that was expanded, each with what bounds all levels of it in seconds."""
-        mesh, offered, relaxed = self.meshes[index], self.search.offered, self._relaxed[index]
+        mesh, offered, relaxed = self.meshes[index], self.search.offered, self._bounds.relaxed[index]
         again = {r: relaxed.again(r) for r in offered.recomputes(relaxed.space.base, mesh)}
         for micro, (schedule, virtual) in product(offered.microbatches(mesh), offered.schedules(mesh)):
             if virtual > 1 and micro % mesh.stages:
                 continue
-            once = self._least[index] + relaxed.waiting(micro, virtual)
+            once = self._bounds.least[index] + relaxed.waiting(micro, virtual)
             for recompute, more in again.items():
                 for level in self._levels(mesh):
                     yield Leaf(once + more, RECOMPUTE.index(recompute), micro, level, index, schedule=schedule, virtual=virtual)
@@ -259,7 +278,7 @@ class Explorer:
         first, key = self._first[leaf.mesh], (leaf.mesh, leaf.micro)
         if key not in self._spaces:
             mesh, base, allowed = self.meshes[leaf.mesh], self.search.base(leaf.micro), self.allowed
-            among = self._relaxed[leaf.mesh].splits if self.search.request.pins.empty else None
+            among = self._bounds.relaxed[leaf.mesh].splits if self.search.request.pins.empty else None
             if first is None or base is None or base.shared is not first.base.shared:
                 among = None
             if among is None and base is not None and allowed is not None and not self.pinned:  # of a baseline nothing else is asked for
@@ -267,55 +286,19 @@ class Explorer:
             self._spaces[key] = self.search.space(mesh, leaf.micro, allowed, self.pinned, among)
         return self._spaces[key]
 
-    def _raise(self, leaf: Leaf) -> float | None:
-        """A bound of the leaf at its stage, None where it proves impossible."""
-        limit, relaxed = self.search.request.limit_bytes, self._relaxed[leaf.mesh]
-        if leaf.stage == MESH and least_usage(relaxed.space, leaf.techniques, uncut=True) > limit:
-            return None
-        if self.memory_first or leaf.stage == MESH:
-            return leaf.bound
-        same = [(k, v) for m, z, r, k, n, v in self._known if m == leaf.mesh and z == leaf.level and r <= leaf.recompute and n == leaf.virtual]
-        known = max((v for k, v in same if k == leaf.micro or (k < leaf.micro and not self._staged(leaf))), default=0.0)
-        if known > leaf.bound:
-            return known
-        if leaf.stage == FITTING:
-            return self._free_bound(leaf, 0, relaxed.waiting(leaf.micro, leaf.virtual)) if self._staged(leaf) else self._free_bound(leaf, 1)
-        if leaf.stage == FREE and leaf.micro > 1:
-            bound = self._free_bound(leaf, leaf.micro)
-            if bound > leaf.bound or (usage := self._free_usage(leaf, leaf.micro)) <= limit:
-                return bound
-            return relaxed.limited(leaf.techniques, limit, (bound, usage), self._to_beat)
-        return leaf.bound
-
-    def _staged(self, leaf: Leaf) -> bool:
-        """Whether the leaf has pipeline stages: more microbatches then also make the bubble smaller (0 stands for any number)."""
-        return self.meshes[leaf.mesh].stages > 1
-
-    def _free_key(self, leaf: Leaf, micro: int) -> tuple:
-        """What the relaxed problem of a leaf without a memory limit depends on, its third part the microbatches.
-
-        micro: reductions are repeated at least that often. What is reduced once a step makes the same problem for any number that leaves every split legal.
-        """
-        each = micro if self._staged(leaf) or LEVEL_ORDER[leaf.level] >= 2 or micro > self._uncut_up_to[leaf.mesh] else 1
-        return leaf.mesh, leaf.level, each, leaf.recompute, leaf.virtual if each else 1
-
-    def _free_bound(self, leaf: Leaf, micro: int, waiting_s: float = 0.0) -> float:
-        """The bound of the leaf's techniques without a memory limit, and what a bubble adds; where a quick one is no plan's that is looked for, that one."""
-        key, relaxed = self._free_key(leaf, micro), self._relaxed[leaf.mesh]
-        if key not in self._free:
-            known = ((v, self._free.get((*key[:4], v))) for v in (1, *CHUNKS) if key[2])
-            others = (found[1] * relaxed.as_chunked(leaf.techniques, key[2], v) for v, found in known if found)
-            quick = max(relaxed.quick(leaf.techniques, key[2]), *others, 0.0) + waiting_s
-            if quick >= self._to_beat * (1 - SAME):
-                return quick
-            self._free[key] = relaxed.free(leaf.techniques, key[2])
-        found = self._free[key]
-        return found[1] + waiting_s if found else math.inf
-
-    def _free_usage(self, leaf: Leaf, micro: int) -> float:
-        """Bytes that the solution of `_free_bound` uses with the leaf's microbatches."""
-        found = self._free[self._free_key(leaf, micro)]
-        return self._relaxed[leaf.mesh].usage(leaf.techniques, found[0]) if found else math.inf
+    def _raise(self, leaf: Leaf) -> bool:
+        """Raise the leaf's bound to what others that were priced prove of it, or to that of its next stage; whether a plan of it is possible."""
+        if leaf.stage == MESH and least_usage(self._bounds.relaxed[leaf.mesh].space, leaf.techniques, uncut=True) > self.search.request.limit_bytes:
+            return False
+        if not self.memory_first and leaf.stage > MESH:
+            if (known := self._bounds.by_others(leaf)) > leaf.bound:
+                leaf.bound = known
+                return True
+            leaf.bound = max(leaf.bound, self._bounds.at_stage(leaf, self._to_beat))
+            while leaf.stage == BOUNDED and not leaf.tight and NEARLY * self._to_beat <= leaf.bound < self._to_beat:
+                self._bounds.tighten(leaf, self._to_beat)
+        leaf.stage += 1
+        return True
 
     def _price(self, leaf: Leaf, deeper: int = 1) -> int:
         """Solve the leaf, price what it finds, and keep the bound of what it proved; the work spent on solving. deeper: times the usual work limit."""
@@ -326,7 +309,7 @@ class Explorer:
             heapq.heappush(self.unfinished, leaf)
         elif bound is not None:
             leaf.bound = bound
-            self.closed.append(self._proves(leaf))
+            heapq.heappush(self.loose, leaf)
         else:
             self._none.add((leaf.mesh, leaf.techniques))
         return asked.work
@@ -347,7 +330,7 @@ class Explorer:
             return None
         if solved.bound is not None:
             unlimited = search.proven(problem, solved, self.unit_s)  # a bound under the memory limit says nothing of leaves that need less memory
-            self._known.append((leaf.mesh, leaf.level, leaf.recompute, leaf.micro, leaf.virtual, unlimited))
+            self._bounds.known.append((leaf.mesh, leaf.level, leaf.recompute, leaf.micro, leaf.virtual, unlimited))
             leaf.bound = max(leaf.bound, unlimited)
         bound = leaf.bound
         if not solved.choice:

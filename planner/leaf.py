@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LEVEL_ORDER = (2, 1, 0, 3)
 """Of equal bounds the level that needs less memory goes first; level 3 costs time."""
-UNSEEN, MESH, FITTING, FREE, PRICED = -1, 0, 1, 2, 4
+UNSEEN, MESH, FITTING, FREE, BOUNDED, PRICED = range(-1, 5)
 """Stages. What is unseen stands for all leaves of a mesh whose space was not built yet."""
 
 
@@ -31,6 +31,8 @@ class Leaf:
     stage: int = field(compare=False, default=0)
     schedule: str = field(compare=False, default="1f1b")
     virtual: int = field(compare=False, default=1)
+    tight: bool = field(compare=False, default=False)
+    """whether nothing but a solver can raise its bound further"""
 
     def __lt__(self, other: Leaf) -> bool:
         if self.bound != other.bound:  # of nearly all pairs

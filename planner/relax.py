@@ -9,8 +9,7 @@ Costs are picoseconds in float64, not rounded; what rounding in their sums can a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -26,9 +25,9 @@ from planner.topology import Mesh
 
 OWN = frozenset({"RoutedExperts"})
 """Operators whose time is not that of one product."""
-PRICES, FIRST_PRICE, RISE, CLIMB, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 2.0, 1.1, 1e-3
+PRICES, FIRST_PRICE, RISE, CLIMB, NARROW, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 2.0, 2**0.5, 1.1, 1e-3
 """Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the limit), by what it rises while nothing fits; where variables were
-split the factors between two that are tried, largest and least; and what gain is not worth another."""
+split the factors between two that are tried, largest (roughly, and tightly) and least; and what gain is not worth another."""
 FEWER = 0.9
 """A bound of an elimination that would be too large is worked out again while no more than this part of the options is left."""
 ROOM, WIDEST = 4e6, 2e4
@@ -72,6 +71,17 @@ class Arithmetic:
         return (share * self.blocks_s + self.rest_s) / devices * (1 - ROUNDING)
 
 
+@dataclass
+class Climb:
+    """A bound under a memory limit where variables were split, on its way up. price: of a byte, the best so far; top: the bound there, before any was tightened -inf;
+    step: by what factor the prices that are tried next differ; shift: of costs between parts at the best."""
+
+    price: float
+    top: float = -np.inf
+    step: float = NARROW
+    shift: dict[int, np.ndarray] = field(default_factory=dict)
+
+
 class Relaxed:
     """Bounds of a space without a memory limit, or under one. The tree of the last call is overwritten by the next, of any that shares the scratch."""
 
@@ -94,6 +104,8 @@ class Relaxed:
         """Whether what `least` found is of an exact elimination: tables were not too large."""
         self._price = 0.0
         """Of a byte, in the last bound under a memory limit: the next is near."""
+        self._climbs: dict[Techniques, Climb] = {}
+        """Of bounds under a memory limit where variables were split."""
 
     def least(self, levels: Sequence[int], below_s: float = np.inf) -> float:
         """No plan of the space is faster (seconds): as few microbatches as it is of, nothing replayed, each weight at its cheapest optimizer level, no memory
@@ -134,7 +146,7 @@ class Relaxed:
     def _keep(self, near: np.ndarray, cost: np.ndarray) -> np.ndarray:
         """Look at these options only; their costs."""
         self.kept, self.offset = self.kept[near], np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1]))))
-        self._trees = {}
+        self._trees, self._climbs = {}, {}
         return cost[near]
 
     def quick(self, techniques: Techniques, microbatches: int) -> float:
@@ -194,7 +206,7 @@ class Relaxed:
 
     def limited(self, techniques: Techniques, limit_bytes: float, free: tuple[float, float], enough_s: float = np.inf) -> float:
         """A bound (seconds) under a memory limit: the best over prices of a byte, or the first of at least `enough_s`. free: bound and bytes of the choice
-        without a limit, which exceeds it.
+        without a limit, which exceeds it. Where variables were split it is a rough one (`tightened`).
 
         At a price the cheapest choice is a line below the bound's height over all prices; where the lines of one that fits and one that does not meet is next.
         """
@@ -209,7 +221,9 @@ class Relaxed:
         if np.isfinite(enough):
             price = max(price, (enough - low[1]) / low[2])
         if not self._compiled(techniques).exact:
-            return self._proven(max(best, self._climbed(partial(self._priced, techniques, cost, use), room, price, enough)) * slow)
+            found, self._price = self._climbed(lambda p: self._priced(techniques, cost, use, p)[0] - p * room, price, enough)
+            self._climbs[techniques] = Climb(self._price)
+            return self._proven(max(best, found) * slow)
         for _ in range(PRICES):
             value, used = self._priced(techniques, cost, use, price)
             height, slope = value - price * room, used - room
@@ -226,38 +240,51 @@ class Relaxed:
                 break
         return self._proven(best * slow)
 
-    def _climbed(self, priced: Callable[..., tuple[float, float]], room: float, price: float, enough: float) -> float:
-        """The best bound on the way to a price from which steps up and down gain nothing: bounds of split variables are no lines that a choice tells."""
+    def tightened(self, techniques: Techniques, limit_bytes: float, enough_s: float = np.inf) -> tuple[float, bool]:
+        """A better bound than that of `limited`, after it, where variables were split, and whether another call may find a still better one: costs are shifted between
+        their parts (`Tree.tighten`), first at the price that was best, then at two around the best, nearer with each call that gains nothing."""
+        slow, use, climb = slowdown(self.space, techniques), self._bytes(techniques), self._climbs[techniques]
+        room, before = limit_bytes - least_working(self.space, techniques, uncut=True), climb.top
+        cost, enough = _units(self._seconds(techniques), slow), enough_s * PICO / slow
+        shift = climb.shift or self._compiled(techniques).shift
+        for price in (climb.price * climb.step, climb.price / climb.step) if np.isfinite(before) else (climb.price,):
+            tree = self._at(techniques, price)
+            tree.shift = shift
+            top = tree.tighten(cost + price * use, enough + price * room) - price * room
+            if top > climb.top:
+                climb.price, climb.top, climb.shift = price, top, tree.shift
+        self._compiled(techniques).shift = climb.shift
+        if np.isfinite(before) and climb.top <= before + CLOSE * abs(before):
+            climb.step **= 0.5
+        return self._proven(climb.top * slow), climb.top < enough and climb.step > LEAST_STEP
 
-        def height(p: float, tight: bool) -> float:
-            return priced(p, tighter=enough + p * room if tight else None)[0] - p * room
+    def _climbed(self, height: Callable[[float], float], price: float, enough: float) -> tuple[float, float]:
+        """The best bound on the way to a price from which steps up and down gain nothing, and that price: bounds of split variables are no lines that a choice tells."""
+        top, step = height(price), CLIMB
+        while top < enough and step > LEAST_STEP:
+            higher, there = max((height(p), p) for p in (price * step, price / step))
+            if higher > top + CLOSE * abs(top):
+                top, price = higher, there
+            else:
+                step **= 0.5
+        return top, price
 
-        best = -np.inf
-        for tight in (False, True):  # roughly, then each as tight as it gets
-            top, step = height(price, tight), CLIMB
-            while top < enough and step > LEAST_STEP:
-                higher, there = max((height(p, tight), p) for p in (price * step, price / step))
-                if higher > top + CLOSE * abs(top):
-                    top, price = higher, there
-                else:
-                    step **= 0.5
-            best = max(best, top)
-            if best >= enough:
-                break
-        self._price = price
-        return best
+    def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float) -> tuple[float, float]:
+        """What is least under a price of a byte, and the bytes of the choice."""
+        value, choice, _ = self._at(techniques, price).run(cost + price * use)
+        return value, self._used(techniques, use, choice)
 
-    def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float, tighter: float | None = None) -> tuple[float, float]:
-        """What is least under a price of a byte, and the bytes of the choice. tighter: instead the best bound, until it is that much; no bytes."""
-        tree = self._compiled(techniques)
-        if tighter is not None:
-            return tree.tighten(cost + price * use, tighter), 0.0
-        value, choice, _ = tree.run(cost + price * use)
-        return value, float(use[self.offset[:-1] + choice].sum())
+    def _at(self, techniques: Techniques, price: float) -> Tree:
+        """The elimination under a price of a byte of what pairs of options hold: of this space none does."""
+        return self._compiled(techniques)
+
+    def _used(self, techniques: Techniques, use: np.ndarray, choice: np.ndarray) -> float:
+        """Bytes of a choice. use: of each option"""
+        return float(use[self.offset[:-1] + choice].sum())
 
     def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
         """Bytes of a choice, its working set left out."""
-        return float(self._bytes(techniques)[self.offset[:-1] + choice].sum())
+        return self._used(techniques, self._bytes(techniques), choice)
 
     def _bytes(self, techniques: Techniques) -> np.ndarray:
         return bytes_of(self.space, techniques, uncut=True)[self.kept]

@@ -11,7 +11,7 @@ to leaves a device of it at least, less what other bytes count (planner.collecte
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +25,7 @@ from planner.leaf import Leaf
 from planner.relax import Relaxed
 from planner.solvers.elimination import Tree
 from planner.solvers.model import Model
-from planner.variables import Link
+from planner.variables import Link, Space
 
 
 class Sparing(Relaxed):
@@ -106,24 +106,19 @@ class Sparing(Relaxed):
         found: np.ndarray = link.forward_s[np.ix_(self._rows[link.a], self._rows[link.b])] > 0
         return found
 
-    def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float, tighter: float | None = None) -> tuple[float, float]:
+    def _at(self, techniques: Techniques, price: float) -> Tree:
         tree, each = self._compiled(techniques), self._each(techniques)
         pairs = dict(tree.model.pairs)
         for variable, pair, kept in self._kept:
             pairs[pair] = pairs[pair] + price * each[variable] * kept
-        priced = tree.with_pairs(pairs)
-        if tighter is not None:
-            found, tree.shift = priced.tighten(cost + price * use, tighter), priced.shift
-            return found, 0.0
-        value, choice, _ = priced.run(cost + price * use)
-        return value, float(use[self.offset[:-1] + choice].sum()) + self._held(each, choice)
+        return tree.with_pairs(pairs)
+
+    def _used(self, techniques: Techniques, use: np.ndarray, choice: np.ndarray) -> float:
+        return super()._used(techniques, use, choice) + self._held(self._each(techniques), choice)
 
     def _held(self, each: np.ndarray, choice: np.ndarray) -> float:
         """Bytes of what is kept by pairs of options."""
         return sum(each[variable] * float(kept[choice[u], choice[v]]) for variable, (u, v), kept in self._kept)
-
-    def usage(self, techniques: Techniques, choice: np.ndarray) -> float:
-        return super().usage(techniques, choice) + self._held(self._each(techniques), choice)
 
     def _compiled(self, techniques: Techniques, *, ends: bool = True) -> Tree:
         key = False, ends
@@ -156,38 +151,59 @@ def freely(sparing: Sparing, techniques: Techniques) -> tuple[float, float]:
     return (np.inf, 0.0) if found is None else (found[1], sparing.usage(techniques, found[0]))
 
 
-def least_surely(leaves: Iterable[tuple[float, Leaf, Relaxed]], limit_bytes: float, bound: float) -> float:
-    """The bound, or less where one of the leaves, each with what is known of it, proves no more: the least is raised, first without a memory limit, until it is one that
-    has been as far as it can be. One elimination a mesh tells most of them apart (`Relaxed.quick`)."""
-    known = [(least, leaf, relaxed) for least, leaf, relaxed in leaves if least < bound]
-    heap = [(least, k) for k, (least, _, _) in enumerate(known)]
+def least_surely(leaves: Iterable[tuple[float, Leaf, Relaxed]], limit_bytes: float, bound: float, own: Callable[[Leaf], Space | None] | None) -> float:
+    """The bound, or less where one of the leaves, each with what is known of it, proves no more: the least is raised until it is one that has been as far as it can be.
+    own: the space of a leaf's own microbatches, None where nothing of it fits; without it leaves are raised by that of their mesh alone, and roughly."""
+    known = [one for one in leaves if one[0] < bound]
+    sparing = _Spared(known, limit_bytes, bound, own)
+    heap, ways = [(least, k) for k, (least, _, _) in enumerate(known)], [sparing.raised(leaf, relaxed) for _, leaf, relaxed in known]
     heapq.heapify(heap)
-    sparing, quick, free, raised = dict[int, Sparing | None](), set[int](), dict[int, tuple[float, float]](), set[int]()
     while heap and heap[0][0] < bound:
-        least, k = heapq.heappop(heap)
-        _, leaf, relaxed = known[k]
-        if k in raised:
+        least, k = heap[0]
+        step = next(ways[k], None)
+        if step is None:
             return least
-        if leaf.mesh not in sparing:
-            if least_usage(relaxed.space, leaf.techniques, uncut=True) > limit_bytes:
-                continue
-            sparing[leaf.mesh] = near(relaxed, sorted({one.techniques.zero for _, one, _ in known if one.mesh == leaf.mesh}), bound)
-        if (spared := sparing[leaf.mesh]) is None:
-            continue
-        if k in free:
-            raised.add(k)
-            if free[k][1] > limit_bytes:
-                least = max(least, spared.limited(leaf.techniques, limit_bytes, free[k], bound))
-        elif k in quick:
-            free[k] = freely(spared, leaf.techniques)
-            least = max(least, free[k][0])
-        elif least_usage(relaxed.space, leaf.techniques, uncut=True) > limit_bytes:
-            continue
-        else:
-            quick.add(k)
-            least = max(least, spared.quick(leaf.techniques, leaf.micro))
-        heapq.heappush(heap, (least, k))
+        heapq.heapreplace(heap, (max(least, step), k))
     return bound
+
+
+class _Spared:
+    """The relaxed spaces that leaves are raised by, each made when it is first asked for."""
+
+    def __init__(self, leaves: Sequence[tuple[float, Leaf, Relaxed]], limit_bytes: float, bound: float, own: Callable[[Leaf], Space | None] | None) -> None:
+        self._limit, self._bound, self._own = limit_bytes, bound, own
+        self._levels: dict[tuple[int, int], set[int]] = {}
+        for _, leaf, _ in leaves:
+            for micro in (0, leaf.micro):
+                self._levels.setdefault((leaf.mesh, micro), set()).add(leaf.techniques.zero)
+        self._known: dict[tuple[int, int], Sparing | None] = {}
+
+    def raised(self, leaf: Leaf, relaxed: Relaxed) -> Iterator[float]:
+        """Bounds of a leaf, each after those that take less: first in the space that all leaves of its mesh share, where one elimination tells most of them apart
+        (`Relaxed.quick`), then in that of its own microbatches, without a memory limit before with it."""
+        at, spared, used = leaf.techniques, None, 0.0
+        for micro in (0, leaf.micro) if self._own is not None and leaf.micro != relaxed.space.parts else (0,):
+            space = relaxed.space if not micro or self._own is None else self._own(leaf)
+            if space is None or least_usage(space, at, uncut=True) > self._limit:
+                yield np.inf
+                return
+            if (leaf.mesh, micro) not in self._known:
+                levels = sorted(self._levels[leaf.mesh, micro])
+                self._known[leaf.mesh, micro] = near(Relaxed(space, relaxed.scratch) if micro else relaxed, levels, self._bound)
+            spared = self._known[leaf.mesh, micro]
+            if spared is None:
+                yield np.inf
+                return
+            yield spared.quick(at, leaf.micro)
+            seconds, used = freely(spared, at)
+            yield seconds
+            if used > self._limit:
+                yield spared.limited(at, self._limit, (seconds, used), self._bound)
+        assert spared is not None
+        more = self._own is not None and used > self._limit and not spared.exact
+        while more:
+            seconds, more = spared.tightened(at, self._limit, self._bound)
+            yield seconds
 
 
 def near(relaxed: Relaxed, levels: list[int], below_s: float) -> Sparing | None:

@@ -148,7 +148,12 @@ def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.Monkey
     found = narrow.free(at, 1)
     assert found is not None and not narrow._compiled(at).exact and 0.9 * exact[1] < found[1] < exact[1]
     for part, best in bests.items():
-        assert found[1] < narrow.limited(at, part * usage, (found[1], usage)) <= best * (1 + 2e-3)  # prices of the best one are near the best of all
+        roughly, tight, more = narrow.limited(at, part * usage, (found[1], usage)), 0.0, True
+        while more:
+            before, (tight, more) = tight, narrow.tightened(at, part * usage)
+            assert before <= tight
+        assert found[1] * (1 - 1e-7) <= roughly < tight <= best * (1 + 2e-3)  # prices of the best one are near the best of all
+        assert narrow.limited(at, part * usage, (found[1], usage)) and narrow.tightened(at, part * usage, 0.9 * tight) == (pytest.approx(tight, rel=2e-3), False)
         assert exact[1] <= best
     # Of options that no plan below a target has fewer are known: none is left out that the whole elimination keeps.
     assert narrow.least((0,), target) <= least and whole.exact and not narrow.exact

@@ -89,10 +89,13 @@ class Scratch:
 
     def __init__(self) -> None:
         self._room = np.empty(0)
+        self.work = 0
+        """Entries lent so far: a measure of work that does not depend on the machine."""
 
     def tables(self, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
         """An array of each shape."""
         ends = np.cumsum([0, *map(math.prod, shapes)]).tolist()
+        self.work += ends[-1]
         if len(self._room) < ends[-1]:
             self._room = np.empty(ends[-1])
         return [self._room[a:b].reshape(shape) for a, b, shape in zip(ends, ends[1:], shapes, strict=False)]
