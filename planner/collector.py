@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SELDOM = 10_000_000
-"""New containers between two collections (Python's own default is 700). With a million one collection fell into the search of Llama-3 8B on 64 devices and took a seventh of it;
-none in ten million leaves the peak memory as it was (540 instead of 534 MiB for Llama-3 405B on 4,096 devices, the largest measured, equal for three others): next to no cycles are made."""
+"""New containers between two collections (Python's own default is 700). With a million one collection fell into the search of Llama-3 8B on 64 devices and took a seventh
+of it; with ten million none does, and peak memory is as it was (540 instead of 534 MiB for Llama-3 405B on 4,096 devices, the largest measured; equal for three others): next to
+no cycles are made."""
 
 
 @contextmanager

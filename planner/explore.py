@@ -6,13 +6,14 @@ A leaf is (mesh, techniques). Its lower bound is raised in stages, and the leaf 
     mesh      the whole batch in one piece, no memory limit, any level: one exact elimination a mesh (planner.assemble, `uncut`)
     fitting   the same, of a leaf whose least memory is within the limit
     free      the same under the leaf's own techniques
-    bounded   the same under the memory limit
+    bounded   the same under the memory limit; where tables would be too large a rough bound, made tight where it is near the best plan
     priced    the space of its microbatches, the chosen solver, and the price of the whole plan
 
 Splitting the batch further, recomputing more and limiting memory only ever cost time, so every stage bounds the next, and a leaf priced without
 memory binding bounds all leaves of its mesh and level with as many microbatches and as much recomputation (with pipeline stages, where more microbatches
 also fill the pipeline better, those with the same number). Leaves whose least memory exceeds the limit
-are dropped unsolved. The search ends when no bound is below the best price: what is left bounds the optimum.
+are dropped unsolved. The search ends when no bound is below the best price: what is left bounds the optimum. In the end bounds that were left rough, or of leaves that were
+given up, are raised as far as they are the least.
 """
 
 from __future__ import annotations
@@ -345,7 +346,7 @@ class Explorer:
                 if room <= 0:
                     return bound
                 bounded = assemble(space, leaf.techniques, room, unit_s=self.unit_s, moments=moments)
-                solved = asked.solve(bounded)
+                solved = asked.solve(bounded, worth / self.unit_s + len(bounded.cost) + len(bounded.edges))  # costs are rounded
                 whole = room == (limit if moments else most)
                 if whole and solved.status == "infeasible":
                     return None

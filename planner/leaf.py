@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -59,9 +60,9 @@ class Asked:
     work: int = 0
     cut: bool = False
 
-    def solve(self, problem: Problem) -> Solution:
-        """The answer of the search's solver, counted."""
-        solved = self.search.solve(problem, self.deeper)
+    def solve(self, problem: Problem, below: float = math.inf) -> Solution:
+        """The answer of the search's solver, counted. below: as in `Budget`."""
+        solved = self.search.solve(problem, self.deeper, below)
         self.work += solved.work
         self.cut |= solved.stopped == "work"
         return solved

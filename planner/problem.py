@@ -10,6 +10,7 @@ The form is that of the IOPDDL contest (ASPLOS/EuroSys 2025); `planner.contest` 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -68,11 +69,15 @@ class Solution:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of one solve. `work` (solver-specific units) keeps results deterministic; `time_limit_s` may cut earlier."""
+    """Limits of one solve. `work` (solver-specific units) keeps results deterministic; `time_limit_s` may cut earlier.
+
+    below: choices that cost as much are not wanted. A solver may end without a choice where it proves that none is below: "none", with a bound of no less.
+    """
 
     time_limit_s: float | None = None
     work: int | None = None
     seed: int = 0
+    below: float = math.inf
 
 
 class Solver(Protocol):

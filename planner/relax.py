@@ -25,9 +25,9 @@ from planner.topology import Mesh
 
 OWN = frozenset({"RoutedExperts"})
 """Operators whose time is not that of one product."""
-PRICES, FIRST_PRICE, RISE, CLIMB, NARROW, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 2.0, 2**0.5, 1.1, 1e-3
+PRICES, FIRST_PRICE, RISE, CLIMB, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 2.0, 1.1, 1e-3
 """Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the limit), by what it rises while nothing fits; where variables were
-split the factors between two that are tried, largest (roughly, and tightly) and least; and what gain is not worth another."""
+split the factors between two that are tried, largest and least; and what gain is not worth another."""
 FEWER = 0.9
 """A bound of an elimination that would be too large is worked out again while no more than this part of the options is left."""
 ROOM, WIDEST = 4e6, 2e4
@@ -78,7 +78,7 @@ class Climb:
 
     price: float
     top: float = -np.inf
-    step: float = NARROW
+    step: float = CLIMB
     shift: dict[int, np.ndarray] = field(default_factory=dict)
 
 

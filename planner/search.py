@@ -264,13 +264,13 @@ class Search(Spaces):
 
     # --- solving and pricing ------------------------------------------------------------------------------------------------------------------
 
-    def solve(self, problem: Problem, deeper: int = 1) -> Solution:
-        """The requested solver's answer; its choice may be empty. deeper: times the usual work limit."""
+    def solve(self, problem: Problem, deeper: int = 1, below: float = np.inf) -> Solution:
+        """The requested solver's answer; its choice may be empty. deeper: times the usual work limit; below: as in `Budget`."""
         left = None
         if self.request.time_limit_s is not None:
             left = max(0.05, self.request.time_limit_s - (time.monotonic() - self.started))
         name = self.request.solver if self.request.solver != "auto" else "dp"
-        return self._ask(problem, name, Budget(time_limit_s=left, work=deeper * WORK[name] if name in WORK else None, seed=self.request.seed))
+        return self._ask(problem, name, Budget(time_limit_s=left, work=deeper * WORK[name] if name in WORK else None, seed=self.request.seed, below=below))
 
     @staticmethod
     def _ask(problem: Problem, name: str, budget: Budget) -> Solution:

@@ -180,8 +180,8 @@ class _Spared:
 
     def raised(self, leaf: Leaf, relaxed: Relaxed) -> Iterator[float]:
         """Bounds of a leaf, each after those that take less: first in the space that all leaves of its mesh share, where one elimination tells most of them apart
-        (`Relaxed.quick`), then in that of its own microbatches, without a memory limit before with it."""
-        at, spared, used = leaf.techniques, None, 0.0
+        (`Relaxed.quick`), then in that of its own microbatches, without a memory limit before with it; rough ones are made tight last."""
+        at, rough = leaf.techniques, list[Sparing]()
         for micro in (0, leaf.micro) if self._own is not None and leaf.micro != relaxed.space.parts else (0,):
             space = relaxed.space if not micro or self._own is None else self._own(leaf)
             if space is None or least_usage(space, at, uncut=True) > self._limit:
@@ -199,11 +199,12 @@ class _Spared:
             yield seconds
             if used > self._limit:
                 yield spared.limited(at, self._limit, (seconds, used), self._bound)
-        assert spared is not None
-        more = self._own is not None and used > self._limit and not spared.exact
-        while more:
-            seconds, more = spared.tightened(at, self._limit, self._bound)
-            yield seconds
+                rough += [] if spared.exact else [spared]
+        for spared in reversed(rough) if self._own is not None else ():
+            more = True
+            while more:
+                seconds, more = spared.tightened(at, self._limit, self._bound)
+                yield seconds
 
 
 def near(relaxed: Relaxed, levels: list[int], below_s: float) -> Sparing | None:

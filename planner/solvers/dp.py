@@ -57,7 +57,7 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
             return Solution((), "infeasible", None, "dp")
         found = solve_model(build(reduction.problem), clock, None if start is None else reduction.restrict(start))
         return claim(problem, found if found.choice is None else replace(found, choice=reduction.expand(found.choice)), clock, "dp")
-    return claim(problem, solve_model(model, clock, start, tree=tree), clock, "dp")
+    return claim(problem, solve_model(model, clock, start, tree=tree, below=budget.below), clock, "dp")
 
 
 def clock_of(budget: Budget, work: float) -> Clock:
@@ -66,12 +66,12 @@ def clock_of(budget: Budget, work: float) -> Clock:
 
 
 def solve_model(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None = None, caps: tuple[int, ...] = CAPS,
-                prove: bool = True, tree: Tree | None = None) -> Outcome:  # fmt: skip
+                prove: bool = True, tree: Tree | None = None, below: float = np.inf) -> Outcome:  # fmt: skip
     """Optimum of a model, or the best choice and bound within the clock's limits. caps: labels grown, one number after the other; prove: branch on what they leave.
-    tree: the model's elimination where it is compiled already."""
+    tree: the model's elimination where it is compiled already; below: as in `Budget`."""
     tree = tree or compile_tree(model, integer=not model.exact and model.cost_int is not None)
     if tree is None:
-        return _too_wide(model, clock, start, caps, prove)
+        return _too_wide(model, clock, start, caps, prove, below)
     value, x, _ = tree.run(model.cost_int if tree.integer else model.cost)  # type: ignore[arg-type]
     clock.spend(tree.entries)
     if value >= (INF_INT / 2 if tree.integer else np.inf):
@@ -81,40 +81,41 @@ def solve_model(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray 
     if tree.integer:
         tree = compile_tree(model)
         assert tree is not None
-    return _within_memory(model, tree, clock, start, caps, prove)
+    return _within_memory(model, tree, clock, start, caps, prove, below)
 
 
-def exact(clock: Clock, caps: tuple[int, ...] = CAPS, prove: bool = True) -> narrow.Exact:
+def exact(clock: Clock, caps: tuple[int, ...] = CAPS, prove: bool = True, below: float = np.inf) -> narrow.Exact:
     """The solver that `narrow` asks about what is left."""
 
     def solved(model: Model, start: np.ndarray | None) -> tuple[np.ndarray | None, float]:
-        found = solve_model(model, clock, start, caps, prove)
+        found = solve_model(model, clock, start, caps, prove, below=below)
         return found.choice, np.inf if found.infeasible else found.bound
 
     return solved
 
 
-def _too_wide(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, caps: tuple[int, ...], prove: bool) -> Outcome:
+def _too_wide(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, caps: tuple[int, ...], prove: bool, below: float) -> Outcome:
     """Narrowed until its elimination has room; where it never has, a choice and a bound."""
     from planner.solvers.minibucket import bounded
 
     floor = -np.inf
     if model.searchable and narrow.worthwhile(model, clock):
         passes = ground.plain(model)
+        passes.best.cost = below
         try:
             if start is not None:
                 passes.fit(np.asarray(start, np.int64))
-            narrow.close(passes, exact(clock, caps, prove), ROOM, clock)
+            narrow.close(passes, exact(clock, caps, prove, below), ROOM, clock)
         except KeyboardInterrupt:
             clock.stopped = "interrupt"
         start, floor = passes.best.x if passes.best.x is not None else start, passes.best.bound
         if passes.best.closed or clock.stopped:
             return Outcome(passes.best.x, floor)
-    choice, bound = bounded(model, clock, start)
+    choice, bound = bounded(model, clock, start, below=below)
     return Outcome(choice, max(bound, floor), bound == np.inf)
 
 
-def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...] | np.ndarray | None, caps: tuple[int, ...], prove: bool) -> Outcome:
+def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...] | np.ndarray | None, caps: tuple[int, ...], prove: bool, below: float) -> Outcome:
     assert model.memory is not None
     if (model.memory.extreme(False) > model.memory.limit).any():
         return Outcome(None, np.inf, True)
@@ -125,7 +126,7 @@ def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...
     if (left.memory.extreme(True) <= left.memory.limit).all():  # type: ignore[union-attr]
         found = solve_model(left, clock)
         return found if found.choice is None else replace(found, choice=narrow.chosen(kept, found.choice))
-    dual = Dual(model, tree, clock)
+    dual = Dual(model, tree, clock, best_cost=below)
     if start is not None:
         given = polish(model, np.asarray(start, np.int64))
         if given is not None:
@@ -153,6 +154,8 @@ def _close(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, 
     """Prices, then labels, then halves, until the gap is closed or the clock stops."""
     assert model.memory is not None
     maximise(dual)
+    if dual.best is None and dual.closed:
+        return Outcome(None, dual.bound)
     if dual.best is None:
         mended = polish(model, tree.run(model.cost + model.memory.priced(dual.price, len(model.cost)))[1])
         if mended is not None:
@@ -178,7 +181,7 @@ def _close(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, 
 
 def _fewer(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, ...], prove: bool) -> Outcome | None:
     """Solved with the options that may be in a better choice by what is least with each under the best prices; None where they are not far fewer."""
-    if dual.best is None or dual.closed or clock.stopped or tree.entries < LARGE:
+    if not np.isfinite(dual.best_cost) or dual.closed or clock.stopped or tree.entries < LARGE:
         return None
     assert model.memory is not None
     least = tree.marginals(model.cost + model.memory.priced(dual.price, len(model.cost)))[1] - float(dual.price.sum()) * model.memory.limit
@@ -186,7 +189,9 @@ def _fewer(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, 
     kept = narrow.options(model, least, dual.best_cost + prices.rounding(dual.best_cost))
     if 2 * sum(map(len, kept)) > len(model.cost):
         return None
-    found = solve_model(restrict(model, kept), clock, narrow.places(kept, dual.best), caps, prove)
+    if not all(map(len, kept)):
+        return Outcome(dual.best, dual.best_cost)
+    found = solve_model(restrict(model, kept), clock, None if dual.best is None else narrow.places(kept, dual.best), caps, prove, below=dual.best_cost)
     if found.choice is not None:
         dual.offer(narrow.chosen(kept, found.choice))
     return Outcome(dual.best, max(dual.bound, min(found.bound, dual.best_cost)))

@@ -81,10 +81,10 @@ def _split(model: Model, order: list[int], limit: float, most: float) -> Tree | 
     return assembled(model, order, scope, parent, home, entries, parts)
 
 
-def bounded(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, limit: float = 2e5) -> tuple[np.ndarray | None, float]:
-    """Best choice (or None) and lower bound without exact tables; a bound of +inf proves that nothing is feasible."""
+def bounded(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, limit: float = 2e5, below: float = np.inf) -> tuple[np.ndarray | None, float]:
+    """Best choice (or None) and lower bound without exact tables; a bound of +inf proves that nothing is feasible. below: as in `Budget`."""
     tree = split_tree(model, limit)
-    dual = Dual(model, tree, clock)
+    dual = Dual(model, tree, clock, best_cost=below)
     if start is not None:
         _offer(dual, np.asarray(start, np.int64))
     if model.memory is not None:
