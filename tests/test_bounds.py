@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from planner.assemble import PICO, Techniques, assemble, seconds_of, slowdown
 from planner.evaluate import price_plan
 from planner.families import restrict
 from planner.flow import Plan
+from planner.leaf import Leaf
 from planner.meshes import pinned_mesh
 from planner.model import Model, Workload
 from planner.problem import FORBIDDEN, Budget, evaluate
@@ -22,7 +24,7 @@ from planner.relax import Relaxed
 from planner.search import Search
 from planner.solvers import solve
 from planner.space import Space, splits_of
-from planner.surely import Sparing, freely
+from planner.surely import Sparing, freely, least_surely
 
 ROUNDED = 1e-6
 
@@ -111,3 +113,58 @@ def test_no_pin_finds_a_plan_below_the_bound(source: str, machine: dict[str, Any
         assert pinned.solver["bound_s"] <= pinned.costs["step_time_s"]
     assert found >= 6 and open_.solver["bound_s"] > 0
     assert open_.costs["step_time_s"] * PICO > 0
+
+
+TIGHT: dict[str, Any] = {"devices": 16, "memory_limit_bytes": 12 * 2**30}
+"""Of a machine for eight layers of Llama-3 8B: most plans that fit keep some results of collectives in recomputed blocks, or none."""
+
+
+def tight_search() -> Search:
+    request = make_request(hardware=None, topology=None, baselines=False, **TIGHT)
+    return Search(Model.open("zoo:llama3-8b,layers=8", Workload("train", batch=64), 16), request)
+
+
+def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is proven of such plans in the end, with and without the spaces of their own microbatches; and no such plan is below."""
+    found: list[tuple[float, float, float]] = []
+
+    def both(leaves: Iterable[tuple[float, Leaf, Relaxed]], limit: float, bound: float, own: Callable[[Leaf], Space | None] | None) -> float:
+        every = list(leaves)
+        assert own is not None
+        found.append((least_surely(every, limit, bound, None), least_surely(every, limit, bound, own), bound))
+        return found[-1][1]
+
+    monkeypatch.setattr("planner.explore.least_surely", both)
+    search = tight_search()
+    bound = search.run().bound_s
+    assert all(shared <= own <= most for shared, own, most in found) and any(1.01 * shared < own for shared, own, _ in found)
+    assert bound == min(own for _, own, _ in found)
+    for pins in ("", ",micro=4", ",micro=16", ",zero=3", ",zero=1,micro=8"):
+        plan = planner.plan("zoo:llama3-8b,layers=8", batch=64, baselines=False, remedies=False, pins=f"recompute=block-keep{pins}", **TIGHT)
+        assert plan.costs["step_time_s"] >= bound * (1 - ROUNDED), pins
+
+
+def test_a_bound_under_the_memory_limit_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, Techniques, float]] = []
+    plain = Relaxed.limited
+
+    def counted(self: Relaxed, techniques: Techniques, limit_bytes: float, free: tuple[float, float], enough_s: float = np.inf) -> float:
+        asked.append((id(self), techniques, limit_bytes))
+        return plain(self, techniques, limit_bytes, free, enough_s)
+
+    monkeypatch.setattr(Relaxed, "limited", counted)
+    search = tight_search()
+    assert search.run().best is not None
+    assert len(asked) == len(set(asked)) > 20
+
+
+def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as they are the least, with a pool of work; what is proven without one is less, and what is proven with one is no more than a patient search finds."""
+    patient = tight_search().run()
+    for name in ("PATIENCE", "LONG_PATIENCE"):
+        monkeypatch.setattr(f"planner.explore.{name}", 1)
+    hasty = tight_search().run()
+    monkeypatch.setattr("planner.explore.SETTLING", 0)
+    rough = tight_search().run()
+    assert patient.best is not None and hasty.best is not None and rough.best is not None
+    assert rough.bound_s < hasty.bound_s <= patient.best.cost.step_time_s <= hasty.best.cost.step_time_s

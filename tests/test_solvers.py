@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from planner.problem import Budget, Problem, evaluate
-from planner.solvers import solve
+from planner.solvers import dp, solve
+from planner.solvers.elimination import compile_tree
 
 from .problems import brute_force, least_with, random_problem
 
@@ -37,6 +38,27 @@ def test_exact_solvers_find_the_optimum(name: str) -> None:
         assert verdict.feasible and verdict.cost == best, (name, seed, verdict, best)
         assert found.bound is not None and found.bound <= best * (1 + 1e-9)
         assert best - found.bound <= 1e-6 * max(1, best)
+
+
+@pytest.mark.parametrize("entries, often", [(6e7, 50), (20, 10)])
+def test_what_costs_as_much_is_not_looked_for(entries: float, often: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below a level is the optimum, or nothing: then that is proven. Where tables have no room, too."""
+    monkeypatch.setattr(dp, "compile_tree", lambda model, integer=False: compile_tree(model, total_limit=entries, integer=integer))
+    monkeypatch.setattr(dp, "ROOM", entries)
+    ended = 0
+    for seed, (problem, best) in enumerate(zip(CASES, BEST, strict=True)):
+        if best is None or problem.usage_limit is None:
+            continue
+        for below in (best // 2, best, best + 1, 2 * best + 1):
+            found = solve(problem, "dp", Budget(below=below))
+            assert found.bound is not None and found.bound <= best * (1 + 1e-9), (seed, below, found)
+            if found.choice:
+                cost = evaluate(problem, found.choice).cost
+                assert cost == best if entries > 20 else cost >= best, (seed, below, found)
+            elif entries > 20 or not found.stopped:
+                ended += 1
+                assert below <= best and (found.bound >= below - 1 or entries == 20), (seed, below, found)
+    assert ended >= often
 
 
 def chain_problem(seed: int, blocks: int, strategies: int, limited: float | None) -> Problem:
