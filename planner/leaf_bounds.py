@@ -53,11 +53,10 @@ class LeafBounds:
         bound = self._without_limit(leaf, leaf.micro, below_s)
         if leaf.stage == FREE:
             return bound
-        leaf.tight = relaxed.exact
-        if bound >= below_s * (1 - SAME) or (usage := self._usage(leaf, leaf.micro)) <= limit:
-            leaf.tight = True
-            return bound
-        return relaxed.limited(leaf.techniques, limit, (bound, usage), below_s)
+        if bound < below_s * (1 - SAME) and (usage := self._usage(leaf, leaf.micro)) > limit:
+            bound = relaxed.limited(leaf.techniques, limit, (bound, usage), below_s)
+        leaf.tight = not relaxed.rough(leaf.techniques)
+        return bound
 
     def tighten(self, leaf: Leaf, below_s: float) -> None:
         """Raise the bound of a leaf after its last stage, where that was not exact."""

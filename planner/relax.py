@@ -25,9 +25,9 @@ from planner.topology import Mesh
 
 OWN = frozenset({"RoutedExperts"})
 """Operators whose time is not that of one product."""
-PRICES, FIRST_PRICE, RISE, CLIMB, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 2.0, 1.1, 1e-3
+PRICES, FIRST_PRICE, RISE, WIDE_STEP, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 8, 2, 1e-3
 """Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the limit), by what it rises while nothing fits; where variables were
-split the factors between two that are tried, largest and least; and what gain is not worth another."""
+split the steps between two that are tried, largest and least (`Climb`); and what gain is not worth another."""
 FEWER = 0.9
 """A bound of an elimination that would be too large is worked out again while no more than this part of the options is left."""
 ROOM, WIDEST = 4e6, 2e4
@@ -73,13 +73,42 @@ class Arithmetic:
 
 @dataclass
 class Climb:
-    """A bound under a memory limit where variables were split, on its way up. price: of a byte, the best so far; top: the bound there, before any was tightened -inf;
-    step: by what factor the prices that are tried next differ; shift: of costs between parts at the best."""
+    """A bound under a memory limit where variables were split, on its way up over prices of a byte: `start` times powers of 2^(1/8).
 
-    price: float
+    at: the power of the best so far; top: the bound there; step: how far off the next are; shift: of costs between parts at the best.
+    """
+
+    start: float
+    at: int = 0
     top: float = -np.inf
-    step: float = CLIMB
+    step: int = WIDE_STEP
     shift: dict[int, np.ndarray] = field(default_factory=dict)
+    _tried: set[int] = field(default_factory=set)
+
+    @property
+    def price(self) -> float:
+        """The best so far."""
+        return self._of(self.at)
+
+    @property
+    def over(self) -> bool:
+        """Whether steps up and down gain nothing."""
+        return self.step < LEAST_STEP
+
+    def go_on(self, height: Callable[[float], float]) -> None:
+        """Try the start, then a price above and one below the best; where that gains nothing the next are nearer."""
+        before = self.top
+        for power in (self.at + self.step, self.at - self.step) if self._tried else (0,):
+            if power not in self._tried:
+                self._tried.add(power)
+                found = height(self._of(power))
+                if found > self.top:
+                    self.at, self.top = power, found
+        if np.isfinite(before) and self.top <= before + CLOSE * abs(before):
+            self.step //= 2
+
+    def _of(self, power: int) -> float:
+        return float(self.start * 2 ** (power / 8))
 
 
 class Relaxed:
@@ -221,9 +250,12 @@ class Relaxed:
         if np.isfinite(enough):
             price = max(price, (enough - low[1]) / low[2])
         if not self._compiled(techniques).exact:
-            found, self._price = self._climbed(lambda p: self._priced(techniques, cost, use, p)[0] - p * room, price, enough)
+            climb = Climb(price)  # bounds of split variables are no lines that a choice tells
+            while climb.top < enough and not climb.over:
+                climb.go_on(lambda p: self._priced(techniques, cost, use, p)[0] - p * room)
+            self._price = climb.price
             self._climbs[techniques] = Climb(self._price)
-            return self._proven(max(best, found) * slow)
+            return self._proven(max(best, climb.top) * slow)
         for _ in range(PRICES):
             value, used = self._priced(techniques, cost, use, price)
             height, slope = value - price * room, used - room
@@ -240,34 +272,28 @@ class Relaxed:
                 break
         return self._proven(best * slow)
 
+    def rough(self, techniques: Techniques) -> bool:
+        """Whether what `limited` found of these techniques is a rough bound, which `tightened` may raise."""
+        return techniques in self._climbs
+
     def tightened(self, techniques: Techniques, limit_bytes: float, enough_s: float = np.inf) -> tuple[float, bool]:
         """A better bound than that of `limited`, after it, where variables were split, and whether another call may find a still better one: costs are shifted between
         their parts (`Tree.tighten`), first at the price that was best, then at two around the best, nearer with each call that gains nothing."""
         slow, use, climb = slowdown(self.space, techniques), self._bytes(techniques), self._climbs[techniques]
-        room, before = limit_bytes - least_working(self.space, techniques, uncut=True), climb.top
-        cost, enough = _units(self._seconds(techniques), slow), enough_s * PICO / slow
-        shift = climb.shift or self._compiled(techniques).shift
-        for price in (climb.price * climb.step, climb.price / climb.step) if np.isfinite(before) else (climb.price,):
-            tree = self._at(techniques, price)
-            tree.shift = shift
-            top = tree.tighten(cost + price * use, enough + price * room) - price * room
-            if top > climb.top:
-                climb.price, climb.top, climb.shift = price, top, tree.shift
-        self._compiled(techniques).shift = climb.shift
-        if np.isfinite(before) and climb.top <= before + CLOSE * abs(before):
-            climb.step **= 0.5
-        return self._proven(climb.top * slow), climb.top < enough and climb.step > LEAST_STEP
+        room = limit_bytes - least_working(self.space, techniques, uncut=True)
+        cost, enough, start = _units(self._seconds(techniques), slow), enough_s * PICO / slow, climb.shift or self._compiled(techniques).shift
 
-    def _climbed(self, height: Callable[[float], float], price: float, enough: float) -> tuple[float, float]:
-        """The best bound on the way to a price from which steps up and down gain nothing, and that price: bounds of split variables are no lines that a choice tells."""
-        top, step = height(price), CLIMB
-        while top < enough and step > LEAST_STEP:
-            higher, there = max((height(p), p) for p in (price * step, price / step))
-            if higher > top + CLOSE * abs(top):
-                top, price = higher, there
-            else:
-                step **= 0.5
-        return top, price
+        def height(price: float) -> float:
+            tree = self._at(techniques, price)
+            tree.shift = start
+            found = tree.tighten(cost + price * use, enough + price * room) - price * room
+            if found > climb.top:
+                climb.shift = tree.shift
+            return found
+
+        climb.go_on(height)
+        self._compiled(techniques).shift = climb.shift
+        return self._proven(climb.top * slow), climb.top < enough and not climb.over
 
     def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float) -> tuple[float, float]:
         """What is least under a price of a byte, and the bytes of the choice."""

@@ -199,7 +199,7 @@ class _Spared:
             yield seconds
             if used > self._limit:
                 yield spared.limited(at, self._limit, (seconds, used), self._bound)
-                rough += [] if spared.exact else [spared]
+                rough += [spared] if spared.rough(at) else []
         for spared in reversed(rough) if self._own is not None else ():
             more = True
             while more:
