@@ -17,12 +17,17 @@ from hypothesis import strategies as st
 
 import planner
 from planner import account
+from planner.api import make_request
+from planner.copied import in_copies
 from planner.copies import BOTH, KERNELS, LINKS, hidden_shares, launch_bytes, together
 from planner.emit.program import emit
 from planner.errors import PlanError
 from planner.evaluate import made_again, price_plan
 from planner.graph import Graph
+from planner.model import Model, Workload
 from planner.reprice import Priced, open_recorded, reprice
+from planner.request import Candidate
+from planner.search import Search
 from planner.strategy import Strategy
 from planner.topology import for_devices
 from planner.verify.numerics import Twin, load_program, placed, seeded_batch, seeded_values, unstacked, worst_error
@@ -219,6 +224,25 @@ def test_a_plan_in_copies_costs_what_its_parts_do() -> None:
     parts = cost.compute_time_s + cost.bubble_time_s + cost.exposed_communication_time_s + cost.optimizer_time_s
     assert cost.step_time_s == pytest.approx(parts) and np.isfinite(parts)
     assert sum(cost.exposed_by_axes.values()) == pytest.approx(cost.exposed_communication_time_s)
+
+
+def test_copies_are_tried_of_what_fits_and_of_equal_plans_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal plans of meshes that are one with an axis in two parts, and plans that do not fit, are no finalists."""
+    search = Search(Model.open(WIDE, Workload(batch=64), 16), make_request(devices=16, hardware=None, topology=None, baselines=False))
+    best = search.run().best
+    assert best is not None
+
+    def slower(seconds: float, exposed: float, size: int = 2**30) -> Candidate:
+        cost = replace(best.cost, step_time_s=seconds, exposed_communication_time_s=exposed, memory=replace(best.cost.memory, parameters=size))
+        return replace(best, cost=cost)
+
+    plain = replace(best, cost=replace(best.cost, step_time_s=10.0, exposed_communication_time_s=0.5))
+    huge, equal, other = slower(10.1, 9.0, 2**50), [slower(10.2, 8.0) for _ in range(5)], slower(10.3, 7.0)
+    asked: list[tuple[float, int]] = []
+    monkeypatch.setattr("planner.copied._copied", lambda search, c, micro: asked.append((c.cost.step_time_s, micro)))
+    monkeypatch.setattr(search.offered, "microbatches", lambda mesh: range(1, 1000))
+    assert in_copies(search, plain, (huge, *equal, other, huge)) is plain
+    assert {seconds for seconds, _ in asked} == {10.2, 10.3} and len(asked) == len(set(asked))
 
 
 @pytest.mark.slow
