@@ -109,7 +109,7 @@ class Explorer:
             leaf = heapq.heappop(self.open)
             self._cut, kind = self._proves(leaf), self.meshes[leaf.mesh].stages > 1
             if idle[kind] >= (LONG_PATIENCE if leaf.bound < self._to_beat * (1 - WIDE_GAP) else PATIENCE):
-                heapq.heappush(self.loose, leaf)  # given up: still a part of the bound
+                self._give_up(leaf)
                 continue
             if leaf.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
                 heapq.heappush(self.open, leaf)
@@ -129,6 +129,13 @@ class Explorer:
             self._settle()
         self._cut = math.inf
         return self.best
+
+    def _give_up(self, leaf: Leaf) -> None:
+        """Look at no plan of a leaf, or of an unseen mesh: what bounds it is still a part of the bound."""
+        if leaf.stage == UNSEEN:
+            self.closed.append(leaf.bound)
+        else:
+            heapq.heappush(self.loose, leaf)
 
     def _deepen(self) -> None:
         """Solve again what the work limit cut, while the pool lasts: where memory binds, a first answer may be far above the leaf's optimum."""
@@ -298,6 +305,7 @@ class Explorer:
             leaf.bound = max(leaf.bound, self._bounds.at_stage(leaf, self._to_beat))
             while leaf.stage == BOUNDED and not leaf.tight and NEARLY * self._to_beat <= leaf.bound < self._to_beat:
                 self._bounds.tighten(leaf, self._to_beat)
+        leaf.tight |= self.memory_first  # bounds in bytes are as they are
         leaf.stage += 1
         return True
 

@@ -33,7 +33,7 @@ class Leaf:
     schedule: str = field(compare=False, default="1f1b")
     virtual: int = field(compare=False, default=1)
     tight: bool = field(compare=False, default=False)
-    """whether nothing but a solver can raise its bound further"""
+    """Whether nothing but a solver can raise its bound further, once it has been bounded."""
 
     def __lt__(self, other: Leaf) -> bool:
         if self.bound != other.bound:  # of nearly all pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -168,3 +169,17 @@ def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(monkeypatch: 
     rough = tight_search().run()
     assert patient.best is not None and hasty.best is not None and rough.best is not None
     assert rough.bound_s < hasty.bound_s <= patient.best.cost.step_time_s <= hasty.best.cost.step_time_s
+
+
+def test_meshes_that_were_never_looked_at_bound_what_was_given_up() -> None:
+    """Whatever was seen of the meshes when patience ended, with and without memory for the aim."""
+    for objective, patience in itertools.product(("step", "memory"), (0, 3)):
+        request = make_request(hardware=None, topology=None, baselines=False, objective=objective, **TIGHT)
+        search = Search(Model.open("zoo:llama3-8b,layers=8", Workload("train", batch=64), 16), request)
+        explorer = search._main()
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("PATIENCE", "LONG_PATIENCE"):
+                patch.setattr(f"planner.explore.{name}", patience)
+            best = explorer.run()
+        value = search.value(best)
+        assert explorer.bound() <= value and (best is None) == (patience == 0)
