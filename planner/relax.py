@@ -28,6 +28,8 @@ OWN = frozenset({"RoutedExperts"})
 PRICES, FIRST_PRICE, RISE, WIDE_STEP, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 8, 2, 1e-3
 """Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the limit), by what it rises while nothing fits; where variables were
 split the steps between two that are tried, largest and least (`Climb`); and what gain is not worth another."""
+FAR = 100.0
+"""Times the bound without a memory limit that one under it is raised to at most: where nothing fits in pieces that only bounds know of, it would rise without end."""
 FEWER = 0.9
 """A bound of an elimination that would be too large is worked out again while no more than this part of the options is left."""
 ROOM, WIDEST = 4e6, 2e4
@@ -75,10 +77,12 @@ class Arithmetic:
 class Climb:
     """A bound under a memory limit where variables were split, on its way up over prices of a byte: `start` times powers of 2^(1/8).
 
-    at: the power of the best so far; top: the bound there; step: how far off the next are; shift: of costs between parts at the best.
+    enough: the bound from which on none is needed; at: the power of the best so far; top: the bound there; step: how far off the next are; shift: of costs between parts at
+    the best.
     """
 
     start: float
+    enough: float
     at: int = 0
     top: float = -np.inf
     step: int = WIDE_STEP
@@ -92,8 +96,8 @@ class Climb:
 
     @property
     def over(self) -> bool:
-        """Whether steps up and down gain nothing."""
-        return self.step < LEAST_STEP
+        """Whether steps up and down gain nothing, or nothing that matters."""
+        return self.step < LEAST_STEP or self.top >= self.enough
 
     def go_on(self, height: Callable[[float], float]) -> None:
         """Try the start, then a price above and one below the best; where that gains nothing the next are nearer."""
@@ -243,18 +247,18 @@ class Relaxed:
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
         if np.minimum.reduceat(use, first).sum() > room:
             return np.inf
-        cost, enough = _units(self._seconds(techniques), slow), enough_s * PICO / slow
+        cost, enough = _units(self._seconds(techniques), slow), min(enough_s, FAR * free[0]) * PICO / slow
         low = 0.0, free[0] * PICO / slow, free[1] - room  # price, height, slope
         high: tuple[float, float, float] | None = None
         best, price = low[1], self._price or low[1] * FIRST_PRICE / low[2]
         if np.isfinite(enough):
             price = max(price, (enough - low[1]) / low[2])
         if not self._compiled(techniques).exact:
-            climb = Climb(price)  # bounds of split variables are no lines that a choice tells
-            while climb.top < enough and not climb.over:
+            climb = Climb(price, enough)  # bounds of split variables are no lines that a choice tells
+            while not climb.over:
                 climb.go_on(lambda p: self._priced(techniques, cost, use, p)[0] - p * room)
             self._price = climb.price
-            self._climbs[techniques] = Climb(self._price)
+            self._climbs[techniques] = Climb(self._price, enough)
             return self._proven(max(best, climb.top) * slow)
         for _ in range(PRICES):
             value, used = self._priced(techniques, cost, use, price)
@@ -281,19 +285,20 @@ class Relaxed:
         their parts (`Tree.tighten`), first at the price that was best, then at two around the best, nearer with each call that gains nothing."""
         slow, use, climb = slowdown(self.space, techniques), self._bytes(techniques), self._climbs[techniques]
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
-        cost, enough, start = _units(self._seconds(techniques), slow), enough_s * PICO / slow, climb.shift or self._compiled(techniques).shift
+        cost, start = _units(self._seconds(techniques), slow), climb.shift or self._compiled(techniques).shift
+        climb.enough = min(climb.enough, enough_s * PICO / slow)
 
         def height(price: float) -> float:
             tree = self._at(techniques, price)
             tree.shift = start
-            found = tree.tighten(cost + price * use, enough + price * room) - price * room
+            found = tree.tighten(cost + price * use, climb.enough + price * room) - price * room
             if found > climb.top:
                 climb.shift = tree.shift
             return found
 
         climb.go_on(height)
         self._compiled(techniques).shift = climb.shift
-        return self._proven(climb.top * slow), climb.top < enough and not climb.over
+        return self._proven(climb.top * slow), not climb.over
 
     def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float) -> tuple[float, float]:
         """What is least under a price of a byte, and the bytes of the choice."""

@@ -9,7 +9,7 @@ from planner.api import make_request
 from planner.assemble import PICO, Techniques, assemble, least_working, usage_of
 from planner.model import Model, Workload
 from planner.problem import Budget, evaluate
-from planner.relax import Relaxed
+from planner.relax import Climb, Relaxed
 from planner.search import Search
 from planner.solvers.dp import solve
 from planner.solvers.elimination import Tree
@@ -158,6 +158,26 @@ def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.Monkey
     # Of options that no plan below a target has fewer are known: none is left out that the whole elimination keeps.
     assert narrow.least((0,), target) <= least and whole.exact and not narrow.exact
     assert set(whole.kept) <= set(narrow.kept) and len(narrow.kept) < space_options(space)
+
+
+@pytest.mark.parametrize("best", [1.0, 3.7, 900.0, 1e-4])
+def test_a_climb_ends_near_the_top_or_where_it_is_enough(best: float) -> None:
+    """Over heights that rise up to some price and fall after it, no price tried twice; over such as rise without end up to what is enough."""
+    tried: list[float] = []
+
+    def hill(price: float) -> float:
+        tried.append(price)
+        return 100.0 - abs(np.log(price / best))
+
+    climb = Climb(1.0, np.inf)
+    while not climb.over:
+        climb.go_on(hill)
+    assert len(tried) == len(set(tried)) and climb.top == hill(climb.price)
+    assert abs(np.log2(climb.price / best)) <= 0.25
+    endless = Climb(best, 1e6)
+    while not endless.over:
+        endless.go_on(lambda price: price)
+    assert 1e6 <= endless.top <= 2e6
 
 
 def space_options(space: Space) -> int:
