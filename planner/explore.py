@@ -77,7 +77,7 @@ class Explorer:
         self._ended: float | None = None
         self.unit_s = 1 / PICO
         """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range of exact floats."""
-        self._bounds = LeafBounds(search)
+        self._bounds = LeafBounds(search.request.limit_bytes)
         self._none: set[tuple[int, Techniques]] = set()
         """Leaves of which nothing fits."""
 

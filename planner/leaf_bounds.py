@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,18 +11,15 @@ from planner.leaf import FITTING, FREE, LEVEL_ORDER, Leaf
 from planner.offered import CHUNKS
 from planner.relax import Relaxed
 
-if TYPE_CHECKING:
-    from planner.search import Search
-
 SAME = 1e-7
 """Relative difference below which a bound is as good as the price."""
 
 
 class LeafBounds:
-    """Bounds of leaves, those of a mesh all by one relaxed space."""
+    """Bounds of leaves under a limit of memory, those of a mesh all by one relaxed space."""
 
-    def __init__(self, search: Search) -> None:
-        self.search = search
+    def __init__(self, limit_bytes: float) -> None:
+        self.limit_bytes = limit_bytes
         self.relaxed: dict[int, Relaxed] = {}
         """Mesh -> its space, relaxed; of meshes that were expanded."""
         self.least: dict[int, float] = {}
@@ -44,7 +40,7 @@ class LeafBounds:
 
     def at_stage(self, leaf: Leaf, below_s: float) -> float:
         """The bound (seconds) that the leaf's stage knows. below_s: plans of at least so many are not looked for."""
-        limit, relaxed = self.search.request.limit_bytes, self.relaxed[leaf.mesh]
+        limit, relaxed = self.limit_bytes, self.relaxed[leaf.mesh]
         if leaf.stage == FITTING:
             return self._without_limit(leaf, 0, below_s, relaxed.waiting(leaf.micro, leaf.virtual)) if self._staged(leaf) else self._without_limit(leaf, 1, below_s)
         if leaf.micro == 1:  # its space is the one that is solved
@@ -60,7 +56,7 @@ class LeafBounds:
 
     def tighten(self, leaf: Leaf, below_s: float) -> None:
         """Raise the bound of a leaf after its last stage, where that was not exact."""
-        bound, more = self.relaxed[leaf.mesh].tightened(leaf.techniques, self.search.request.limit_bytes, below_s)
+        bound, more = self.relaxed[leaf.mesh].tightened(leaf.techniques, self.limit_bytes, below_s)
         leaf.bound, leaf.tight = max(leaf.bound, bound), not more
 
     def _free_key(self, leaf: Leaf, micro: int) -> tuple:

@@ -183,7 +183,7 @@ class _Spared:
         (`Relaxed.quick`), then in that of its own microbatches, without a memory limit before with it; rough ones are made tight last."""
         at, rough = leaf.techniques, list[Sparing]()
         for micro in (0, leaf.micro) if self._own is not None and leaf.micro != relaxed.space.parts else (0,):
-            space = relaxed.space if not micro or self._own is None else self._own(leaf)
+            space = self._own(leaf) if micro and self._own is not None else relaxed.space
             if space is None or least_usage(space, at, uncut=True) > self._limit:
                 yield np.inf
                 return
