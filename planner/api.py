@@ -25,11 +25,12 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
          lr: float = 1e-4, precision: str = DEFAULT_PRECISION, loss: str = "", logits: str = "", shift_labels: bool = False,
          ignore_index: int | None = None, trainable: Sequence[str] = (), freeze: Sequence[str] = (), tie: Sequence[str] = (), lora: str = "", tables: str = "device",
          time_limit_s: float | None = None, seed: int = 0, fold: bool = True, baselines: bool = True, strict: bool = False, progress: Any = None,
-         remedies: bool = True, cache: Cache | str | Path | None = None, backend: str = "") -> Strategy:  # fmt: skip
+         remedies: bool = True, cache: Cache | str | Path | None = None, incremental: bool = False, backend: str = "") -> Strategy:  # fmt: skip
     """Search for the best way to spread a model over a machine.
 
     source: an ONNX file, `zoo:SPEC`, a Hugging Face config.json, or an onnx ModelProto. Exactly one of hardware (with devices) and topology describes the machine. remedies: where
     nothing fits, plan what would help and say it in the error. cache: a folder where searches are kept and recalled from (planner.cache); it changes no answer.
+    incremental: where the cache has the search of a model like this one, decide anew only what changed (planner.incremental); other plans are then not looked at.
     backend: of the program that is to be written; what such a program cannot do is refused before the search, and not chosen.
     Returns a Strategy. Raises PlanError: exit_code 2 for bad input, 3 when no plan fits. Never imports jax.
     """
@@ -42,7 +43,7 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
                            pins=None if annotated else pins, objective=objective,
                            memory_limit_bytes=memory_limit_bytes, memory_reserve_bytes=memory_reserve_bytes, runtime=runtime, optimizer=optimizer,
                            precision=precision, time_limit_s=time_limit_s, seed=seed, fold=fold, baselines=baselines,
-                           cache=cache, backend=backend)  # fmt: skip
+                           cache=cache, incremental=incremental, backend=backend)  # fmt: skip
     model = open_model(source, request.topology.devices, workload=workload, batch=batch, tokens_per_step=tokens_per_step, dims=dims, shapes=shapes, loss=loss,
                        logits=logits, shift_labels=shift_labels, ignore_index=ignore_index, trainable=trainable, freeze=freeze, tie=tie, lora=lora,
                        optimizer=optimizer, lr=lr, tables=tables)  # fmt: skip
@@ -64,7 +65,7 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
         if found.stopped:
             raise PlanError("P026", "the search was stopped before any plan fitted", help=["--time-limit with more seconds"], exit_code=NO_PLAN)
         raise no_plan(request, found, model if remedies else None)
-    if request.baselines and not found.stopped:
+    if request.baselines and not found.stopped and found.before is None:
         from planner.remedies import elsewhere
 
         found.baselines.update(elsewhere(request, model))
@@ -72,6 +73,8 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
                   "source": str(source if isinstance(source, str | Path) else model.name), "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
     if request.cache is not None and request.cache.priced != before:
         provenance["tables"] = {what: n - m for what, n, m in zip(("asked", "recalled"), request.cache.priced, before, strict=True)}
+    if found.before is not None:
+        provenance["incremental"] = found.before.to_json()
     return compose(model, request, found, provenance | asked(request, objective, mode), assumptions(model, request, hardware, topology))
 
 
@@ -93,7 +96,7 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
                  pins: Any = None, objective: str = "step", memory_limit_bytes: int | None = None, memory_reserve_bytes: int | None = None,
                  runtime: str = DEFAULT_RUNTIME, optimizer: str = "adamw", precision: str = DEFAULT_PRECISION, time_limit_s: float | None = None,
                  seed: int = 0, fold: bool = True, baselines: bool = True,
-                 cache: Cache | str | Path | None = None, backend: str = "") -> Any:  # fmt: skip
+                 cache: Cache | str | Path | None = None, incremental: bool = False, backend: str = "") -> Any:  # fmt: skip
     """Check the options against what exists and build the search request."""
     from costmodels.memory import capacity
     from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
@@ -105,6 +108,8 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
     from planner.topology import for_devices
     from planner.topology_file import from_file
 
+    if incremental and cache is None:
+        raise PlanError("P003", "an incremental plan keeps decisions of one in the cache, and there is none", help=["--cache DIR and no --no-cache, or leave out --incremental"])
     if topology is not None and hardware is not None:
         raise PlanError("P016", "--topology and --hardware both describe the machine", help=["give one of them: a topology file names its own device"])
     machine = from_file(topology, devices) if topology is not None else for_devices(hardware or DEFAULT_HARDWARE, devices)
@@ -132,7 +137,7 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
     return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
                    profile, solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines,
                    offload=pinned_offload(parsed, workload, runtime), cache=cache if isinstance(cache, Cache) or cache is None else Cache.chosen(cache),
-                   partitioned=partitioned)  # fmt: skip
+                   partitioned=partitioned, incremental=incremental)  # fmt: skip
 
 
 def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:

@@ -275,20 +275,25 @@ class Base:
     @cached_property
     def kinds(self) -> Mapping[int, int]:
         """class -> a number; nodes of equal numbers have the same splits at the same prices on every mesh."""
-        graph, found, out = self.graph, dict[tuple, int](), {}
+        found, out = dict[tuple, int](), {}
         for i in self.times:
-            rule, node = self.rules[i], graph.nodes[i]
-            line = (rule.operands, rule.results, tuple(rule.sizes.items()), rule.whole, rule.linear, rule.no_pad, rule.flops, rule.inner,
-                    tuple(rule.paired.items()), tuple(rule.most.items()), tuple(rule.fringe.items()), rule.spatial)
-            cells = tuple(
-                (graph.tensors[n].shape, graph.tensors[n].dtype, n in graph.weights, n in self.own, n in graph.producer, n in self.grad,
-                 self.kept.get((i, slot)), self.stacks.get(n)) if n else None for slot, n in enumerate(node.inputs)
-            )  # fmt: skip
-            outs = tuple((graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad, self.kept.get((i, -1 - k)))
-                         for k, o in enumerate(o for o in node.outputs if o))  # fmt: skip
-            out[i] = found.setdefault((node.op, line, cells, outs, self.batch_factors[i], i in self.repeated, i in self.tail,
-                                          self.collected_bytes(i, float32_sizes), frozenset(node.attrs.items()) if node.bodies else None), len(found))
+            node = self.graph.nodes[i]
+            slots = (*enumerate(node.inputs), *((-1 - k, o) for k, o in enumerate(o for o in node.outputs if o)))
+            counts = tuple([(self.kept.get((i, slot)), self.stacks.get(n) if slot >= 0 else None) for slot, n in slots if n])
+            out[i] = found.setdefault((self.content(i), counts, self.collected_bytes(i, float32_sizes)), len(found))
         return out
+
+    def content(self, i: int) -> tuple:
+        """What the splits of a class and their prices follow from, but for how often things are (how many of its nodes keep an operand, how many repeats a weight has); the
+        same in every process."""
+        graph, rule, node = self.graph, self.rules[i], self.graph.nodes[i]
+        line = (rule.operands, rule.results, tuple(rule.sizes.items()), tuple(sorted(rule.whole)), tuple(sorted(rule.linear)), tuple(sorted(rule.no_pad)), rule.flops, rule.inner,
+                tuple(rule.paired.items()), tuple(rule.most.items()), tuple(rule.fringe.items()), rule.spatial)  # fmt: skip
+        cells = tuple([(graph.tensors[n].shape, graph.tensors[n].dtype, n in graph.weights, n in self.own, n in graph.producer, n in self.grad) if n else None
+                       for n in node.inputs])  # fmt: skip
+        outs = tuple([(graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad) for o in node.outputs if o])
+        attrs = tuple(sorted(node.attrs.items())) if node.bodies else None
+        return node.op, line, cells, outs, self.batch_factors[i], i in self.repeated, i in self.tail, attrs
 
     @cached_property
     def wires(self) -> tuple[Wire, ...]:

@@ -57,11 +57,13 @@ DEEPER, POOL = 200, 1_000_000_000
 
 
 class Explorer:
-    """One family: its meshes, the splits it allows (None: all), its optimizer levels. pinned: the user's pins hold for it (not for baselines)."""
+    """One family: its meshes, the splits it allows (None: all), its optimizer levels. pinned: the user's pins hold for it (not for baselines). alone: no other family
+    has its spaces, which are made of what it allows and nothing else."""
 
     def __init__(self, search: Search, label: str, meshes: Sequence[Mesh], allowed: Callable[[Base, Mesh], dict] | None, levels: Sequence[int],
-                 *, pinned: bool = True) -> None:  # fmt: skip
+                 *, pinned: bool = True, alone: bool = False) -> None:  # fmt: skip
         self.search, self.label, self.meshes, self.allowed, self.pinned = search, label, tuple(meshes), allowed, pinned
+        self._own = allowed if alone else None
         self.levels = [k for k, z in enumerate(LEVEL_ORDER) if z in levels]
         self.best: Candidate | None = None
         self.priced: list[Candidate] = []
@@ -279,7 +281,13 @@ class Explorer:
     def _large(self, mesh: Mesh) -> Space | None:
         """The space that all leaves of a mesh are bounded in: of the largest microbatches that all of theirs divide."""
         parts = math.gcd(*self.search.offered.microbatches(mesh))
-        return self.search.space(mesh, parts if parts and self.search.base(parts) else 1, self.allowed, self.pinned) if parts else None
+        if not parts:
+            return None
+        parts = parts if self.search.base(parts) else 1
+        base = self.search.base(parts)
+        if self._own is not None and base is not None:
+            return self.search.space(mesh, parts, None, self.pinned, self._own(base, Mesh(mesh.inner)))
+        return self.search.space(mesh, parts, self.allowed, self.pinned)
 
     def _space(self, leaf: Leaf) -> Space | None:
         """The space of a leaf's microbatches, of what may be in a better plan. Nodes are numbered alike only in graphs that were derived from one another."""
@@ -289,7 +297,7 @@ class Explorer:
             among = self._bounds.relaxed[leaf.mesh].splits if self.search.request.pins.empty else None
             if first is None or base is None or base.shared is not first.base.shared:
                 among = None
-            if among is None and base is not None and allowed is not None and not self.pinned:  # of a baseline nothing else is asked for
+            if among is None and base is not None and allowed is not None and (self._own or not self.pinned):  # nothing else is asked for
                 among, allowed = allowed(base, Mesh(mesh.inner)), None
             self._spaces[key] = self.search.space(mesh, leaf.micro, allowed, self.pinned, among)
         return self._spaces[key]

@@ -33,17 +33,32 @@ APART = ("name", "folder", "proto", "workload")
 
 def model_key(model: Model) -> str:
     """The key of what a model is read as. Raises PlanError where it cannot be read."""
+    content = file_content(model.proto, model.plain.trainable), graph_content(model.graph(1))
+    return digest((*_circumstances(model), content))
+
+
+def history_key(model: Model, request: Request) -> str:
+    """The key of the searches for models that differ in their content alone (planner.incremental)."""
+    return digest(("history", *_circumstances(model), request, names_of(model.graph(1)) if request.pins.nodes else ""))
+
+
+def _circumstances(model: Model) -> tuple[Any, ...]:
+    """What a model's key follows from beside its content: the program, and what is run."""
     public = {f.name: getattr(model, f.name) for f in fields(model) if not f.name.startswith("_") and f.name not in APART}
     workload = replace(model.workload, batch=model.batch, tokens_per_step=None)  # as it was resolved, whoever said it
     if workload.kind == "train":
         workload = replace(workload, loss=model.loss, lr=0.0)  # how far a step goes costs nothing
-    content = file_content(model.proto, model.plain.trainable), graph_content(model.graph(1))
-    return digest((FORMAT, program(), type(model).__qualname__, public, workload, content))
+    return FORMAT, program(), type(model).__qualname__, public, workload
 
 
 def search_key(model: Model, key: str, request: Request) -> str:
     """The key of a search for a model, whose own is given (`model_key`), under a request."""
     return digest((key, request, names_of(model.graph(1)) if request.pins.nodes else ""))
+
+
+def incremental_key(search: str) -> str:
+    """The key of an answer to what another search, whose key is given, was asked, that keeps what was decided before (planner.incremental)."""
+    return digest((search, "incremental"))
 
 
 def reading_key(model: str, microbatches: int) -> str:

@@ -11,7 +11,7 @@ otherwise has the same entry (planner.content).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from math import isfinite, prod
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ def recalled(search: Search, entry: Any) -> Found | None:
 
 
 def _recalled(search: Search, entry: Mapping[str, Any]) -> Found:
-    palette = tuple(Split.of({_text(f): [_text(a) for a in axes] for f, axes in pairs}) for pairs in entry["palette"])
+    palette = _palette(entry)
     best = _candidate(search, entry["best"], palette)
     baselines = {_text(label): _candidate(search, row, palette) for label, row in entry["baselines"].items()}
     base = search.base(best.plan.microbatches)
@@ -90,12 +90,47 @@ def _recalled(search: Search, entry: Mapping[str, Any]) -> Found:
     return Found(best, baselines, base, space, choice, problem, bound, tried)
 
 
+@dataclass(frozen=True)
+class Decided:
+    """What an entry's plan decided for each class of nodes, in their order, and in what circumstances. offload: what its search had in the host's memory."""
+
+    mesh: Mesh
+    splits: tuple[Split, ...]
+    offload: tuple[str, ...]
+    copies: int
+    step_time_s: float
+
+
+def decided(entry: Any, topology: Topology, classes: int) -> Decided | None:
+    """The decisions of an entry, of so many classes; None where it does not hold."""
+    try:
+        mesh = _mesh(entry["best"], topology)
+        palette = _palette(entry)
+        splits = tuple([palette[k] for k in entry["best"]["splits"]])
+        offload, copies, step = tuple(map(_text, entry["offload"])), int(entry["best"]["copies"]), _number(entry["best"]["step_time_s"])
+    except (Stale, AttributeError, LookupError, TypeError, ValueError):
+        return None
+    return Decided(mesh, splits, offload, copies, step) if len(splits) == classes else None
+
+
+def _palette(entry: Mapping[str, Any]) -> tuple[Split, ...]:
+    return tuple(Split.of({_text(f): [_text(a) for a in axes] for f, axes in pairs}) for pairs in entry["palette"])
+
+
+def _mesh(row: Mapping[str, Any], topology: Topology) -> Mesh:
+    """The mesh of a plan. Raises Stale where it is none of the machine."""
+    mesh = Mesh(tuple(MeshAxis(_text(name), tuple((int(at), int(n)) for at, n in parts)) for name, parts in row["mesh"]), tuple(map(_text, row["group"])))
+    if not _lies_on(mesh, topology):
+        raise Stale
+    return mesh
+
+
 def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...]) -> Candidate:
     """A candidate priced anew. Raises Stale where it is not possible, or no longer at its price."""
     request, t = search.request, _techniques(**row["techniques"])
-    mesh = Mesh(tuple(MeshAxis(_text(name), tuple((int(at), int(n)) for at, n in parts)) for name, parts in row["mesh"]), tuple(map(_text, row["group"])))
+    mesh = _mesh(row, request.topology)
     base = search.base(t.microbatches)
-    if base is None or not _lies_on(mesh, request.topology):
+    if base is None:
         raise Stale
     if row["copies"] not in COPIES or t.microbatches % row["copies"] or (row["copies"] > 1 and mesh.stages > 1):
         raise Stale

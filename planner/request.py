@@ -53,6 +53,8 @@ class Request:
     """What waits in the host's memory in every plan of the search (planner.possible.OFFLOAD)."""
     cache: Cache | None = field(default=None, compare=False, repr=False)
     """Where answers are kept and looked for (planner.recall); it changes none."""
+    incremental: bool = field(default=False, compare=False)
+    """Whether what was decided for most of a model before may stay (planner.incremental). No part of a key: where all was searched before, that is the answer."""
 
     @property
     def bucket(self) -> int | str:
@@ -99,6 +101,20 @@ class Candidate:
         return (round(np.log(max(main, 1e-12)) / TIE), round(np.log(max(size, 1)) / TIE_MEMORY), len(self.plan.mesh), simple, size, self.plan.mesh)
 
 
+@dataclass(frozen=True)
+class Before:
+    """What an answer keeps of a search before (planner.incremental). name, date: of the model that was planned then, and when; kept, solved: operators of this model."""
+
+    name: str
+    date: str
+    kept: int
+    solved: int
+
+    def to_json(self) -> dict[str, str | int]:
+        """As in a strategy's provenance."""
+        return {"model": self.name, "date": self.date, "kept": self.kept, "solved": self.solved}
+
+
 @dataclass
 class Found:
     """What a search returns: the winner, the baselines (label -> best tuned variant, fitting or the smallest), the spaces used."""
@@ -113,3 +129,5 @@ class Found:
     tried: int
     stopped: str = ""
     smallest: Candidate | None = None
+    before: Before | None = None
+    """What was kept of a search before; nothing is proven then."""

@@ -25,8 +25,9 @@ from planner.errors import PlanError
 from planner.evaluate import derived
 from planner.explore import WIDE_GAP, Explorer
 from planner.families import batch_only, megatron_only, no_split
-from planner.fingerprint import model_key, reading_key, search_key
+from planner.fingerprint import incremental_key, model_key, reading_key, search_key
 from planner.flow import Plan
+from planner.incremental import from_before, remember
 from planner.meshes import meshes, pinned_mesh
 from planner.mirror import exchanged, mirrored
 from planner.model import Model
@@ -77,11 +78,24 @@ class Search(Spaces):
             cache.found += 1
             return found
         self.tables = cache.tables(machine_key(self.request))
-        found = self._searched(how_close)
+        found = (self._from_before() if self.request.incremental else None) or self._searched(how_close)
         cache.keep_tables()
         if (entry := kept(found)) is not None:
+            key = key if found.before is None else incremental_key(key)
             cache.put(key, entry)
+            remember(self, key)
         return found
+
+    def _from_before(self) -> Found | None:
+        """What is found where what did not change stays as a search before decided it; None where there is nothing of the kind."""
+        answer = from_before(self)
+        if answer is None:
+            return None
+        within, best, before = answer
+        if not self.confirmed(best.plan.microbatches):
+            return None
+        found = within._complete(within._plainest(best), {}, 0.0)
+        return replace(found, before=before)
 
     @cached_property
     def _key(self) -> str:
@@ -135,15 +149,19 @@ class Search(Spaces):
         if best is not None and not self.confirmed(best.plan.microbatches):
             warnings.warn(f"{self.model.name}: the graph at {best.plan.microbatches} microbatches was derived wrongly; searching again with every graph read", stacklevel=2)
             return Search(self.model, self.request, self.progress)._searched(how_close)
+        bound = min(e.bound() for e in every if e.meshes)
+        # Bounds count all communication of blocks: of plans that hide some of it nothing is proven.
+        bound = bound if request.objective == "step" and np.isfinite(bound) and (best is None or best.plan.copies == 1) else 0.0
+        return self._complete(best, baselines, bound, smallest)
+
+    def _complete(self, best: Candidate | None, baselines: dict[str, Candidate], bound_s: float, smallest: Candidate | None = None) -> Found:
+        """What was found, with the winner's space and problem, in the names that its axes have to people."""
         space, choice, problem = self._among_all(best) if best else (None, (), None)
         if best is not None and space is not None:
             best, space = self._named(best, space)
         base = self.base(best.plan.microbatches if best else 1)
         assert base is not None
-        bound = min(e.bound() for e in every if e.meshes)
-        # Bounds count all communication of blocks: of plans that hide some of it nothing is proven.
-        bound = bound if request.objective == "step" and np.isfinite(bound) and (best is None or best.plan.copies == 1) else 0.0
-        return Found(best, baselines, base, space, choice, problem, bound, len(self._details), self.stopped, smallest)
+        return Found(best, baselines, base, space, choice, problem, bound_s, len(self._details), self.stopped, smallest)
 
     def _hopeless(self, baselines: dict[str, Candidate], how_close: bool) -> Found | None:
         """The answer where even with all that may be in the host's memory the smallest plan is far beyond the limit (`FAR`): a search for each step on the way there
@@ -152,7 +170,7 @@ class Search(Spaces):
             return None  # asked before the first step
         most = self
         while (more := most.offered.offload()) is not None:
-            most = self._again(more)
+            most = self.offloading(more)
         main, base = most._main(), self.base(1)
         near = main.smallest()
         if near is None or base is None or most.stopped or near.cost.memory.total <= FAR * self.request.limit_bytes:
@@ -166,15 +184,15 @@ class Search(Spaces):
         while (near := search._main().smallest()) is None or near.cost.memory.total > self.request.limit_bytes:
             if (more := search.offered.offload()) is None:
                 return None
-            search = search._again(more)
+            search = search.offloading(more)
         return search.run(how_close=False).best
 
     def _main(self) -> Explorer:
         """The search of all that the request allows."""
         return Explorer(self, "plan", self.offered.meshes(), self.offered.allowed(), self.offered.levels())
 
-    def _again(self, offload: tuple[str, ...]) -> Search:
-        """The same search with more in the host's memory, in the time that is left."""
+    def offloading(self, offload: tuple[str, ...]) -> Search:
+        """The same search with so much in the host's memory, in the time that is left."""
         left = self.request.time_limit_s and max(0.0, self.request.time_limit_s - (time.monotonic() - self.started))
         again = Search(self.model, replace(self.request, offload=offload, baselines=False, time_limit_s=left), self.progress)
         again._bases, again._atlas = self._bases, self._atlas
@@ -182,7 +200,7 @@ class Search(Spaces):
 
     def _offloaded(self, offload: tuple[str, ...], baselines: dict[str, Candidate], bound: float, how_close: bool) -> Found:
         """The search again with more in the host's memory. bound: of the plans that nothing of this one's fitted among."""
-        found = self._again(offload).run(how_close=how_close)
+        found = self.offloading(offload).run(how_close=how_close)
         return replace(found, baselines=baselines, tried=found.tried + len(self._details), bound_s=min(bound, found.bound_s))
 
     def _leaders(self, priced: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate], tuple[int, ...]]:
@@ -209,7 +227,10 @@ class Search(Spaces):
         whole = self.space(best.mesh, best.plan.microbatches, None, pinned=False) if self.offered.free else None
         if whole is None or whole is space:
             return space, choice, problem
-        at = tuple(w.splits.index(v.splits[k]) if v.kind == "op" else w.layouts.index(v.layouts[k]) for v, w, k in zip(space.variables, whole.variables, choice, strict=True))
+        try:
+            at = tuple(w.splits.index(v.splits[k]) if v.kind == "op" else w.layouts.index(v.layouts[k]) for v, w, k in zip(space.variables, whole.variables, choice, strict=True))
+        except ValueError:  # of what was kept of another search: on finer meshes not all splits are offered
+            return space, choice, problem
         return whole, at, assemble(whole, best.techniques, self.request.limit_bytes)
 
     def _plainest(self, best: Candidate) -> Candidate:

@@ -20,7 +20,7 @@ RECORDED = ("devices", "hardware", "topology", "batch", "tokens_per_step", "memo
 """Options that a strategy file already answers."""
 ANSWERED = {
     "workload": "train", "precision": "bf16-mixed", "runtime": "jax-shard_map", "optimizer": "adamw", "lr": 1e-4, "objective": "step", "solver": "auto",
-    "loss": "", "logits": "", "lora": "", "tables": "device", "ignore_index": None, "shift_labels": False,
+    "loss": "", "logits": "", "lora": "", "tables": "device", "ignore_index": None, "shift_labels": False, "incremental": False,
     "dim": [], "shape": [], "trainable": [], "freeze": [], "tie": [],
 }  # fmt: skip
 """So are these, whose values stand for none given."""
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             if args.mode == "manual":
                 strategy = _manual(args)
             else:
-                strategy = api.plan(args.model, progress=line.report, backend=args.backend if args.emit else "", **given)
+                strategy = api.plan(args.model, progress=line.report, backend=args.backend if args.emit else "", incremental=args.incremental, **given)
         except PlanError as e:
             if line.interrupted and e.code == "P026":
                 raise KeyboardInterrupt from e

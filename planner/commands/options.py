@@ -119,8 +119,8 @@ def add_machine(p: argparse.ArgumentParser, many: bool = False) -> None:
     g.add_argument("--runtime", default="jax-shard_map", metavar="NAME", help="whose program is priced: jax-shard_map (default), jax-jit, megatron, fsdp")
 
 
-def add_search(p: argparse.ArgumentParser, solver: bool = True) -> None:
-    """How it is searched."""
+def add_search(p: argparse.ArgumentParser, solver: bool = True) -> argparse._ArgumentGroup:
+    """How it is searched; the group, for more options."""
     g = p.add_argument_group("search")
     g.add_argument("--mode", default="auto", metavar="MODE",
                    help="who decides: auto (default), data-parallel; with --pin: semi-auto, hybrid, propagate (docs/modes.md), manual (a strategy.json)")
@@ -134,6 +134,7 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> None:
     g.add_argument("--seed", type=int, default=0, metavar="N")
     g.add_argument("--strict", action="store_true", help="fail on an operator without a rule")
     add_cache(g)
+    return g
 
 
 def add_cache(p: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -156,7 +157,8 @@ def make(p: argparse.ArgumentParser) -> None:
     """Options of the main verb."""
     add_model(p)
     add_machine(p)
-    add_search(p)
+    add_search(p).add_argument("--incremental", action="store_true",
+                               help="keep what was decided for most of a model planned before (in the cache) and solve what changed; without it all is searched")
     add_serving(p)
     g = p.add_argument_group("output")
     g.add_argument("-o", dest="output", metavar="FILE", help="strategy file (default: MODEL.plan.json)")

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 EXAMPLE = "--workload infer --prompt 2048 --generate 256 --concurrency 64"
 OPTIONS = ("prompt", "generate", "concurrency")
 OTHERS: dict[str, Any] = {"batch": None, "tokens_per_step": None, "shape": [], "pin": None, "mode": "auto", "strict": False, "tie": [], "loss": "", "logits": "",
-                          "shift_labels": False, "ignore_index": None, "trainable": [], "freeze": [], "lora": "", "backend": "shard_map", "time_limit": None}  # fmt: skip
+                          "shift_labels": False, "ignore_index": None, "trainable": [], "freeze": [], "lora": "", "backend": "shard_map", "time_limit": None,
+                          "incremental": False}  # fmt: skip
 """Options that a serving plan does not take, with what they are where they are not given."""
 
 

@@ -91,7 +91,8 @@ def _plan(strategy: Strategy, width: int, style: Style) -> list[str]:
     axes = [style.bold(f"{a['name']}={a['size']}") + (f" ({' + '.join(a['levels'])})" if a["levels"] else "") for a in strategy.mesh]
     lines = labelled("mesh", axes, width, style)
     lines += labelled("method", techniques(strategy), width, style)
-    return lines + labelled("solver", [solver_words(strategy)], width, style)
+    lines += labelled("solver", [solver_words(strategy)], width, style)
+    return lines + (labelled("kept", kept_words(kept), width, style) if (kept := strategy.provenance.get("incremental")) else [])
 
 
 def techniques(strategy: Strategy) -> list[str]:
@@ -148,6 +149,13 @@ def solver_words(strategy: Strategy) -> str:
         return "manual: the plan as given, checked and priced"
     tried = f", {s['plans_tried']} plans priced" if s.get("plans_tried", 0) > 1 else ""
     return f"{s['name']}, {status} ({gap}){tried}" + (f", {show_time(seconds)}" if seconds is not None else "")
+
+
+def kept_words(kept: Mapping[str, Any]) -> list[str]:
+    """What an incremental plan keeps of one before."""
+    solved, of = kept["solved"], str(kept["model"]).removeprefix("zoo:")
+    what = f"{kept['kept']:,} of {kept['kept'] + solved:,} operators" if solved else "all operators"
+    return [f"the mesh and {what} as planned for {of} on {kept['date']}", *([f"{solved:,} solved anew"] if solved else []), "no other plans looked at (--incremental)"]
 
 
 def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
