@@ -35,6 +35,7 @@ SEARCH = "--objective step --time-limit 100 --seed 7 --strict"
 CALLS = list(filter(None, f"""
 plan {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} {SEARCH} --solver ilp --mode semi-auto --pin tp=2 -o a.json --emit a.py --backend jit --quiet --force
 plan {SPEC} --topology two.toml --tokens-per-step 128 {TIED} --json --cache kept
+plan {SPEC} --devices 2 --batch 8 --json --cache kept --incremental
 plan {SPEC} --devices 2 --batch 8 {LORA} --quiet -o lora.json --no-cache
 plan free.onnx --devices 2 {SIZES} --quiet -o free.json
 plan zoo:llama-tiny,cache=1 --devices 2 --workload infer --prompt 8 --generate 4 --concurrency 4 --prefill-tokens 16 --quantize int8 --quiet -o serve.json

@@ -265,9 +265,9 @@ def test_the_commands_say_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "kept" / "thesis.txt").write_text("mine")
     assert main(["cache", "--cache", "kept"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["kept"] and rows[2][:4] == ["searches", "and", "readings", "2"] and rows[3][:4] == ["tables", "of", "moves", "1"]
+    assert rows[0] == ["kept"] and rows[2][:4] == ["searches", "and", "readings", "3"] and rows[3][:4] == ["tables", "of", "moves", "1"]
     assert main(["cache", "--cache", "kept", "--clear"]) == 0
-    assert "removed 3 files (" in capsys.readouterr().err and [p.name for p in (tmp_path / "kept").iterdir()] == ["thesis.txt"]
+    assert "removed 4 files (" in capsys.readouterr().err and [p.name for p in (tmp_path / "kept").iterdir()] == ["thesis.txt"]
     assert main(["cache", "--cache", "nothing there"]) == 0 and " 0 B" in capsys.readouterr().out
     assert main(["cache"]) == 0 and "nothing is kept: MESHWRIGHT_CACHE is off" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
