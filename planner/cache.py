@@ -41,6 +41,8 @@ class Cache:
     folder: Path
     asked: int = 0
     found: int = 0
+    alike: str = ""
+    """The model and date of a search before, of a model much like the one searched last (planner.incremental)."""
     _tables: dict[str, Tables] = field(default_factory=dict)
 
     @classmethod

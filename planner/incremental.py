@@ -38,6 +38,8 @@ MOST_SEARCHES = 8
 """Searches of one history."""
 LEAST_KEPT = 0.5
 """Share of the operators that must be kept: of a model that has less in common with one before, all is searched."""
+MUCH = 0.8
+"""Share of the operators that another model has too, from which on people are told that there is one to plan from."""
 SLOWER = 1.02
 """Times the step of the plan before, by the products of both models, that an answer may take."""
 MODES = ("auto", "semi-auto")
@@ -49,20 +51,25 @@ def contents(base: Base) -> tuple[str, ...]:
     return tuple([hashlib.blake2b(repr(base.content(i)).encode(), digest_size=8).hexdigest() for i in base.times])
 
 
-def remember(search: Search, key: str) -> None:
-    """Add a search, kept under a key, to those that models like its own may be planned from."""
+def remember(search: Search, key: str, numbered: Base) -> None:
+    """Add a search, kept under a key, to those that models like its own may be planned from; and tell the cache of the latest whose model is much like this one.
+    numbered: the base whose classes what was found is of."""
     cache, base = search.request.cache, search.base(1)
-    assert cache is not None and base is not None
-    at = history_key(search.model, search.request)
-    row = {"key": key, "model": search.model.name, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "contents": contents(base), "flops": float(base.model_flops)}
-    cache.put(at, {"searches": [row, *(r for r in _rows(cache.get(at)) if r["key"] != key)][:MOST_SEARCHES]})
+    if cache is None or base is None or base.shared != numbered.shared:
+        return
+    at, own = history_key(search.model, search.request), contents(base)
+    row = {"key": key, "model": search.model.name, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "contents": own, "flops": float(base.model_flops)}
+    others = [r for r in _rows(cache.get(at)) if r["key"] != key]
+    cache.put(at, {"searches": [row, *others][:MOST_SEARCHES]})
+    cache.alike = next((f"{r['model']} on {r['date']}" for r in others if sum(map({*r["contents"]}.__contains__, own)) >= MUCH * len(own)), "")
 
 
 def _rows(entry: Any) -> list[dict[str, Any]]:
     """The searches of a history, the latest first; what is no such row is left out."""
     rows = entry.get("searches", []) if isinstance(entry, dict) else []
     parts = {"key": str, "model": str, "date": str, "contents": list, "flops": float}
-    return [r for r in rows if isinstance(r, dict) and all(isinstance(r.get(k), kind) for k, kind in parts.items())] if isinstance(rows, list) else []
+    good = [r for r in rows if isinstance(r, dict) and all(isinstance(r.get(k), kind) for k, kind in parts.items())] if isinstance(rows, list) else []
+    return [r for r in good if all(isinstance(c, str) for c in r["contents"])]
 
 
 def kept_places(old: Sequence[str], new: Sequence[str], linked: Mapping[int, frozenset[int]]) -> dict[int, int]:

@@ -110,7 +110,8 @@ def decided(entry: Any, topology: Topology, classes: int) -> Decided | None:
         offload, copies, step = tuple(map(_text, entry["offload"])), int(entry["best"]["copies"]), _number(entry["best"]["step_time_s"])
     except (Stale, AttributeError, LookupError, TypeError, ValueError):
         return None
-    return Decided(mesh, splits, offload, copies, step) if len(splits) == classes else None
+    axes = {a.name for a in mesh.inner}
+    return Decided(mesh, splits, offload, copies, step) if len(splits) == classes and all(s.used <= axes for s in splits) else None
 
 
 def _palette(entry: Mapping[str, Any]) -> tuple[Split, ...]:

@@ -185,6 +185,9 @@ def test_the_command_says_what_it_kept(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     words = ["--devices", "8", "--batch", "64", "--cache", "kept", "-o", "p.json", "--force"]
     assert main([HEAVY, *words]) == 0
+    assert main([HEAVY.replace("32000", "33024"), *words]) == 0
+    said = capsys.readouterr().err
+    assert f"most operators are as in {HEAVY} on " in said and said.count("--incremental") == 1
     assert main([HEAVY.replace("32000", "32768"), *words, "--incremental"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "kept the mesh and " in out and " solved anew no other plans looked at (--incremental)" in out and "no bound proven" in out

@@ -132,6 +132,8 @@ def run(args: argparse.Namespace) -> int:
         console.say(("interrupted: " if interrupted else "") + f"wrote {', '.join(written)}" + (f"   next: {saved}" if saved and not args.emit else ""))
     if not args.quiet:
         tell(given["cache"])
+        if (known := given["cache"]) is not None and known.alike and not args.incremental:
+            console.say(f"most operators are as in {known.alike}: --incremental keeps that plan for them and solves the rest, in less time")
     return INTERRUPTED if interrupted else 0
 
 
