@@ -191,6 +191,11 @@ def test_the_command_says_what_it_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert main([HEAVY.replace("32000", "32768"), *words, "--incremental"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "kept the mesh and " in out and " solved anew no other plans looked at (--incremental)" in out and "no bound proven" in out
+    assert main(["explain", "p.json"]) == 0
+    assert "kept the mesh and " in " ".join(capsys.readouterr().out.split())
+    assert main(["show", "p.json", "--html", "p.html"]) == 0
+    page = (tmp_path / "p.html").read_text()
+    assert "<dt>kept</dt>" in page and "the mesh and " in page
     assert main([GPT, "--devices", "8", "--no-cache", "--incremental"]) == 2
     assert main([GPT, "--devices", "8", "--workload", "infer", "--prompt", "8", "--generate", "4", "--concurrency", "4", "--incremental"]) == 2
     err = capsys.readouterr().err

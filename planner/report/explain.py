@@ -10,7 +10,7 @@ from planner.errors import PlanError, did_you_mean
 from planner.report.explain_stages import asked_repeat, named_repeat, on_stages, plain, why_stages
 from planner.report.notation import cells, spell_split
 from planner.report.stages import stages
-from planner.report.summary import baseline_name, breakdown, findings, machine, offload_words, recompute_words, solver_words, techniques, ties, title, tuned_words
+from planner.report.summary import baseline_name, breakdown, findings, kept_words, machine, offload_words, recompute_words, solver_words, techniques, ties, title, tuned_words
 from planner.report.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
 from planner.strategy import offload_of
 
@@ -45,7 +45,7 @@ def _choice(s: Strategy, width: int, style: Style) -> list[str]:
     lines += labelled("search", [solver_words(s)], width, style)
     if s.solver.get("bound_s") and s.solver["status"] != "optimal":
         lines += labelled("", [f"no plan on any mesh tried can be below {show_time(s.solver['bound_s'])}"], width, style)
-    return lines
+    return lines + (labelled("kept", kept_words(kept), width, style) if (kept := s.provenance.get("incremental")) else [])
 
 
 def binds(s: Strategy) -> list[str]:

@@ -8,7 +8,7 @@ from planner.report.explain import binds
 from planner.report.html import figures as f
 from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import View, beside, note, section, table
-from planner.report.summary import findings, machine, solver_words, techniques, title, unit_of_work
+from planner.report.summary import findings, kept_words, machine, solver_words, techniques, title, unit_of_work
 
 FITS = {"yes": ("good", "fits"), "tight": ("warn", "fits, tightly"), "no": ("bad", "does not fit")}
 
@@ -145,5 +145,7 @@ def assumptions(v: View) -> Markup:
     p = s.provenance
     rows = [("search", f.prose(solver_words(s))), ("cost model", str(p.get("cost_model", "not recorded"))), ("planned", str(p.get("date", "not recorded"))),
             ("model", f"{s.model['name']}, sha256 {str(s.model['sha256'])[:12]}…"), ("precision", s.workload["precision"]), ("runtime", s.workload["runtime"])]  # fmt: skip
+    if kept := p.get("incremental"):
+        rows.append(("kept", ", ".join(kept_words(kept))))
     facts = el("dl", [el("div", el("dt", k), el("dd", name(x))) for k, x in rows], class_="facts")
     return join(el("ul", items, class_="plain"), facts)
