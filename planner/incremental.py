@@ -31,7 +31,7 @@ from planner.topology import Mesh
 
 if TYPE_CHECKING:
     from planner.base import Base
-    from planner.request import Candidate
+    from planner.request import Candidate, Found
     from planner.search import Search
 
 MOST_SEARCHES = 8
@@ -41,7 +41,7 @@ LEAST_KEPT = 0.5
 MUCH = 0.8
 """Share of the operators that another model has too, from which on people are told that there is one to plan from."""
 SLOWER = 1.02
-"""Times the step of the plan before, by the products of both models, that an answer may take."""
+"""Times what the plan before leads one to expect, by the FLOPs of both models, that an answer may take."""
 MODES = ("auto", "semi-auto")
 """In the others little is left to search."""
 
@@ -51,14 +51,14 @@ def contents(base: Base) -> tuple[str, ...]:
     return tuple([hashlib.blake2b(repr(base.content(i)).encode(), digest_size=8).hexdigest() for i in base.times])
 
 
-def remember(search: Search, key: str, numbered: Base) -> None:
-    """Add a search, kept under a key, to those that models like its own may be planned from; and tell the cache of the latest whose model is much like this one.
-    numbered: the base whose classes what was found is of."""
-    cache, base = search.request.cache, search.base(1)
-    if cache is None or base is None or base.shared != numbered.shared:
+def remember(search: Search, key: str, found: Found) -> None:
+    """Add a search, kept under a key, to those that models like its own may be planned from; and tell the cache of the latest whose model is much like this one."""
+    cache, base, best = search.request.cache, search.base(1), found.best
+    if cache is None or base is None or best is None or base.shared != found.base.shared:  # an entry has what was decided for the classes of its own base
         return
     at, own = history_key(search.model, search.request), contents(base)
-    row = {"key": key, "model": search.model.name, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "contents": own, "flops": float(base.model_flops)}
+    row = {"key": key, "model": search.model.name, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "contents": own, "flops": float(base.model_flops),
+           "other_s": best.cost.step_time_s - best.cost.compute_time_s}  # fmt: skip
     others = [r for r in _rows(cache.get(at)) if r["key"] != key]
     cache.put(at, {"searches": [row, *others][:MOST_SEARCHES]})
     cache.alike = next((f"{r['model']} on {r['date']}" for r in others if sum(map({*r["contents"]}.__contains__, own)) >= MUCH * len(own)), "")
@@ -67,7 +67,7 @@ def remember(search: Search, key: str, numbered: Base) -> None:
 def _rows(entry: Any) -> list[dict[str, Any]]:
     """The searches of a history, the latest first; what is no such row is left out."""
     rows = entry.get("searches", []) if isinstance(entry, dict) else []
-    parts = {"key": str, "model": str, "date": str, "contents": list, "flops": float}
+    parts = {"key": str, "model": str, "date": str, "contents": list, "flops": float, "other_s": float}
     good = [r for r in rows if isinstance(r, dict) and all(isinstance(r.get(k), kind) for k, kind in parts.items())] if isinstance(rows, list) else []
     return [r for r in good if all(isinstance(c, str) for c in r["contents"])]
 
@@ -113,7 +113,9 @@ def from_before(search: Search) -> tuple[Search, Candidate, Before] | None:
             held = {classes[k]: found.splits[at] for k, at in places.items()}
             kept = sum(base.times[c] for c in held)
             work = float(base.model_flops) / row["flops"] if row["flops"] > 0 and base.model_flops else 1.0
-            answer = _answer(search, found, held, SLOWER * work * found.step_time_s)
+            # Products take their share of the work; what else there is (communication, the optimizer) need not become less with it.
+            expected = found.step_time_s * work + row["other_s"] * max(0.0, 1 - work)
+            answer = _answer(search, found, held, SLOWER * expected)
             return (*answer, Before(row["model"], row["date"], kept, len(base.graph.nodes) - kept)) if answer else None
     return None
 

@@ -83,7 +83,7 @@ class Search(Spaces):
         if (entry := kept(found)) is not None:
             key = key if found.before is None else incremental_key(key)
             cache.put(key, entry)
-            remember(self, key, found.base)
+            remember(self, key, found)
         return found
 
     def _from_before(self) -> Found | None:

@@ -156,7 +156,7 @@ def test_the_most_alike_of_the_searches_before_is_kept(tmp_path: Path) -> None:
     assert (kept(made) or {})["model"] == like
 
 
-@pytest.mark.parametrize("rows", [None, 3, [3], [{}], [{"key": "0" * 32, "model": "m", "date": "d", "contents": 3, "flops": 1.0}], "gone", "short", "strange"])
+@pytest.mark.parametrize("rows", [None, 3, [3], [{}], [{"key": "0" * 32, "model": "m", "date": "d", "contents": 3, "flops": 1.0, "other_s": 0.0}], "gone", "short", "strange"])
 def test_a_history_that_does_not_hold_is_none(rows: Any, tmp_path: Path) -> None:
     plan(GPT, tmp_path)
     cache, new = Cache(tmp_path), GPT + ",layers=3"
