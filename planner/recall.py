@@ -39,6 +39,10 @@ class Stale(Exception):
     """An entry that does not hold."""
 
 
+UNHELD = (Stale, PlanError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading an entry ends in that was edited, or is of another model."""
+
+
 def kept(found: Found) -> dict[str, Any] | None:
     """The entry of what a search found; None where that is not worth keeping."""
     best, space = found.best, found.space
@@ -68,7 +72,7 @@ def recalled(search: Search, entry: Any) -> Found | None:
     """What the search would find, from an entry; None where it does not hold."""
     try:
         return _recalled(search, entry)
-    except (Stale, PlanError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+    except UNHELD:
         return None
 
 
@@ -108,7 +112,7 @@ def decided(entry: Any, topology: Topology, classes: int) -> Decided | None:
         palette = _palette(entry)
         splits = tuple([palette[k] for k in entry["best"]["splits"]])
         offload, copies, step = tuple(map(_text, entry["offload"])), int(entry["best"]["copies"]), _number(entry["best"]["step_time_s"])
-    except (Stale, AttributeError, LookupError, TypeError, ValueError):
+    except UNHELD:
         return None
     axes = {a.name for a in mesh.inner}
     return Decided(mesh, splits, offload, copies, step) if len(splits) == classes and all(s.used <= axes for s in splits) else None

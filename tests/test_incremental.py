@@ -156,7 +156,10 @@ def test_the_most_alike_of_the_searches_before_is_kept(tmp_path: Path) -> None:
     assert (kept(made) or {})["model"] == like
 
 
-@pytest.mark.parametrize("rows", [None, 3, [3], [{}], [{"key": "0" * 32, "model": "m", "date": "d", "contents": 3, "flops": 1.0, "other_s": 0.0}], "gone", "short", "strange"])
+WRONG = {"key": "0" * 32, "model": "m", "date": "d", "contents": 3, "flops": 1.0, "other_s": 0.0}
+
+
+@pytest.mark.parametrize("rows", [None, 3, [3], [{}], [WRONG], "gone", "short", "strange", "endless"])
 def test_a_history_that_does_not_hold_is_none(rows: Any, tmp_path: Path) -> None:
     plan(GPT, tmp_path)
     cache, new = Cache(tmp_path), GPT + ",layers=3"
@@ -168,6 +171,10 @@ def test_a_history_that_does_not_hold_is_none(rows: Any, tmp_path: Path) -> None
     elif rows == "strange":  # an entry whose splits are none of these operators
         entry = cache.get(found[0]["key"])
         cache.put(found[0]["key"], {**entry, "palette": [[["no such factor", ["no such axis"]]]] * len(entry["palette"])})
+        rows = found
+    elif rows == "endless":
+        entry = cache.get(found[0]["key"])
+        cache.put(found[0]["key"], {**entry, "best": {**entry["best"], "copies": float("inf")}})
         rows = found
     cache.put(history(tmp_path), {"searches": rows})
     made = plan(new, tmp_path)
