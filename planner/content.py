@@ -73,7 +73,7 @@ def graph_content(graph: Graph) -> str:
     inputs = number.of(graph.inputs)
     nodes = [(n.op, number.of(n.inputs), number.of(n.outputs), tuple(n.attrs.items()), tuple(map(graph_content, n.bodies))) for n in graph.nodes]
     tensors = [(number[name], t.shape, t.dtype, t.role) for name, t in graph.tensors.items()]
-    constants = [(number[name], value.dtype.str, value.shape, _hash(np.ascontiguousarray(value).data)) for name, value in graph.constants.items()]
+    constants = [(number[name], value.dtype.name, value.shape, _hash(value_bytes(value))) for name, value in graph.constants.items()]
     hosted = [(number[name], h.rows, number.of(h.ids), h.place) for name, h in graph.hosted.items()]
     ends = number.of(graph.outputs), number.of(graph.weights), sorted(number.of(graph.trainable)), tuple(graph.dims.items())
     return _digest(inputs, nodes, tensors, constants, hosted, ends)
@@ -149,6 +149,15 @@ def _sizes(dims: Any, symbols: dict[str, str | int], given: bool) -> Iterator[in
                 yield (symbols.setdefault(dim.dim_param, dim.dim_param if given else len(symbols)),)
             case _:
                 yield None
+
+
+def value_bytes(value: np.ndarray) -> bytes:
+    """An array's values as bytes that are equal for equal values, of every dtype that ONNX has.
+
+    ml_dtypes (bfloat16, float8, int4, float4) have no buffer of their own, and strings are objects whose buffer holds addresses."""
+    if value.dtype.hasobject:
+        return repr(value.tolist()).encode()
+    return value.tobytes()
 
 
 def _digest(*parts: Any) -> str:
