@@ -239,6 +239,7 @@ def refuse_unsupported(base: Any) -> None:
 def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -> tuple[str, ...]:
     """What was taken for granted, a phrase each, for the first lines of the summary."""
     from costmodels.units import show_bytes
+    from planner.findings import Finding
     from planner.ops.experts import said
     from planner.user_loss import is_user_loss, priced
 
@@ -260,7 +261,7 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
     if model.proto.configuration and request.pins.empty:
         devices = ", ".join(str(c.num_devices) for c in model.proto.configuration)
         out.append(f"the model's annotations for {devices} devices are not used (--pin annotated)")
-    return (*out, *said(model.plain), *request.topology.notes, *model.plain.notes)
+    return (*out, *said(model.plain), *request.topology.notes, *(note for note in model.plain.notes if not isinstance(note, Finding)))
 
 
 def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:

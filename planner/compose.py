@@ -15,6 +15,7 @@ import numpy as np
 from planner.assemble import PICO
 from planner.detail import details
 from planner.evaluate import Cost, price_plan
+from planner.findings import of_plan, rows
 from planner.flow import Flow, Plan
 from planner.graph import Graph
 from planner.hosted import host_bytes
@@ -60,7 +61,8 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
         tuple({"name": a.name, "size": a.size, "levels": [request.topology.levels[level].name for level, _ in a.parts]} for a in best.mesh.axes),
         node_table(base, flow, found), block_table(graph, flow, base),
         tensor_table(graph, flow, base), techniques, cost_table(pricer_cost, request, base, model), solver,
-        {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions, provenance,
+        {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions,
+        rows(of_plan(model)), provenance,
         details(base, flow, runs, pricer), graph,
     )  # fmt: skip
     return replace(made, provenance={**provenance, "decisions": made.decisions()})

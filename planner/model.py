@@ -120,12 +120,16 @@ class Model:
 
     def _chosen(self, graph: Graph) -> Graph:
         """The graph with ties, adapters and the choice of what trains."""
+        from planner.findings import TRAINING
         from planner.trainable import choose
 
         w = self.workload
         graph = choose(graph, trainable=w.trainable, freeze=w.freeze, tie=w.tie, lora=w.lora)
+        # Nothing trains in inference, and a model of the zoo parts what its family parts.
+        idle = TRAINING if w.kind == "infer" else {"tie"} if self.name.startswith("zoo:") else frozenset()
+        graph = replace(graph, notes=tuple(n for n in graph.notes if getattr(n, "kind", "") not in idle))
         if w.kind == "infer":
-            return replace(graph, notes=tuple(n for n in graph.notes if not n.startswith("not trained, ")))
+            return graph
         if self.folder is not None and self.proto.producer_name:
             from planner.modes import mode_notes
 

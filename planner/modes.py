@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.errors import PlanError
+from planner.findings import Finding
 from planner.graph import Graph, Node, Tensor
 
 SEED = "dropout_seed"
@@ -69,7 +70,7 @@ def mode_notes(graph: Graph) -> tuple[str, ...]:
         kept = "BatchNormalization, where the model had any, is folded into its neighbours"
     else:
         return ("exported in evaluation mode, or without dropout: it trains without dropout",)
-    return (f"exported in evaluation mode, as far as its nodes show: it trains without dropout, and {kept}",)
+    return (Finding("training", f"exported in evaluation mode, as far as its nodes show: it trains without dropout, and {kept}"),)
 
 
 def _drops(node: Node) -> bool:

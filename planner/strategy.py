@@ -45,6 +45,8 @@ class Strategy:
     solver: Mapping[str, Any]
     baselines: Mapping[str, Any]
     assumptions: tuple[str, ...] = ()
+    findings: tuple[Mapping[str, Any], ...] = ()
+    """What a user should not miss, the gravest first: {kind, text} (planner.findings)."""
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
     details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False, repr=False)
     graph: Graph | None = field(default=None, compare=False, repr=False)
@@ -193,8 +195,8 @@ class Strategy:
         try:
             return cls(
                 data["model"], data["topology"], data["workload"], tuple(data["mesh"]), data["nodes"], tuple(data["blocks"]), data["tensors"],
-                data["techniques"], data["cost"], data["solver"], data["baselines"], tuple(data.get("assumptions", ())), data.get("provenance", {}),
-                data.get("details", {}),
+                data["techniques"], data["cost"], data["solver"], data["baselines"], tuple(data.get("assumptions", ())), tuple(data.get("findings", ())),
+                data.get("provenance", {}), data.get("details", {}),
             )  # fmt: skip
         except KeyError as e:
             raise PlanError("P054", f"{path}: key {e.args[0]!r} is missing") from e

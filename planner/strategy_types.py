@@ -263,6 +263,13 @@ SolverTable = TypedDict("SolverTable", {"name": str, "status": Literal["optimal"
                                         "gap": NotRequired[float | None], "plans_tried": int, "problem_status": str, "from": str})  # fmt: skip
 
 
+class FindingRow(TypedDict):
+    """What a user should not miss, the gravest first (planner.findings.KINDS)."""
+
+    kind: str
+    text: str
+
+
 class StrategyFile(TypedDict):
     """A strategy file."""
 
@@ -279,5 +286,6 @@ class StrategyFile(TypedDict):
     solver: SolverTable
     baselines: dict[str, BaselineTable]
     assumptions: list[str]
+    findings: NotRequired[list[FindingRow]]
     provenance: dict[str, Any]
     details: NotRequired[dict[str, DetailTable]]

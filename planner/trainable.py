@@ -29,7 +29,7 @@ def choose(graph: Graph, *, trainable: Sequence[str] = (), freeze: Sequence[str]
     for glob in trainable:
         chosen |= {n for n in matching(graph, glob.removeprefix("+"), "--trainable") if graph.tensors[n].is_float}
     if trainable:  # the user has seen to what the reader left out
-        graph = replace(graph, notes=tuple(n for n in graph.notes if not n.startswith("not trained, ")))
+        graph = replace(graph, notes=tuple(n for n in graph.notes if getattr(n, "kind", "") != "frozen"))
     for glob in freeze:
         chosen -= matching(graph, glob, "--freeze")
     if not lora:

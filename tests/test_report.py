@@ -17,8 +17,9 @@ from planner.diff import compare
 from planner.errors import PlanError
 from planner.report import diff as diff_report
 from planner.report.explain import explain, explain_node, find_nodes
+from planner.report.findings import findings
 from planner.report.notation import short_labels, spell_rule, weight_groups
-from planner.report.summary import findings, summary, techniques
+from planner.report.summary import summary, techniques
 from planner.report.words import Style, bar, hang, pack, percent, short, table, visible
 from planner.strategy import Strategy
 

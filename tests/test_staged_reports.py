@@ -16,13 +16,14 @@ from planner import schema
 from planner.cli import main
 from planner.commands.views import priced
 from planner.pipeline import SCHEDULES, Pipeline
+from planner.report.baselines import baseline_name
 from planner.report.explain import by_operator, explain, explain_node, find_nodes
 from planner.report.html import View, page
 from planner.report.html.bars import passes_of, timeline, total
 from planner.report.html.derive import Detail, work_out
 from planner.report.html.fold import fold
 from planner.report.html.memory import series
-from planner.report.summary import baseline_name, summary, techniques
+from planner.report.summary import summary, techniques
 from planner.report.ticks import BUBBLE, PASSES, stretches, ticks
 from planner.report.trace import trace
 from planner.strategy import Strategy

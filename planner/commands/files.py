@@ -39,6 +39,7 @@ SHAPE: Any = {
     "cost": _SUMMARY,
     "solver": {"name": str, "status": str, "stopped?": str, "plans_tried?": int},
     "assumptions?": [str],
+    "findings?": [{"kind": str, "text": str}],
     "provenance?": {"source?": str, "search_s?": NUMBER, "cost_model?": str, "decisions?": str, "pins?": dict, "objective?": str, "mode?": str},
     "details?": {"*": {"rule": str, "sizes": {"*": int}, "operands": [_SIDE], "results": [_SIDE],
                        "kernels": {"forward_s": NUMBER, "backward_s": NUMBER, "again": bool, "times": int, "step_s": NUMBER, "bubble_s": NUMBER, "bound_by": str},

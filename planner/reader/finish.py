@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from planner.errors import PlanError
+from planner.findings import Finding
 from planner.graph import FLOATS, Graph, Role, Tensor, WeightRef
 from planner.reader.bodies import frozen
 from planner.reader.draft import FOLD_ELEMENTS, Draft, Op, ref_array
@@ -43,7 +44,7 @@ def finish(draft: Draft) -> Graph:
     labels = _labels(draft, list(weights), uses)
     draft.notes.extend(lost_ties(draft, uses, labels))
     if idle:
-        draft.notes.append(_left_out([labels.get(w, w) for w in idle], [labels.get(w, w) for w in weights]))
+        draft.notes.append(Finding("frozen", _left_out([labels.get(w, w) for w in idle], [labels.get(w, w) for w in weights])))
     nodes = tuple(map(frozen, draft.ops))
     return Graph(
         name=draft.name, nodes=nodes, tensors=tensors, inputs=tuple(draft.inputs), outputs=tuple(draft.outputs), weights=weights,
@@ -53,7 +54,7 @@ def finish(draft: Draft) -> Graph:
 
 
 def _left_out(idle: list[str], labels: list[str]) -> str:
-    """The note that names weights training leaves out, with the options that train them: by their last name where no other weight has it."""
+    """The finding that names weights training leaves out, with the options that train them: by their last name where no other weight has it."""
     globs: dict[str, None] = {}
     for label in idle:
         last = f"*.{label.rpartition('.')[2]}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from math import prod
 
+from planner.findings import Finding
 from planner.reader.draft import Draft, Op
 from planner.reader.finder import Finder
 from planner.reader.moe_build import fused
@@ -33,13 +34,14 @@ def experts(find: Finder) -> None:
 
 
 def _unknown(find: Finder) -> None:
-    """A note on stacks of matrices gathered by a router whose use is not recognised."""
+    """A finding on stacks of matrices gathered by a router whose use is not recognised."""
     draft = find.draft
     stacks = [op for op in draft.ops if op.op == "Gather" and id(op) not in find.gone and len(draft.shape(op.inputs[0])) == 3 and draft.is_leaf(op.inputs[0])]
     left = [op for op in stacks if any(find.uses(o) for o in op.outputs if o) and routed(find, source(draft, op.inputs[1]))]
     if left:
-        draft.notes.append(f"{len(left)} stacks of experts ({left[0].inputs[0]!r}) are gathered by a router, but what is done with them is not a known form of experts: "
-                           "they are planned as gathered weights, one copy per chosen expert and token")  # fmt: skip
+        text = (f"{len(left)} stacks of experts ({left[0].inputs[0]!r}) are gathered by a router, but what is done with them is not a known form of experts: "
+                "they are planned as gathered weights, one copy per chosen expert and token")  # fmt: skip
+        draft.notes.append(Finding("experts", text))
 
 
 def _gathered(find: Finder, root: Op) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from planner.findings import Finding
 from planner.graph import WeightRef
 from planner.reader.draft import Draft, Op
 from planner.reader.finder import Finder
@@ -287,8 +288,9 @@ def _unknown(find: Finder) -> None:
     if several:
         choice, weights = next(iter(several.items()))
         each = f"{sum(map(len, several.values()))} experts" + (f" behind {len(several)} routers" if len(several) > 1 else "")
-        draft.notes.append(f"{each} (the first, behind {choice!r}, ends in {weights[0]!r}) are written one by one in a form that is not known: each is planned as a network that "
-                           "works on every token, not only on those the router sends; export them stacked (docs/exporting.md)")  # fmt: skip
+        text = (f"{each} (the first, behind {choice!r}, ends in {weights[0]!r}) are written one by one in a form that is not known: each is planned as a network that "
+                "works on every token, not only on those the router sends; export them stacked (docs/exporting.md)")  # fmt: skip
+        draft.notes.append(Finding("experts", text))
 
 
 def _chosen_by(find: Finder, name: str) -> str:

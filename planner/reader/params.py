@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.findings import Finding
 from planner.reader.draft import Draft, Op
 
 _TRAINABLE = ("float64", "float32", "float16", "bfloat16")
@@ -251,8 +252,8 @@ def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
     return joined
 
 
-def lost_ties(draft: Draft, uses: list[Use], labels: Mapping[str, str]) -> Iterator[str]:
-    """Notes on embeddings and output layers that are equal copies: training would untie them. They are called by their labels, which --tie takes."""
+def lost_ties(draft: Draft, uses: list[Use], labels: Mapping[str, str]) -> Iterator[Finding]:
+    """Embeddings and output layers that are equal copies: training would untie them. They are called by their labels, which --tie takes."""
     tables = {u.leaf: u for u in uses if u.op.op == "Gather"}
     heads = {u.leaf: u for u in uses if u.op.op == "MatMul" and u.leaf not in tables}
     for table in tables:
@@ -265,6 +266,6 @@ def lost_ties(draft: Draft, uses: list[Use], labels: Mapping[str, str]) -> Itera
             both = f"{labels.get(table, table)!r} and {labels.get(head, head)!r}"
             if a is not None and b is not None:
                 if (a.shape == b.shape and np.array_equal(a, b)) or (a.shape == b.T.shape and np.array_equal(a, b.T)):
-                    yield f"{both} hold equal values: the tie was lost in the export, and training would untie them (--tie joins them)"
+                    yield Finding("tie", f"{both} hold equal values: the tie was lost in the export, and training would untie them (--tie joins them)")
             elif use.op.outputs[0] in draft.outputs and d and shape[0 if use.op.attrs.get("trans_b") else 1] == v:
-                yield f"{both} have matching shapes: if they were tied before the export, training would untie them (--tie joins them)"
+                yield Finding("tie", f"{both} have matching shapes: if they were tied before the export, training would untie them (--tie joins them)")

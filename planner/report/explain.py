@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError, did_you_mean
+from planner.report.baselines import baseline_name, ties, tuned_words
 from planner.report.explain_stages import asked_repeat, named_repeat, on_stages, plain, why_stages
+from planner.report.findings import finding_lines
+from planner.report.laid_out import layouts, traffic
 from planner.report.notation import cells, spell_split
 from planner.report.stages import stages
-from planner.report.summary import baseline_name, breakdown, findings, kept_words, machine, offload_words, recompute_words, solver_words, techniques, ties, title, tuned_words
+from planner.report.summary import assumed, breakdown, kept_words, machine, offload_words, recompute_words, solver_words, techniques, title
 from planner.report.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
 from planner.strategy import offload_of
 
@@ -26,8 +29,9 @@ def explain(strategy: Strategy, width: int = 100, colour: bool = False) -> str:
     """The reasoning behind a plan: its mesh, what was tried, what binds, where the time goes, the closest calls, and each baseline's difference."""
     style = Style(colour)
     parts = [_choice(strategy, width, style), _binds(strategy, width, style), labelled("stages", why_stages(strategy), width, style),
+             [*traffic(strategy.costs, width, style), *layouts(strategy, width, style)],
              _costly(strategy, width, style), _calls(strategy, width, style), _others(strategy, width, style),
-             [line for text in findings(strategy) for line in hang("finding: ", text, width)]]  # fmt: skip
+             finding_lines(strategy, width, style), [line for text in assumed(strategy) for line in hang("assumed ", text, width)]]  # fmt: skip
     return "\n".join(line for part in parts if part for line in ("", *part)).lstrip("\n")
 
 

@@ -7,8 +7,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from planner.layout import STAGE
+from planner.report.baselines import baseline_name
 from planner.report.stages import dealt, lockstep, stages, ticks
-from planner.report.summary import baseline_name
 from planner.report.words import count, percent, show_bytes, show_time
 from planner.strategy import virtual_of
 

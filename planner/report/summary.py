@@ -1,4 +1,5 @@
-"""The terminal summary of a strategy: the verdict and its figures on one screen, from the file alone.
+"""The first screen of a strategy, from its file alone: model and machine; mesh, method, step and memory; the verdict in a sentence; the alternatives; findings;
+the defaults on one line. Everything else is in planner.report.explain.
 
     total FLOPs of a step = MFU x peak x devices x step time        (duplicated and padded work left out)
 
@@ -7,42 +8,36 @@ so the printed figures can be checked against each other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.layout import STAGE
-from planner.report.notation import extent_names, residual, short_labels, spell_weight, weight_groups
+from planner.report.baselines import comparison
+from planner.report.findings import finding_lines
 from planner.report.stages import lockstep, stages, stages_words, ticks
-from planner.report.words import Style, bar, count, flops, hang, labelled, listed, pack, percent, short, show_bytes, show_time, table, visible
+from planner.report.verdict import verdict
+from planner.report.words import LABEL, Style, bar, count, flops, hang, labelled, pack, percent, short, show_bytes, show_time
 from planner.strategy import bucket_of, copies_of, offload_of
 
 if TYPE_CHECKING:
     from planner.strategy import Strategy
 
-SHOWN_WEIGHTS = 6
-LONGEST = 30
-"""Columns of a parameter's name."""
-DISTINCT = 0.995
-TIE = 1e-3
-"""Share of a step below which plans are equal to a search (planner.request.TIE)."""
-TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"}
 BAR = 40
 STAGES_AGAIN = "each stage's forward pass runs again in its backward pass"
+_ASIDE = re.compile(r"[:;]| \(")
 RECOMPUTE = {"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}
 OFFLOADED = {"optimizer": "optimizer state", "activations": "what enters blocks", "parameters": "blocks' weights and gradients",
              "embeddings": "embedding tables"}  # fmt: skip
-AXES = {"model": "tensor", STAGE: "pipeline"}
-"""What people who know Megatron call an axis."""
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 
 
 def summary(strategy: Strategy, width: int = 100, colour: bool = False) -> str:
-    """The summary, without a closing line break. width: columns to keep to; long names are cut, never a figure."""
+    """The first screen, without a closing line break. width: columns to keep to; long names are cut, never a figure."""
     style = Style(colour)
-    parts = [_head(strategy, width, style), _plan(strategy, width, style), _figures(strategy, width, style), _layouts(strategy, width, style),
-             _findings(strategy, width, style), comparison(strategy, width, style)]  # fmt: skip
+    parts = [_head(strategy, width, style), [*_plan(strategy, width, style), *_figures(strategy, width, style), *_verdict(strategy, width, style)],
+             comparison(strategy, width, style), finding_lines(strategy, width, style), _assumed(strategy, width, style)]  # fmt: skip
     return "\n".join(line for part in parts if part for line in ("", *part)).lstrip("\n")
 
 
@@ -78,21 +73,37 @@ def _head(strategy: Strategy, width: int, style: Style) -> list[str]:
         work = f"{w['kind']}, batch {w['batch']:,}"
     items = [f"{m['nodes']:,} nodes, {count(m['parameters'])} parameters", machine(strategy), work]
     lines = pack([short(title(strategy), width), *items], width, 0, " · ")
-    return [style.bold(lines[0]), *lines[1:], *_assumed(strategy, width, style)]
+    return [style.bold(lines[0]), *lines[1:]]
 
 
 def _assumed(strategy: Strategy, width: int, style: Style) -> list[str]:
+    """The defaults by their names, on one line: `plan explain` says them in full."""
+    heads = list(dict.fromkeys(_ASIDE.split(text)[0].strip() for text in assumed(strategy)))
+    if not heads:
+        return []
+    room, end = width - LABEL, " (plan explain: all)"
+    shown = len(heads)
+    while shown > 1 and len("; ".join(heads[:shown]) + end) > room:
+        shown -= 1
+    return [style.dim(short(f"{'assumed':<{LABEL}}{'; '.join(heads[:shown])}{end}", width))]
+
+
+def assumed(strategy: Strategy) -> list[str]:
+    """What was taken for granted, a phrase each."""
     # "batch 64 (--batch)" says nothing beside "batch 64: the smallest multiple of ... (--batch sets it)".
-    said = [a for a in strategy.assumptions if not any(b.startswith(a.partition(" (--")[0] + ":") for b in strategy.assumptions)]
-    return [style.dim(line) for line in hang("assumed: ", "; ".join(said), width)] if said else []
+    return [a for a in strategy.assumptions if not any(b.startswith(a.partition(" (--")[0] + ":") for b in strategy.assumptions)]
 
 
 def _plan(strategy: Strategy, width: int, style: Style) -> list[str]:
     axes = [style.bold(f"{a['name']}={a['size']}") + (f" ({' + '.join(a['levels'])})" if a["levels"] else "") for a in strategy.mesh]
     lines = labelled("mesh", axes, width, style)
-    lines += labelled("method", techniques(strategy), width, style)
-    lines += labelled("solver", [solver_words(strategy)], width, style)
-    return lines + (labelled("kept", kept_words(kept), width, style) if (kept := strategy.provenance.get("incremental")) else [])
+    return lines + labelled("method", techniques(strategy), width, style)
+
+
+def _verdict(strategy: Strategy, width: int, style: Style) -> list[str]:
+    paint = {"yes": style.good, "tight": style.warn}.get(strategy.costs["fit"], style.bad)
+    lines = hang(" " * LABEL, verdict(strategy), width)
+    return [(style.bold(f"{'verdict':<{LABEL}}") if i == 0 else " " * LABEL) + paint(line[LABEL:]) for i, line in enumerate(lines)]
 
 
 def techniques(strategy: Strategy) -> list[str]:
@@ -177,7 +188,7 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
     total = c["flops_per_device"] * c["distinct_work"] * devices
     lines += labelled("speed", [f"{c['tokens_per_s_per_device']:,.0f} {unit_of_work(strategy)}/s/device", f"MFU {percent(c['model_flops_utilization'])}",
                                 f"{flops(total)} a step over {devices} device{'s' if devices > 1 else ''}"], width, style)  # fmt: skip
-    return [*lines, *_memory(c, width, style), *_traffic(c, width, style)]
+    return [*lines, *_memory(c, width, style)]
 
 
 def breakdown(c: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -202,158 +213,3 @@ def _bar(parts: Sequence[tuple[float, str]], total: float, width: int, style: St
     """The line of a bar of parts by their first letters, which the words above it begin with; none where all of it is one letter, or nothing."""
     drawn = bar(parts, total, min(BAR, width - 10))
     return labelled("", [f"[{drawn}]"], width, style) if len(set(drawn)) > 1 else []
-
-
-def _traffic(c: Mapping[str, Any], width: int, style: Style) -> list[str]:
-    exposed = c.get("exposed_s_by_collective", {})
-    rows = []
-    for kind, axes in c["communication_bytes_per_device"].items():
-        for axis, cell in axes.items():
-            seconds = exposed.get(f"{kind} {axis}", 0.0)
-            rows.append((seconds, cell["payload"], f"{kind} over {axis} {show_bytes(cell['payload'])} (exposed {show_time(seconds)})"))
-    rows.sort(key=lambda r: (-r[0], -r[1]))
-    return labelled("traffic", [text for _, _, text in rows] or ["none: no device waits for another"], width, style, " · ")
-
-
-def _layouts(strategy: Strategy, width: int, style: Style) -> list[str]:
-    groups = [g for g in weight_groups(strategy) if len(g.shape) > 1] or weight_groups(strategy)
-    names = extent_names(strategy)
-    labels = short_labels([g.label for g in groups])
-    items = [f"{short(labels[g.label], LONGEST)} {spell_weight(g, names)}" for g in groups[:SHOWN_WEIGHTS]]
-    if len(groups) > SHOWN_WEIGHTS:
-        items.append(f"and {len(groups) - SHOWN_WEIGHTS} more")
-    x = residual(strategy, names)
-    if x:
-        items.append(f"between blocks {x}")
-    legend = ", ".join(f"{letter} {n:,}" for n, letter in names.items() if any(n in g.shape for g in groups[:SHOWN_WEIGHTS]))
-    if legend:
-        items.append(style.dim(f"({legend})"))
-    return labelled("layouts", items, width, style)
-
-
-def unsupported(strategy: Strategy) -> list[tuple[str, int, float]]:
-    """(reason, nodes, seconds a step) per kind of operator that has no rule and so runs whole on every device."""
-    found: dict[str, tuple[int, float]] = {}
-    for row in strategy.nodes.values():
-        if row.get("unsupported"):
-            n, s = found.get(row["unsupported"], (0, 0.0))
-            found[row["unsupported"]] = (n + row.get("times", 1), s + row.get("time_s", 0.0) * int(strategy.techniques["microbatches"]))
-    return [(reason, n, s) for reason, (n, s) in found.items()]
-
-
-def findings(strategy: Strategy) -> list[str]:
-    """What a reader should not miss, a sentence each."""
-    c, out = strategy.costs, []
-    if c["distinct_work"] < DISTINCT:
-        beside = ", on padding or on no microbatch (bubbles)" if lockstep(strategy) else " or on padding"
-        out.append(f"devices doing distinct work: {percent(c['distinct_work'])}: the rest of the arithmetic is done twice{beside}")
-    low, high = c["memory_range_bytes"]
-    if c["fit"] == "tight":
-        out.append(f"memory is tight: its range ends {show_bytes(high - c['memory_limit_bytes'])} above what is usable; --memory-reserve with so much more plans for that, "
-                   "plan verify asks the compiler")  # fmt: skip
-    if c["fit"] == "no":
-        perhaps = "; the lower end of its range would: plan verify asks the compiler" if low <= c["memory_limit_bytes"] else ""
-        out.append("this plan does not fit in the memory of a device" + perhaps)
-    for reason, n, seconds in unsupported(strategy):
-        share = f", {percent(seconds / c['step_time_s'])} of the step" if c["step_time_s"] else ""
-        out.append(f"{n} node{'s' if n > 1 else ''} whole on every device ({reason}): {show_time(seconds)}{share}")
-    out += table_findings(strategy)
-    padded = [name for name, row in strategy.tensors.items() if row.get("padded")]
-    if padded:
-        out.append(f"{len(padded)} tensor{'s' if len(padded) > 1 else ''} padded to a multiple of {'their' if len(padded) > 1 else 'its'} axes, "
-                   f"first {short(padded[0], 40)}")  # fmt: skip
-    return out
-
-
-def table_findings(strategy: Strategy) -> list[str]:
-    """What host memory the hosted tables take, or whether hosting them would pay."""
-    c, out = strategy.costs, []
-    if c.get("host_memory_bytes"):
-        n = len(strategy.techniques["hosted"])
-        out.append(f"{n} table{'s' if n > 1 else ''} with their optimizer state take {show_bytes(c['host_memory_bytes'])} of the memory of all hosts together; "
-                   "rows that a step does not read keep their moments (docs/tables.md)")  # fmt: skip
-    for key, name in TABLES.items():
-        row = strategy.baselines.get(key)
-        if row is not None and row["fit"] != "no" and not ties(c, row):
-            ratio = c["step_time_s"] / row["step_time_s"]
-            faster, slower = f"{ratio:.2g} times as fast: plan again with --tables {key.removeprefix('tables_')}", f"{1 / ratio:.2g} times as slow: they stay on the devices"
-            sizes = f"{show_bytes(row['memory_per_device_bytes'])} a device instead of {show_bytes(c['memory_per_device_bytes'])}"
-            out.append(f"{name} would be {faster if ratio > 1 else slower}; {sizes}")
-    return out
-
-
-def _findings(strategy: Strategy, width: int, style: Style) -> list[str]:
-    lines = []
-    for text in findings(strategy):
-        first, *more = hang("finding  ", text, width)
-        lines += [style.warn("finding  ") + first.removeprefix("finding  "), *more]
-    return lines
-
-
-def baseline_name(key: str, row: Mapping[str, Any]) -> str:
-    """A baseline in words: `data parallel + ZeRO-1`, `tensor 8 x data 8`."""
-    mesh = row["mesh"]
-    name = {"data_parallel": "data parallel", "zero3": "ZeRO-3", "replicated": "replicated", **TABLES}.get(key, key)
-    if key == "megatron":
-        name = " x ".join(f"{AXES.get(a, a)} {n}" for a, n in reversed(list(mesh.items())))
-    return name + (f" + ZeRO-{row['zero_stage']}" if row["zero_stage"] and key != "zero3" else "")
-
-
-def tuned_words(row: Mapping[str, Any]) -> str:
-    """What a baseline was tuned to: `4 micro, recompute`."""
-    out = [f"{row['microbatches']} microbatches"] if row["microbatches"] > 1 else []
-    if row["recompute"] != "none":
-        out.append("recompute" if row["recompute"] == "block" else f"recompute ({row['recompute']})")
-    return ", ".join(out)
-
-
-def tuned_over(strategy: Strategy) -> str:
-    """`each tuned over microbatches, recompute and optimizer level`: of that what no pin decides for baselines, and what there are blocks for."""
-    pinned = strategy.provenance.get("pins", {}).get("techniques", {})
-    if strategy.workload["kind"] != "train":
-        return ""
-    level = strategy.topology["devices"] > 1
-    every = {"microbatches": "microbatches", "recompute": "recompute"} if strategy.blocks else {"microbatches": "microbatches"}
-    open_ = [word for key, word in every.items() if key not in pinned] + (["optimizer level"] if level else [])
-    kept = [word for key, word in every.items() if key in pinned]
-    words = [f"each tuned over {listed(open_)}"] if open_ else []
-    return ", ".join([*words, *([f"with {listed(kept)} as pinned"] if kept else [])])
-
-
-def unheld(strategy: Strategy, own: Mapping[str, Any]) -> str:
-    """`; faster ones do not keep the pins`, where a baseline is faster than the best plan under them, of costs `own`: one that kept them would be the plan."""
-    said = strategy.provenance
-    what = "pins" if "pins" in said else "mode" if said.get("mode", "auto") != "auto" else ""
-    faster = any(row["fit"] != "no" and row["step_time_s"] < own["step_time_s"] * (1 - TIE) for key, row in strategy.baselines.items() if key not in TABLES)
-    return f"; faster ones do not keep the {what}" if what and faster and said.get("objective", "step") == "step" else ""
-
-
-def ties(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether each plan's step time lies in the other's range: the model cannot tell them apart."""
-    inside = lambda x, y: y["step_time_range_s"][0] <= x["step_time_s"] <= y["step_time_range_s"][1]  # noqa: E731
-    return inside(a, b) and inside(b, a)
-
-
-def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
-    """The plan beside the baselines."""
-    if not strategy.baselines:
-        return []
-    own = strategy.costs
-    rows = [["", "step", "relative", "memory", "fits", ""]]
-    rows.append([style.bold("this plan"), show_time(own["step_time_s"]), "", show_bytes(own["memory_per_device_bytes"]), style.fit(own["fit"]), ""])
-    notes: list[list[str]] = []
-    order = sorted(strategy.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"]))
-    for key, row in order:
-        ratio = row["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0
-        same = "tie" if row["fit"] != "no" and ties(own, row) else ""
-        notes.append([t for t in (same, *tuned_words(row).split(", ")) if t])
-        rows.append([baseline_name(key, row), show_time(row["step_time_s"]), f"{ratio:.2f}x", show_bytes(row["memory_per_device_bytes"]), style.fit(row["fit"]), ""])
-    room = width - visible(table([[*row[:5], "|"] for row in rows], right=(1, 2, 3))[0]) + 1
-    for cells, words in zip(rows[2:], notes, strict=True):
-        while words and len(", ".join(words)) > room:
-            words.pop()  # a word that does not fit is left out; the first ("tie") goes last
-        cells[5] = ", ".join(words)
-    lines = table(rows, right=(1, 2, 3))
-    none = "; those that do not fit at their smallest" if any(row["fit"] == "no" for row in strategy.baselines.values()) else ""
-    note = f"{tuned_over(strategy)}{none}{unheld(strategy, own)}; tie: each within the other's range".removeprefix("; ")
-    return [*lines, *(style.dim(line) for line in hang("", note, width))]

@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from planner.report.baselines import baseline_name, ties, tuned_words, unheld
 from planner.report.notation import spell_rule
 from planner.report.stages import SCHEDULES
-from planner.report.summary import baseline_name, bucket_words, machine, offload_words, ties, title, tuned_words, unheld
+from planner.report.summary import bucket_words, machine, offload_words, title
 from planner.report.words import Style, count, flops, hang, percent, show_bytes, show_time, table, visible
 from planner.strategy import offload_of, schedule_of, virtual_of
 

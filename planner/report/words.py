@@ -20,6 +20,10 @@ _LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 _FLOPS = ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
 LABEL = 8
 """Columns of the label in front of a line."""
+LONGEST = 30
+"""Columns of a parameter's name."""
+RECOMPUTED = {"block": "recompute", "block-keep": "recompute, but not collectives"}
+"""What is computed again, in a table."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.report.notation import cells, extent_names, short_labels, spell_weight, weight_groups
-from planner.report.summary import LONGEST, machine, title
-from planner.report.words import Style, count, hang, labelled, pack, short, show_bytes, show_time, table
+from planner.report.summary import machine, title
+from planner.report.words import LONGEST, Style, count, hang, labelled, pack, short, show_bytes, show_time, table
 
 if TYPE_CHECKING:
     from planner.serving.result import Serving

@@ -47,7 +47,7 @@ def serve(source: Any, *, prompt: int, generate: int, concurrency: int, objectiv
     best, priced, gap = joint.run(objective)
     provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"),
                   "source": str(source if isinstance(source, str | Path) else model.name), "search_s": round(time.monotonic() - started, 3)}  # fmt: skip
-    said = tuple(a for a in assumptions(_batch_given(step), request, hardware, topology) if "training would untie" not in a)
+    said = assumptions(_batch_given(step), request, hardware, topology)
     first, each = (compose(phase, request, found, provenance, said) for phase, found in ((joint.prompts(best.replicas), best.prompts), (step, best.step)))
     served = {"prompt": prompt, "generate": generate, "concurrency": concurrency, "objective": objective, "quantize": quantize, "label": best.label,
               "most_sequences": joint.most_sequences(best), "gap": gap, "memory_limit_bytes": request.limit_bytes, "solves": len(joint.solved)}  # fmt: skip

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.report.explain import binds
+from planner.report.findings import findings
 from planner.report.html import figures as f
 from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import View, beside, note, section, table
-from planner.report.summary import findings, kept_words, machine, solver_words, techniques, title, unit_of_work
+from planner.report.summary import kept_words, machine, solver_words, techniques, title, unit_of_work
 
 FITS = {"yes": ("good", "fits"), "tight": ("warn", "fits, tightly"), "no": ("bad", "does not fit")}
 

@@ -1,0 +1,78 @@
+"""What a reader of a plan should not miss: what was found when it was made (planner.findings), and what its file says by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planner.findings import Finding, ordered
+from planner.report.baselines import TABLES, ties
+from planner.report.stages import lockstep
+from planner.report.words import Style, hang, percent, short, show_bytes, show_time
+
+if TYPE_CHECKING:
+    from planner.strategy import Strategy
+
+DISTINCT = 0.995
+"""Share of distinct work above which nothing is done twice, but for what rounding says."""
+
+
+def unsupported(strategy: Strategy) -> list[tuple[str, int, float]]:
+    """(reason, nodes, seconds a step) per kind of operator that has no rule and so runs whole on every device."""
+    found: dict[str, tuple[int, float]] = {}
+    for row in strategy.nodes.values():
+        if row.get("unsupported"):
+            n, s = found.get(row["unsupported"], (0, 0.0))
+            found[row["unsupported"]] = (n + row.get("times", 1), s + row.get("time_s", 0.0) * int(strategy.techniques["microbatches"]))
+    return [(reason, n, s) for reason, (n, s) in found.items()]
+
+
+def findings(strategy: Strategy) -> list[Finding]:
+    """What a reader should not miss, a sentence each, the gravest first."""
+    c, out = strategy.costs, [Finding(str(row["kind"]), str(row["text"])) for row in strategy.findings]
+    if c["distinct_work"] < DISTINCT:
+        beside = ", on padding or on no microbatch (bubbles)" if lockstep(strategy) else " or on padding"
+        out.append(Finding("devices", f"devices doing distinct work: {percent(c['distinct_work'])}: the rest of the arithmetic is done twice{beside}"))
+    low, high = c["memory_range_bytes"]
+    if c["fit"] == "tight":
+        over = show_bytes(high - c["memory_limit_bytes"])
+        out.append(Finding("memory", f"memory is tight: its range ends {over} above what is usable; --memory-reserve with so much more plans for that, "
+                           "plan verify asks the compiler"))  # fmt: skip
+    if c["fit"] == "no":
+        perhaps = "; the lower end of its range would: plan verify asks the compiler" if low <= c["memory_limit_bytes"] else ""
+        out.append(Finding("memory", "this plan does not fit in the memory of a device" + perhaps))
+    for reason, n, seconds in unsupported(strategy):
+        share = f", {percent(seconds / c['step_time_s'])} of the step" if c["step_time_s"] else ""
+        out.append(Finding("operators", f"{n} node{'s' if n > 1 else ''} whole on every device ({reason}): {show_time(seconds)}{share}"))
+    out += table_findings(strategy)
+    padded = [name for name, row in strategy.tensors.items() if row.get("padded")]
+    if padded:
+        out.append(Finding("padding", f"{len(padded)} tensor{'s' if len(padded) > 1 else ''} padded to a multiple of {'their' if len(padded) > 1 else 'its'} axes, "
+                           f"first {short(padded[0], 40)}"))  # fmt: skip
+    return list(ordered(out))
+
+
+def table_findings(strategy: Strategy) -> list[Finding]:
+    """What host memory the hosted tables take, or whether hosting them would pay."""
+    c = strategy.costs
+    out: list[Finding] = []
+    if c.get("host_memory_bytes"):
+        n = len(strategy.techniques["hosted"])
+        out.append(Finding("tables", f"{n} table{'s' if n > 1 else ''} with their optimizer state take {show_bytes(c['host_memory_bytes'])} of the memory of all hosts "
+                           "together; rows that a step does not read keep their moments (docs/tables.md)"))  # fmt: skip
+    for key, name in TABLES.items():
+        row = strategy.baselines.get(key)
+        if row is not None and row["fit"] != "no" and not ties(c, row):
+            ratio = c["step_time_s"] / row["step_time_s"]
+            faster, slower = f"{ratio:.2g} times as fast: plan again with --tables {key.removeprefix('tables_')}", f"{1 / ratio:.2g} times as slow: they stay on the devices"
+            sizes = f"{show_bytes(row['memory_per_device_bytes'])} a device instead of {show_bytes(c['memory_per_device_bytes'])}"
+            out.append(Finding("tables", f"{name} would be {faster if ratio > 1 else slower}; {sizes}"))
+    return out
+
+
+def finding_lines(strategy: Strategy, width: int, style: Style) -> list[str]:
+    """The findings as lines of a terminal."""
+    lines = []
+    for text in findings(strategy):
+        first, *more = hang("finding ", text, width)
+        lines += [style.warn("finding ") + first.removeprefix("finding "), *more]
+    return lines

@@ -1,0 +1,104 @@
+"""The verdict on a plan in one sentence: whether to run it, what it is better than and by how much, whether it fits with room, and how good it is known to be.
+
+    Run this: 1.3 % faster than tensor 2 x data 4 + ZeRO-1, a tie; fits with 4.1 GiB to spare; proven optimal on this cost model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from planner.report.baselines import TABLES, TIE, baseline_name, ties
+from planner.report.findings import DISTINCT
+from planner.report.stages import lockstep
+from planner.report.words import percent, show_bytes
+
+if TYPE_CHECKING:
+    from planner.strategy import Strategy
+
+TIED = ", a tie within the model's error"
+OFTEN = 2.0
+"""From here on steps are so many times as long, not so many percent longer."""
+
+
+def verdict(s: Strategy) -> str:
+    """The sentence."""
+    lead = "Run this"
+    if any(row["kind"] == "speed" for row in s.findings):
+        lead = f"Do not run this yet (MFU {percent(s.costs['model_flops_utilization'])}: the first finding says why)"
+    if s.costs["fit"] == "no":
+        lead = "Do not run this"
+    parts = [beside(s), fits(s.costs), repeated(s), proof(s)] if s.costs["fit"] != "no" else [fits(s.costs), beside(s)]
+    return f"{lead}: {'; '.join(part for part in parts if part)}"
+
+
+def beside(s: Strategy) -> str:
+    """`1.3 % faster than ZeRO-3, a tie`: held against the fastest baseline that fits; "" where the file has none."""
+    own = s.costs
+    rivals = {key: row for key, row in s.baselines.items() if key not in TABLES}
+    if not rivals or s.topology["devices"] < 2:
+        return ""
+    fitting = {key: row for key, row in rivals.items() if row["fit"] != "no"}
+    if not fitting:
+        return "none of the usual ways fits" if own["fit"] != "no" else ""
+    key, row = min(fitting.items(), key=lambda kv: (kv[1]["step_time_s"], kv[0]))
+    name = baseline_name(key, row)
+    if s.solver.get("from") == key:
+        return f"it is {name}, and nothing that was searched is faster"
+    return f"{against(own, row)} {name}{_why_slower(s, row)}{TIED if ties(own, row) else ''}"
+
+
+def against(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """`1.3 % faster than`, `2.4 times as fast as`, `as fast as`."""
+    if not own["step_time_s"]:
+        return "as fast as"
+    ratio = other["step_time_s"] / own["step_time_s"]
+    if abs(ratio - 1) < TIE:
+        return "as fast as"
+    if ratio >= OFTEN:
+        return f"{ratio:.3g} times as fast as"
+    return f"{percent(ratio - 1)} faster than" if ratio > 1 else f"{percent(1 / ratio - 1)} slower than" if ratio > 1 / OFTEN else f"{1 / ratio:.3g} times as slow as"
+
+
+def _why_slower(s: Strategy, row: Mapping[str, Any]) -> str:
+    """What keeps the faster baseline from being the plan."""
+    own, said = s.costs, s.provenance
+    if row["step_time_s"] >= own["step_time_s"] * (1 - TIE):
+        return ""
+    if said.get("objective", "step") != "step":
+        return f" (--objective {said['objective']})"
+    what = "pins" if "pins" in said else "mode" if said.get("mode", "auto") != "auto" else ""
+    if what:
+        return f", which does not keep the {what}"
+    return ", which is tight" if row["fit"] == "tight" and own["fit"] == "yes" else ""
+
+
+def fits(c: Mapping[str, Any]) -> str:
+    """Whether it fits, and with how much room at the upper end of the range."""
+    limit, high, need = c["memory_limit_bytes"], c["memory_range_bytes"][1], c["memory_per_device_bytes"]
+    if c["fit"] == "yes":
+        return f"fits with {show_bytes(max(0, limit - high))} to spare"
+    if c["fit"] == "tight":
+        return f"tight: it may need {show_bytes(max(0, high - limit))} more than is usable"
+    return f"it does not fit: {show_bytes(max(0, need - limit))} too much"
+
+
+def repeated(s: Strategy) -> str:
+    """That devices repeat one another's work, where they do."""
+    devices, distinct = s.topology["devices"], s.costs["distinct_work"]
+    if devices < 2 or distinct >= DISTINCT:
+        return ""
+    if distinct * devices < 1.01:
+        return f"one device does as well, all {devices:,} do the same"
+    return f"{percent(distinct)} of the work is distinct" + (", the rest bubbles, padding or done twice" if lockstep(s) else ", the rest padding or done twice")
+
+
+def proof(s: Strategy) -> str:
+    """How good the plan is known to be."""
+    found = s.solver
+    if found["name"] == "manual":
+        return "priced as given"
+    if found["status"] == "optimal":
+        return "proven optimal on this cost model"
+    until = {"time": "best when the time was up", "interrupt": "best when it was interrupted"}.get(found.get("stopped", ""), "best found")
+    return until if found.get("gap") is None else f"{until}, within {percent(found['gap'])} of what is proven"
