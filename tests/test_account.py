@@ -206,6 +206,29 @@ def test_gradients_that_are_sums_of_one_term_are_no_products(rows: int, columns:
     assert account.dot_flops(derive(graph, plan, training=True), again=False) == work
 
 
+@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.parametrize(("operator", "gates", "attributes"), [("GRU", 3, ""), ("GRU", 3, ", linear_before_reset = 1"), ("RNN", 1, ""), ("LSTM", 4, "")])
+def test_products_of_recurrences_are_those_compiled(operator: str, gates: int, attributes: str, rows: int) -> None:
+    """With the sequence, and at each step with the hidden state, whose weight's gradient is no product where a device has one row. A bias has none."""
+    text = f"(float[4,{rows},6] x) => (float[4,1,{rows},5] y) {{ h = MatMul(x, v) y = {operator} <hidden_size = 5{attributes}> (h, w, r, b) }}"
+    graph = add_loss(read_model(onnx_model(text, 18, v=rand(6, 3), w=rand(1, gates * 5, 3), r=rand(1, gates * 5, 5), b=rand(1, 2 * gates * 5))), "mse")
+    batch = {"MatMul": "b1", operator: "b", "MSELoss": "d1"}
+    plan = Plan((("data", 8),), {node.id: Split.of({batch[node.op]: ["data"]}) for node in graph.nodes if batch.get(node.op) in rule_of(node, graph)[0].factors})
+    found = truth(graph, plan)
+    assert not found.differences() and found.compiled_flops > 0
+
+
+def test_what_a_function_converted_is_handed_out_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor read cut inside the function that makes it, then whole and then cut outside: it is cut once, and its gradient gathered once."""
+    monkeypatch.setattr("planner.emit.program.STAGE_NODES", 2)
+    text = "(float[8,6] x) => (float[8,8] y) { t = MatMul(x, v) a = Relu(t) b = MatMul(t, w) c = Tanh(t) s = Add(a, c) y = Add(s, b) }"
+    graph = add_loss(read_model(onnx_model(text, 18, v=rand(6, 8), w=rand(8, 8))), "mse")
+    cut = {"a": {"d0": ["data"]}, "b": {"n": ["data"]}, "c": {"d0": ["data"]}, "s": {"d0": ["data"]}}
+    plan = Plan((("data", 8),), {node.id: Split.of(cut[node.outputs[0]]) for node in graph.nodes if node.outputs[0] in cut})
+    assert emit(graph, plan, workload="train").text.count("cut(") == 2  # its definition, and that of t
+    assert not truth(graph, plan, unroll=False).differences()
+
+
 def counts(graph: Graph, plan: Plan, kind: str, what: str) -> dict[str, int]:
     """How often a tensor's or a node's collectives of a kind run in each phase."""
     flow = derive(graph, plan, training=True)

@@ -29,6 +29,7 @@ from planner.ops.experts import filling
 from planner.rule import Rule
 
 BILINEAR = frozenset({"MatMul", "Einsum", "Mul", "Conv", "ConvTranspose", "RotaryEmbedding"})
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 NORMS = frozenset({"LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization"})
 
 
@@ -189,10 +190,11 @@ def dots(graph: Graph, i: int, rule: Rule, grad: frozenset[str], share: Mapping[
         last = Fraction(1, 3 if node.inputs[3] else 2)
         return (Product(everything * (1 - last), (0 in hot) + bool(hot & {3, 4}), int(bool(hot))),
                 Product(everything * last, bool(hot) + (5 in hot)))  # fmt: skip
-    if node.op == "LSTM":  # the gates' product with the whole sequence, and with the hidden state at each step
+    if node.op in RECURRENT:  # the gates' product with the whole sequence, and with the hidden state at each step, which sums its weight's gradient over a device's rows
         inputs, hidden = shapes[1][-1], shapes[2][-1]
+        rows = shapes[0][1] * share.get("b", Fraction(1))
         return (Product(everything * Fraction(inputs, inputs + hidden), len(hot & {0, 1})),
-                Product(everything * Fraction(hidden, inputs + hidden), (1 + (2 in hot)) if hot else 0, inside=True))  # fmt: skip
+                Product(everything * Fraction(hidden, inputs + hidden), (1 + (2 in hot)) if hot else 0, inside=True, multiplied=int(rows == 1 and 2 in hot)))  # fmt: skip
     if node.op == "DeformConv":  # one product for all that makes the patches
         return (Product(everything, (1 in hot) + bool(hot - {1})),)
     return (Product(everything, len(hot), multiplied=sum(_terms(rule, k, share) == 1 for k in hot) if node.op == "MatMul" else 0),)

@@ -117,6 +117,8 @@ class Values:
             return self.given[tensor, layout]
         way = self.way(tensor, layout)
         start = self._nearest(tensor, way)
+        if start is not None and start < len(way) and tensor in self.made_in:
+            start = self._import(tensor, way)  # what made it may have gone further along this way than what was asked of it before
         if start is None:
             if tensor in self.flow.graph.constants:
                 text = self._constant(tensor)
@@ -162,15 +164,18 @@ class Values:
             self.held[tensor, ()] = self._resized(*self.padded[tensor], self.flow.graph.tensors[tensor].shape)
         return next((end for end in range(len(way), -1, -1) if (tensor, way[:end]) in self.held), None)
 
-    def _import(self, tensor: str, way: Way) -> None:
-        """Have the inner function that made a tensor return it, as far along the way as it got."""
+    def _import(self, tensor: str, way: Way) -> int:
+        """Have the inner function that made a tensor return it, as far along the way as it (or this one) got; how far that is."""
         maker = self.made_in[tensor]
-        end = maker._nearest(tensor, way)
+        end, mine = maker._nearest(tensor, way), self._nearest(tensor, way)
         assert end is not None
+        if mine is not None and mine >= end:
+            return mine
         variable = maker.held[tensor, way[:end]]
         if variable not in maker.results:
             maker.results.append(variable)
         self.held[tensor, way[:end]] = variable
+        return end
 
     def _constant(self, tensor: str) -> str | None:
         """A literal that fits its neighbours, or None after binding a variable to the array."""
