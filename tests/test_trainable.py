@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from planner.api import open_model, plan, program
@@ -14,8 +15,9 @@ from planner.graph import Graph
 from planner.reader import read_model
 from planner.report.parameters import parameter_table
 from planner.trainable import choose
-from planner.verify.numerics import compare, load_program, seeded_values
-from tests.reader_models import model, rand
+from planner.verify.numerics import Twin, compare, load_program, seeded_values
+from planner.weights import load
+from tests.reader_models import model, rand, same
 
 GPT = "zoo:gpt-tiny"
 MACHINE: dict = {"devices": 8, "hardware": "cpu", "precision": "fp32", "batch": 16, "baselines": False}
@@ -38,6 +40,117 @@ def test_what_bounds_a_parameter_does_not_hide_it_and_masks_stay_constant() -> N
     made = model("(float[2,3,8] x) => (float[2,3,8] y) { e = Exp(a) n = Neg(e) h = Mul(x, n) m = Mul(h, mask) y = Add(m, table) }",
                  a=rand(8), mask=np.tri(3, 8, dtype=np.float32), table=rand(3, 8))  # fmt: skip
     assert trained(read_model(made)) == {"a"}
+
+
+GRU = "h = Transpose <perm = [1, 0, 2]> (x) o, l = GRU <hidden_size = 4, linear_before_reset = 1> (h, W, R, B) p = Squeeze(l, zero) y = MatMul(p, head)"
+ORDER = {"r": (0, 4), "z": (4, 8), "n": (8, 12)}  # torch's order; ONNX's is z, r, n
+
+
+def cut(what: str) -> str:
+    """A stored gate matrix or vector put into ONNX's order."""
+    parts = " ".join(f"{what}_{g} = Slice({what}, at{lo}, at{hi}, zero)" for g, (lo, hi) in ORDER.items())
+    return f"{parts} {what}_all = Concat <axis = 0> ({what}_z, {what}_r, {what}_n)"
+
+
+def test_recurrent_weights_that_an_exporter_put_in_order_train_as_they_are_stored() -> None:
+    short = {"wi": rand(12, 3), "wh": rand(12, 4), "bi": rand(12), "bh": rand(12, seed=1)}
+    head, zero = rand(4, 5), np.array([0])
+    at = {f"at{n}": np.array([n]) for n in (0, 4, 8, 12)}
+    ordered = f"{' '.join(map(cut, short))} b_all = Concat <axis = 0> (bi_all, bh_all) W = Unsqueeze(wi_all, zero) R = Unsqueeze(wh_all, zero) B = Unsqueeze(b_all, zero)"
+    made = model(f"(float[2,6,3] x) => (float[2,5] y) {{ {ordered} {GRU} }}", head=head, zero=zero, **at, **short)
+    graph = same(made, {"x": rand(2, 6, 3)})
+    assert graph.trainable == {"wi", "wh", "bi", "bh", "head"} and not any("not trained" in n for n in graph.notes)
+
+    rows = np.r_[4:8, 0:4, 8:12]
+    both = np.concatenate([short["bi"][rows], short["bh"][rows]])[None]
+    plain = model(f"(float[2,6,3] x) => (float[2,5] y) {{ {GRU} }}", head=head, zero=zero, W=short["wi"][rows][None], R=short["wh"][rows][None], B=both)
+    mine, theirs = gradients(made), gradients(plain)
+    for name, whole in (("wi", theirs["W"][0]), ("wh", theirs["R"][0]), ("bi", theirs["B"][0, :12]), ("bh", theirs["B"][0, 12:])):
+        assert np.abs(mine[name]).max() > 0 and np.allclose(mine[name][rows], whole, atol=1e-6)
+
+
+def gradients(made: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Of every trained weight by its label, of the unsharded program at one batch."""
+    opened = open_model(made, 1, loss="mse")
+    graph = opened.graph(1)
+    feeds = {n: rand(*graph.tensors[n].shape) for n in graph.inputs}
+    return Twin(graph, "train", seeded_values(graph, load(graph, None))).gradients(feeds, 1)[1]
+
+
+def test_parts_of_packed_projections_train_the_whole() -> None:
+    text = "q = Slice(w, zero, eight, zero) k = Slice(w, eight, sixteen, zero) q1 = Transpose(q) k1 = Transpose(k) a = MatMul(x, q1) b = MatMul(x, k1) y = Add(a, b)"
+    bounds = {"zero": np.array([0]), "eight": np.array([8]), "sixteen": np.array([16])}
+    graph = same(model(f"(float[2,3,8] x) => (float[2,3,8] y) {{ {text} }}", w=rand(16, 8), **bounds), {"x": rand(2, 3, 8)})
+    assert graph.trainable == {"w"}
+
+
+TOKENS = "c = Expand(cls_token, shape) j = Concat <axis = 1> (c, x) y = Add(j, table)"
+
+
+def tokens(table: str) -> Graph:
+    made = model(f"(float[2,3,8] x) => (float[2,4,8] y) {{ {TOKENS.replace('table', 'TABLE')} }}", cls_token=rand(1, 1, 8), TABLE=rand(1, 4, 8), shape=np.array([2, 1, 8]))
+    for tensor in made.graph.initializer:
+        tensor.name = table if tensor.name == "TABLE" else tensor.name
+    made.graph.node[-1].input[1] = table
+    return same(made, {"x": rand(2, 3, 8)})
+
+
+def recorded(made: onnx.ModelProto, name: str, key: str, value: str) -> None:
+    """An exporter's record on an initializer."""
+    entry = made.graph.value_info.add(name=name, type=onnx.helper.make_tensor_type_proto(1, None)).metadata_props.add()
+    entry.key, entry.value = key, value
+
+
+@pytest.mark.parametrize("name", ["pos_embed", "vit.embeddings.position_embeddings", "encoder.pos_embedding", "abs_pos_emb", "model.positional_embedding", "layers.0.rel_pos_bias"])
+def test_what_modules_call_their_tables_trains_without_a_slot(name: str) -> None:
+    assert tokens(name).trainable == {"cls_token", name}
+
+
+def test_the_exporter_s_record_decides_before_the_name() -> None:
+    key = "pkg.torch.export.graph_signature.InputSpec.kind"
+    for name, kind, trains in (("anything", "PARAMETER", True), ("anything", "BUFFER", False), ("pos_embed", "BUFFER", False), ("anything", "", False)):
+        file = model(f"(float[2,4,8] x) => (float[2,4,8] y) {{ h = MatMul(x, w) y = Add(h, {name}) }}", w=rand(8, 8), **{name: rand(1, 4, 8)})
+        if kind:
+            recorded(file, name, key, kind)
+        assert (name in read_model(file).trainable) == trains, (name, kind)
+
+
+def test_a_buffer_in_a_parameter_s_slot_is_not_trained() -> None:
+    made = model("(float[2,8] x) => (float[2,8] y) { s = Add(x, b) y = MatMul(s, w) }", w=rand(8, 8), b=rand(8))
+    recorded(made, "b", "pkg.torch.export.graph_signature.InputSpec.kind", "BUFFER")
+    assert read_model(made).trainable == {"w"}
+
+
+def test_temperatures_train_and_no_pattern_takes_them_for_constants() -> None:
+    text = "q = MatMul(x, wq) k = MatMul(x, wk) t = Transpose <perm = [0, 2, 1]> (k) s = MatMul(q, t) e = Exp(logit_scale) m = Mul(s, e) p = Softmax <axis = -1> (m)"
+    made = model(f"(float[2,3,8] x) => (float[2,3,8] y) {{ {text} y = MatMul(p, x) }}", wq=rand(8, 8) / 9, wk=rand(8, 8) / 9, logit_scale=np.float32(0.5))
+    graph = same(made, {"x": rand(2, 3, 8)})
+    assert graph.trainable == {"wq", "wk", "logit_scale"}
+    assert np.abs(gradients(made)["logit_scale"]).max() > 0
+
+
+def test_copies_of_a_token_for_the_samples_of_the_export_are_one_token_again() -> None:
+    copies = np.repeat(rand(1, 1, 8), 2, 0)
+    made = model("(float[2,3,8] x) => (float[2,4,8] y) { y = Concat <axis = 1> (expand, x) }", expand=copies)
+    recorded(made, "expand", "pkg.onnxscript.optimizer.folded_from", "['vit.cls_token', 'val_6']")
+    graph = same(made, {"x": rand(2, 3, 8)})
+    assert graph.trainable == {"vit.cls_token"} and graph.tensors["vit.cls_token"].shape == (1, 1, 8)
+    again = read_model(made, batch=6)
+    assert again.tensors["vit.cls_token"].shape == (1, 1, 8) and again.tensors[again.outputs[0]].shape == (6, 4, 8)
+
+
+def test_parameters_that_the_exporter_computed_away_are_named() -> None:
+    made = model("(float[2,8] x) => (float[2,8] y) { h = MatMul(x, w) y = Mul(h, exp) }", w=rand(8, 8), exp=np.float32(3))
+    recorded(made, "exp", "pkg.onnxscript.optimizer.folded_from", "['model.logit_scale']")
+    (note,) = (n for n in read_model(made).notes if n.startswith("not trained"))
+    assert "'model.logit_scale'" in note and "optimize=False" in note
+
+
+def test_the_names_of_what_stays_frozen_come_with_the_option_that_trains_them() -> None:
+    made = model("(float[2,4,8] x) => (float[2,4,8] y) { h = MatMul(x, w) y = Add(h, t) }", w=rand(8, 8), t=rand(4, 8))
+    made.graph.initializer[1].name = made.graph.node[1].input[1] = "encoder.sinusoids"
+    (note,) = (n for n in read_model(made).notes if n.startswith("not trained"))
+    assert "'encoder.sinusoids'" in note and "--trainable '+*.sinusoids'" in note
 
 
 # globs

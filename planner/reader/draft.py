@@ -18,6 +18,7 @@ from planner.errors import PlanError
 from planner.graph import FLOATS, WeightRef
 from planner.reader.fold import evaluate
 from planner.reader.infer import ShapeError, Type, infer
+from planner.reader.records import Records
 from planner.reader.transforms import transformed
 
 FOLD_ELEMENTS = 65_536
@@ -62,6 +63,9 @@ class Draft:
     maker: dict[str, Op] = field(default_factory=dict)
     keep_floats: set[str] = field(default_factory=set)
     """Float leaves that may be parameters: looked up on demand, never folded away early."""
+    records: Records = field(default_factory=Records)
+    learned: set[str] = field(default_factory=set)
+    """Numbers that training changes (a temperature), and what is made of them alone: no pattern may take one for a constant."""
     _ordinals: dict[str, int] = field(default_factory=dict)  # base -> a number below which `fresh` found all taken
     _looked: dict[int, dict[str, np.ndarray | None]] = field(default_factory=dict)  # limit -> what `value` found
 
@@ -150,14 +154,14 @@ class Draft:
 
     def scalar(self, name: str) -> float | None:
         """The number a one-element constant holds, or None."""
-        if not name or math.prod(self.shape(name)) != 1:
+        if not name or name in self.learned or math.prod(self.shape(name)) != 1:
             return None
         found = self.value(name)
         return None if found is None else float(found.reshape(()))
 
     def splat(self, name: str) -> float | None:
         """The number that every element of a small constant equals, or None."""
-        if not name or not 0 < math.prod(self.shape(name)) <= FOLD_ELEMENTS:
+        if not name or name in self.learned or not 0 < math.prod(self.shape(name)) <= FOLD_ELEMENTS:
             return None
         found = self.value(name)
         if found is None or found.dtype.kind in "OSU":
@@ -197,6 +201,8 @@ class Draft:
             if n:
                 self.types[n] = t
                 self.maker[n] = node
+        if self.learned and not self.learned.isdisjoint(inputs) and all(not i or math.prod(self.shape(i)) == 1 for i in inputs):
+            self.learned.update(n for n in made if n)
         self.ops.append(node)
         return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -24,6 +25,7 @@ _SLOTS = {
 }  # fmt: skip
 _SLOTS["RoutedExperts"] = {3: "gate_proj", 4: "up_proj", 5: "down_proj", 6: "gate_bias", 7: "up_bias", 8: "down_bias"}
 SHOWN = 4  # names in a note
+_BUFFERS = ("running_mean", "running_var", "inv_freq")
 _STATE = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 
 
@@ -38,13 +40,15 @@ def finish(draft: Draft) -> Graph:
     if not draft.ops:
         raise PlanError("P114", "every output of the model is constant: there is nothing to plan")
     weights, constants = _roles(draft, trainable)
-    idle = [w for w in weights if named(w) and w not in trainable and draft.is_float(w) and not w.endswith(("running_mean", "running_var"))]
+    idle = [w for w in weights if named(w) and w not in trainable and draft.is_float(w) and not draft.records.buffer(w) and not w.endswith(_BUFFERS)]
     _name_ids(draft.ops)
     tensors = _tensors(draft, weights, constants)
     labels = _labels(draft, list(weights), uses)
     draft.notes.extend(lost_ties(draft, uses, labels))
     if idle:
         draft.notes.append(Finding("frozen", _left_out([labels.get(w, w) for w in idle], [labels.get(w, w) for w in weights])))
+    if computed := _computed(draft, trainable, constants):
+        draft.notes.append(Finding("frozen", computed))
     nodes = tuple(map(frozen, draft.ops))
     return Graph(
         name=draft.name, nodes=nodes, tensors=tensors, inputs=tuple(draft.inputs), outputs=tuple(draft.outputs), weights=weights,
@@ -62,7 +66,32 @@ def _left_out(idle: list[str], labels: list[str]) -> str:
         globs[last if alone else label] = None
     more = f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else ""
     options = " ".join(f"--trainable '+{glob}'" for glob in list(globs)[:SHOWN]) + (" ..." if len(globs) > SHOWN else "")
-    return f"not trained, because they are added or joined rather than multiplied: {', '.join(map(repr, idle[:SHOWN]))}{more} ({options} trains them)"
+    return (f"not trained: {', '.join(map(repr, idle[:SHOWN]))}{more}: added or joined rather than multiplied, and nothing says whether they are parameters or tables "
+            f"({options} trains them)")  # fmt: skip
+
+
+def _computed(draft: Draft, trainable: set[str], constants: Mapping[str, np.ndarray]) -> str:
+    """The finding on parameters that are in the file only as what the exporter computed from them, "" where there are none."""
+    lost: dict[str, str] = {}
+    read = {n for op in draft.ops for n in op.inputs}
+    for name, origins in draft.records.folded.items():
+        if name not in trainable and name in draft.types and not draft.records.view_of(name):
+            lost |= {origin: name for origin in origins if name in read or not draft.shape(name)}
+    if lost:
+        more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+        return (f"not trained: {', '.join(map(repr, list(lost)[:SHOWN]))}{more}: the exporter computed {next(iter(lost.values()))!r} from {'them' if len(lost) > 1 else 'it'}, "
+                "and only that is in the file (torch.onnx.export(..., optimize=False) keeps what they are made of)")  # fmt: skip
+    tables = [n for n, a in constants.items() if n.startswith("onnx::Add_") and a.dtype.kind == "f" and a.ndim > 1 and not _mask(a)]
+    if tables:
+        more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
+        return (f"not trained: {tables[0]!r} {list(constants[tables[0]].shape)}{more}, which the exporter computed: parameters may be in it, such as position embeddings "
+                "(torch.onnx.export(..., do_constant_folding=False) keeps what it is made of)")  # fmt: skip
+    return ""
+
+
+def _mask(array: np.ndarray) -> bool:
+    """Whether an array that is added masks: zeros and very low values alone."""
+    return bool(((array == 0) | (array < -1e4)).all())
 
 
 def _fold_rest(draft: Draft, trainable: set[str]) -> None:

@@ -78,8 +78,11 @@ class Lowering:
         draft.types[name] = (shape, dtype)
         if ref.kind == "inline" and elements <= (1 if is_float else FOLD_ELEMENTS):
             draft.values[name] = proto_array(ref.proto)
-            if is_float and shape:
+            learned = is_float and draft.records.learned(name)
+            if is_float and (shape or learned):
                 draft.keep_floats.add(name)
+            if learned:
+                draft.learned.add(name)
         else:
             draft.refs[name] = ref
 

@@ -1,7 +1,8 @@
 """Which leaves are parameters, and which of them were merged or copied by the exporter.
 
-A float leaf is a parameter when it feeds a parameter slot, directly or through Reshape, Transpose, Cast, Identity, a scalar factor, or a function
-that keeps it within bounds (Exp, Neg, Softplus, Sigmoid, Tanh: Mamba's A is -exp(A_log)):
+A float leaf is a parameter when it feeds a parameter slot, directly or through Reshape, Transpose, Cast, Identity, a scalar factor, a function
+that keeps it within bounds (Exp, Neg, Softplus, Sigmoid, Tanh: Mamba's A is -exp(A_log)), or parts put together anew (Slice, Split, Concat, Expand, a Gather
+of rows that are known: the gates of a recurrent layer, which exporters re-order):
 
     MatMul, Einsum      either operand of rank >= 2, the other depending on data
     Conv, ConvTranspose filters;  LSTM, GRU, RNN  W, R, B;  Gather, GatherND  the table
@@ -10,12 +11,17 @@ that keeps it within bounds (Exp, Neg, Softplus, Sigmoid, Tanh: Mamba's A is -ex
     Add, Mul            a vector as long as the last dim, or [C, 1, ..], of an operand that depends on data; [C, 1] behind a convolution;
                         a named leaf [H, 1] that scales the heads of [B, .., H, D] (Mamba's D)
 
-Not: running statistics, scalars, tables of rank two and more that are added or multiplied, anything quantised. Exporters merge
-initializers of equal value: scales of one and biases of zero that belong to different modules are parted again here.
+and anywhere, through arithmetic with others too (a norm of its own, a scalar factor), when the file says that it is a parameter: by the exporter's record,
+or by a name that modules give to nothing else (planner.reader.records: class tokens, position embeddings, tables of relative positions, temperatures).
+
+Not: what the file says is a buffer, running statistics, other scalars, other tables of rank two and more that are added or multiplied, anything quantised.
+Exporters merge initializers of equal value: scales of one and biases of zero that belong to
+different modules are parted again here.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +34,10 @@ from planner.reader.draft import Draft, Op
 _TRAINABLE = ("float64", "float32", "float16", "bfloat16")
 _NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization")
 _THROUGH = ("Reshape", "Transpose", "Cast", "Identity", "Exp", "Neg", "Softplus", "Sigmoid", "Tanh")
+_PARTS = ("Slice", "Split", "Concat", "Expand", "Gather")
+_ARITHMETIC = (*_THROUGH, *_PARTS, "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Log", "Abs", "Clip", "Softmax", "ReduceSum", "ReduceMean", "ReduceMax", "MatMul",
+               "Tile", "Pad", "Where", "Einsum", "Resize")  # fmt: skip
+"""Operations behind which a leaf that the file says is a parameter is looked for."""
 _RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
 _NUMBERED = re.compile(r"(.+)_(\d+)")
 _MADE_UP = re.compile(r"^val_\d+$|/?Constant(_\d+)?_output_0$")
@@ -119,29 +129,81 @@ def parameter_uses(draft: Draft) -> list[Use]:
     """Every use of a float leaf in a parameter slot, in node order."""
     data = depends_on_data(draft)
     found: list[Use] = []
+    told: dict[str, tuple[str, ...]] = {}
     for op in draft.ops:
         for slot, name in enumerate(op.inputs):
             if not name or name in data or draft.dtype(name) not in _TRAINABLE:
                 continue
-            leaf, direct = _leaf(draft, name)
-            if not leaf or draft.dtype(leaf) not in _TRAINABLE or (leaf in draft.values and leaf not in draft.keep_floats):
-                continue
             kind = slot_kind(draft, op, slot, data)
-            if kind and not (kind in ("scale", "bias") and op.op in _NORMS and _made_up(draft, leaf, kind)):
-                found.append(Use(leaf, op, slot, kind, direct))
+            leaves = _leaves(draft, name) if kind else []
+            for leaf, direct in leaves:
+                if _may_train(draft, leaf) and not (kind in ("scale", "bias") and op.op in _NORMS and _made_up(draft, leaf, kind)):
+                    found.append(Use(leaf, op, slot, kind, direct))
+            if data.isdisjoint(op.outputs) or not draft.is_float(op.outputs[0]):
+                continue
+            for leaf in _told(draft, name, told):
+                if all(leaf != known for known, _ in leaves):
+                    found.append(Use(leaf, op, slot, _told_kind(draft, op, leaf), leaf == name))
     return found
 
 
-def _leaf(draft: Draft, name: str) -> tuple[str, bool]:
-    name, direct = _origin(draft, name)
-    return (name, direct) if name and draft.is_leaf(name) else ("", False)
+def _may_train(draft: Draft, leaf: str) -> bool:
+    """Whether nothing speaks against a leaf: it is a float, kept as stored, and no buffer by the exporter's record."""
+    return draft.dtype(leaf) in _TRAINABLE and (leaf not in draft.values or leaf in draft.keep_floats) and not draft.records.buffer(leaf)
+
+
+def _told(draft: Draft, name: str, known: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Leaves behind a tensor that the file says are parameters."""
+    stack = [name]
+    while stack:
+        top = stack[-1]
+        op = draft.maker.get(top)
+        if top in known:
+            stack.pop()
+        elif op is None or op.op not in _ARITHMETIC or op.bodies:
+            leaf = op is None and draft.is_leaf(top) and _may_train(draft, top) and draft.records.learned(top)
+            known[top] = (top,) if leaf else ()
+            stack.pop()
+        elif below := [i for i in op.inputs if i and i not in known]:
+            stack.extend(below)
+        else:
+            known[top] = tuple(dict.fromkeys(leaf for i in op.inputs if i for leaf in known[i]))
+            stack.pop()
+    return known[name]
+
+
+def _told_kind(draft: Draft, op: Op, leaf: str) -> str:
+    """What a leaf is that no slot names: exporters merge scales and biases of equal value, but what is one number may well have many readers."""
+    one = math.prod(draft.shape(leaf)) == 1
+    return "weight" if one or op.op not in ("Add", "Mul") else "bias" if op.op == "Add" else "scale"
+
+
+def _leaves(draft: Draft, name: str) -> list[tuple[str, bool]]:
+    """The leaves that a tensor is a view or a function within bounds of, or is put together from, and whether it is the leaf itself."""
+    found: list[tuple[str, bool]] = []
+    seen = {name}
+    stack = [(name, True)]
+    while stack:
+        name, direct = stack.pop()
+        origin, alone = _origin(draft, name)
+        if origin and draft.is_leaf(origin):
+            found.append((origin, direct and alone))
+            continue
+        op = draft.maker.get(origin) if origin else None
+        for part in op.inputs[::-1] if op is not None and op.op == "Concat" else op.inputs[:1] if op is not None else []:
+            if part not in seen:
+                seen.add(part)
+                stack.append((part, False))
+    return found
 
 
 def _origin(draft: Draft, name: str) -> tuple[str, bool]:
-    """What a tensor is a view or a function within bounds of, and whether it is that itself."""
+    """What a tensor is a view or a function within bounds of, and whether it is that itself; a tensor put together from parts is its own origin."""
     direct = True
     while name in draft.maker:
         op = draft.maker[name]
+        if op.op in _PARTS and not (op.op == "Gather" and draft.value(op.inputs[1]) is None):
+            return name, direct
         if op.op == "Mul":  # Gemm's beta
             k = 0 if draft.scalar(op.inputs[1]) is not None else 1
             if draft.scalar(op.inputs[1 - k]) is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from planner.errors import PlanError
-from planner.graph import DTYPE_BYTES
+from planner.graph import DTYPE_BYTES, FLOATS, WeightRef
 from planner.reader.call import Frame
 from planner.reader.check import Checked
 from planner.reader.dims import Bound, bind
@@ -17,6 +18,7 @@ from planner.reader.draft import FOLD_ELEMENTS, Draft, proto_array
 from planner.reader.guide import CarriesBatch, Guide, refused
 from planner.reader.infer import Type
 from planner.reader.lower import Lowering
+from planner.reader.records import Records
 from planner.reader.tensors import check_tensor, input_type
 
 
@@ -37,7 +39,7 @@ def start(
     graph = checked.model.graph
     options: dict[str, Any] = {"batch": batch, "tokens_per_step": tokens_per_step, "devices": devices}
     bound = bind(graph, dims=dims or {}, shapes=shapes or {}, direct=direct, carriers=carriers, **options)
-    draft = Draft(name=name, dims=bound.dims, notes=list(bound.notes))
+    draft = Draft(name=name, dims=bound.dims, notes=list(bound.notes), records=Records.of(graph))
     lowering = Lowering(draft, checked.functions, _declared(graph, bound))
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in checked.model.opset_import}
     frame = Frame({}, opsets)
@@ -50,7 +52,7 @@ def start(
     if bound.guided:
         lowering.guide = Guide(draft, bound.lowered or 1)
     for stored in checked.initializers:
-        lowering.add_leaf(frame, *stored)
+        _add_stored(lowering, frame, bound, *stored)
     for sparse in graph.sparse_initializer:
         _add_sparse(lowering, frame, sparse, folder)
     for output in graph.output:
@@ -89,6 +91,24 @@ def _declared(graph: Any, bound: Bound) -> dict[str, Type]:
     return found
 
 
+def _add_stored(lowering: Lowering, frame: Frame, bound: Bound, name: str, type_: Type, ref: WeightRef) -> None:
+    """An initializer; one that the exporter made of a parameter's rows is that parameter, and copies for the samples of a batch are one again."""
+    draft, (shape, dtype) = lowering.draft, type_
+    origin = draft.records.view_of(name)
+    if not origin or ref.kind != "inline" or dtype not in FLOATS:
+        lowering.add_leaf(frame, name, type_, ref)
+        return
+    made = draft.fresh(origin)
+    if len(shape) > 2 and shape[0] == bound.exported != 1:
+        array = proto_array(ref.proto)
+        if bool((array == array[:1]).all()):
+            lowering.add_ref(made, (1, *shape[1:]), dtype, replace(ref, transform=(*ref.transform, ("slice", (0, 0, 1, 1)))))
+            frame.env[name] = draft.add("Expand", [made], out=name, shape=shape)
+            return
+    lowering.add_ref(made, shape, dtype, ref)
+    frame.env[name] = made
+
+
 def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | None) -> None:
     """A small sparse initializer becomes dense; a large one is refused before anything is allocated."""
     name, shape = sparse.values.name, tuple(sparse.dims)
@@ -111,8 +131,6 @@ def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | No
         dense[flat] = proto_array(values.proto)
     except (ValueError, IndexError) as error:
         raise PlanError("P136", f"sparse initializer {name!r} has bad indices", detail=[str(error)[:200], f"{count} values, {where} indices"]) from None
-    from planner.graph import WeightRef
-
     made = lowering.draft.fresh(name)
     lowering.add_ref(made, shape, dtype, WeightRef("inline", proto=dense.reshape(shape)))
     frame.env[name] = made
