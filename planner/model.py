@@ -134,7 +134,9 @@ class Model:
             from planner.modes import mode_notes
 
             graph = replace(graph, notes=(*graph.notes, *mode_notes(graph)))
-        return graph
+        from planner.training import left_out
+
+        return replace(graph, notes=(*graph.notes, *left_out(graph, w.loss, w.logits)))
 
     @property
     def plain(self) -> Graph:

@@ -1,7 +1,8 @@
 """What training means for an exported graph: the loss that is appended, and what is pruned because the loss does not need it.
 
 Losses: "cross_entropy" (labels int32, shape of the logits without the class dim), "mse", "l1", "bce" (from logits; targets like the output),
-"output:NAME" (a scalar output of the graph is the loss) and "FILE.py:function" (planner.user_loss). The default is cross_entropy when the output is
+"output:NAME" (a scalar output of the graph is the loss), sums of those
+("output:a+0.5*output:b") and "FILE.py:function" (planner.user_loss). The default is cross_entropy when the output is
 logits of rank >= 2, else mse.
 
 Cross-entropy is the mean over the rows that count. shift_labels: labels are the tokens themselves; position t is held against label t + 1 and the last
@@ -11,11 +12,14 @@ count made in the graph. With microbatches the loss is the mean of theirs; where
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from planner.errors import PlanError, did_you_mean
+from planner.findings import Finding
 from planner.flow import gradient_tensors
 from planner.graph import AttrValue, Graph, Node, Tensor
 from planner.user_loss import is_user_loss, read_user_loss
@@ -49,10 +53,11 @@ def add_loss(graph: Graph, loss: str = "", logits: str = "", shift_labels: bool 
     if loss != "cross_entropy" and (shift_labels or ignore_index is not None):
         option = "--shift-labels" if shift_labels else "--ignore-index"
         raise PlanError("P033", f"{option} is for cross_entropy; the loss is {loss}", help=["--loss cross_entropy"])
-    if loss.startswith("output:"):
-        return _checked(prune(_own_output(graph, loss)))
+    if terms := own_outputs(graph, loss):
+        return _checked(prune(_own_output(graph, loss, terms)))
     if not (loss in LOSSES or is_user_loss(loss)):
-        raise PlanError("P030", f"unknown loss {loss!r}", help=[h for h in (did_you_mean(loss, list(LOSSES)), f"one of {', '.join(LOSSES)}, output:NAME, FILE.py:function") if h])
+        known = f"one of {', '.join(LOSSES)}, output:NAME, output:a+0.5*output:b, FILE.py:function"
+        raise PlanError("P030", f"unknown loss {loss!r}", help=[h for h in (did_you_mean(loss, list(LOSSES)), known) if h])
     if not source.is_float:
         raise PlanError("P033", f"output {source.name!r} is {source.dtype}: a loss needs a float output", help=["--logits NAME"])
     made = _Loss(graph, source)
@@ -73,18 +78,73 @@ def counted_rows(graph: Graph) -> str:
     return graph.nodes[graph.producer[node.inputs[2]]].inputs[0]  # before it was made at least 1
 
 
-def _own_output(graph: Graph, loss: str) -> Graph:
-    """`output:NAME`: the graph's own scalar, without dims."""
-    name = loss.removeprefix("output:")
-    if name not in graph.outputs or graph.tensors[name].elements != 1 or not graph.tensors[name].is_float:
-        raise PlanError("P032", f"--loss {loss}: the graph has no scalar float output of that name", detail=[
-            f"{o}: shape {list(graph.tensors[o].shape)}" for o in graph.outputs], help=["--loss cross_entropy, or another output"])  # fmt: skip
-    if not graph.tensors[name].shape:
-        return replace(graph, outputs=(name,))
-    scalar = _free("loss", graph.tensors)
-    tensors = {**graph.tensors, scalar: Tensor(scalar, (), graph.tensors[name].dtype)}
-    node = Node(_free_id("loss/reshape", graph), "Reshape", (name,), (scalar,))
-    return replace(graph, nodes=(*graph.nodes, node), tensors=tensors, outputs=(scalar,))
+_TERM = re.compile(r"(?:([+-]?[\d.]+(?:[eE][+-]?\d+)?)\*)?output:(.+)", re.S)
+_BETWEEN = re.compile(r"\+(?=(?:[+-]?[\d.]+(?:[eE][+-]?\d+)?\*)?output:)")
+
+
+def own_outputs(graph: Graph, loss: str) -> tuple[tuple[float, str], ...]:
+    """(weight, output) of each term of `output:a+0.5*output:b`; () for any other loss. Raises PlanError for terms that are none."""
+    if loss.startswith("output:") and loss.removeprefix("output:") in graph.outputs:  # whatever is in its name
+        return ((1.0, loss.removeprefix("output:")),)
+    matches = [_TERM.fullmatch(part.strip()) for part in _BETWEEN.split(loss)]
+    if not any(matches) or is_user_loss(loss):
+        return ()
+    wrong = [part for part, match in zip(_BETWEEN.split(loss), matches, strict=True) if match is None or match[2] not in graph.outputs]
+    if wrong:
+        names = [o for o in graph.outputs if graph.tensors[o].elements == 1 and graph.tensors[o].is_float]
+        near = did_you_mean(wrong[0].rpartition("output:")[2], names)
+        form = "+".join(f"output:{n}" for n in (names[:2] if len(names) > 1 else ["a", "b"]))
+        raise PlanError("P032", f"--loss {loss}: the graph has no scalar float output of that name", detail=[f"not understood: {wrong[0]!r}", *_shapes(graph)],
+                        help=[h for h in (near, f"several losses are joined by +, with weights where wanted: {form}, output:a+0.5*output:b") if h])  # fmt: skip
+    try:
+        return tuple((float(m[1] or 1), m[2]) for m in matches if m)
+    except ValueError:
+        raise PlanError("P032", f"--loss {loss}: a weight is no number", help=["output:a+0.5*output:b"]) from None
+
+
+def _shapes(graph: Graph) -> list[str]:
+    return [f"{o}: shape {list(graph.tensors[o].shape)}" for o in graph.outputs]
+
+
+def _own_output(graph: Graph, loss: str, terms: tuple[tuple[float, str], ...]) -> Graph:
+    """The graph's own scalars, without dims, weighted and added up."""
+    if bad := [n for _, n in terms if graph.tensors[n].elements != 1 or not graph.tensors[n].is_float]:
+        raise PlanError("P032", f"--loss {loss}: output {bad[0]!r} is no scalar float", detail=_shapes(graph), help=["--loss cross_entropy, or another output"])
+    made = _Loss(graph, graph.tensors[terms[0][1]])
+    plain = len(terms) == 1 and terms[0][0] == 1
+    total = ""
+    for weight, name in terms:
+        t = graph.tensors[name]
+        if t.shape:
+            name = made.node("Reshape", (name,), "reshape", (), t.dtype)
+        if t.dtype != "float32" and not plain:
+            name = made.node("Cast", (name,), "cast", (), "float32", to="float32")
+        if weight != 1:
+            name = made.node("Mul", (name, made.constant("weight", weight, np.float32)), "weighted", (), "float32")
+        total = made.node("Add", (total, name), "sum", (), "float32") if total else name
+    return made.graph(total)
+
+
+def left_out(graph: Graph, loss: str, logits: str = "") -> tuple[Finding, ...]:
+    """Outputs that look like losses and are not in the loss that a plain graph will get: scalars called so, and scalars that alone read what trains."""
+    if logits and logits not in graph.outputs:
+        return ()
+    scalars = [o for o in graph.outputs if graph.tensors[o].elements == 1 and graph.tensors[o].is_float]
+    loss = ALIASES.get(loss, loss) or default_loss(graph, logits)
+    used = {n for _, n in own_outputs(graph, loss)}
+    others = [o for o in scalars if o not in used]
+    if not others or not graph.trainable:
+        return ()
+    kept = prune(replace(graph, outputs=tuple(used) or (logits or graph.outputs[0],))).trainable
+    alone = {o: sorted(graph.labels.get(w, w) for w in prune(replace(graph, outputs=(o,))).trainable - kept) for o in others}
+    like = [o for o in others if "loss" in o.lower() or alone[o]]
+    if not like:
+        return ()
+    idle, several = sorted({w for o in like for w in alone[o]}), len(like) > 1
+    are = "look like losses and are left out" if several else "looks like a loss and is left out"
+    lost = f"; {len(idle)} weights that {'they' if several else 'it'} alone read{'' if several else 's'} get no gradient: {', '.join(map(repr, idle[:3]))}" if idle else ""
+    whole = "+".join(f"output:{n}" for n in [*(n for _, n in own_outputs(graph, loss)), *like])
+    return (Finding("loss", f"trained with {loss} alone: {', '.join(map(repr, like))} {are}{lost} (--loss '{whole}')"),)
 
 
 class _Loss:
@@ -106,14 +166,15 @@ class _Loss:
         """A node before the loss; returns its output."""
         out = _free(f"{LOSS}/{what}", self.tensors)
         self.tensors[out] = Tensor(out, shape, dtype)
-        self.nodes.append(Node(_free_id(f"{LOSS}/{what}", self.before), op, inputs, (out,), attrs))
+        taken = {n.id for n in (*self.before.nodes, *self.nodes)}
+        self.nodes.append(Node(_free(f"{LOSS}/{what}", taken), op, inputs, (out,), attrs))
         return out
 
-    def constant(self, what: str, value: int) -> str:
-        """A scalar int32 constant."""
+    def constant(self, what: str, value: float, dtype: type[np.number[Any]] = np.int32) -> str:
+        """A scalar constant."""
         name = _free(f"{LOSS}/{what}", self.tensors)
-        self.tensors[name] = Tensor(name, (), "int32", "constant")
-        self.constants[name] = np.array(value, np.int32)
+        self.tensors[name] = Tensor(name, (), np.dtype(dtype).name, "constant")
+        self.constants[name] = np.array(value, dtype)
         return name
 
     def add(self, op: str, inputs: tuple[str, ...], **attrs: AttrValue) -> None:
@@ -172,10 +233,10 @@ class _Loss:
             raise PlanError("P038", f"--loss {loss}: {bad!r} of shape {list(self.tensors[bad].shape)} has not the batch in dim 0")
         self.add("UserLoss", tuple(names), function=found.function, source=found.source)
 
-    def graph(self) -> Graph:
-        """The graph with the loss as its output."""
+    def graph(self, output: str = "") -> Graph:
+        """The graph with the loss as its output: that of the last node unless it is named."""
         return replace(self.before, nodes=(*self.before.nodes, *self.nodes), tensors=self.tensors, inputs=tuple(self.inputs), constants=self.constants,
-                       outputs=(self.nodes[-1].outputs[0],))  # fmt: skip
+                       outputs=(output or self.nodes[-1].outputs[0],))  # fmt: skip
 
 
 def prune(graph: Graph) -> Graph:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from planner.api import open_model, plan, program
@@ -14,6 +15,8 @@ from planner.graph import Graph, Node, Tensor
 from planner.training import add_loss, default_loss
 from planner.user_loss import priced, read_user_loss
 from planner.verify.numerics import Twin, compare, seeded_values
+from planner.weights import load
+from tests.reader_models import model, rand
 
 
 def graph(logits: tuple[int, ...] = (8, 5), dtype: str = "float32") -> Graph:
@@ -38,6 +41,50 @@ def test_mse_targets_have_the_output_s_shape() -> None:
 def test_a_scalar_output_can_be_the_loss() -> None:
     g = add_loss(graph(), "output:s")
     assert g.outputs == ("s",) and g.inputs == ("x",)
+
+
+def two_losses(second: str = "loss_aux") -> onnx.ModelProto:
+    body = f"h = MatMul(x, w) s = Mul(h, h) t = ReduceMean <keepdims = 0> (s) loss_nce = Identity(t) k = MatMul(h, head) a = Abs(k) {second} = ReduceMean <keepdims = 1> (a)"
+    return model(f"(float[8,4] x) => (float loss_nce, float[1,1] {second}, float[8,6] h) {{ {body} }}", w=rand(4, 6), head=rand(6, 3))
+
+
+def test_several_losses_are_weighted_and_added() -> None:
+    alone = [_gradients(two_losses(), f"output:{n}") for n in ("loss_nce", "loss_aux")]
+    both = _gradients(two_losses(), "output:loss_nce+0.25*output:loss_aux")
+    assert both[0] == pytest.approx(alone[0][0] + 0.25 * alone[1][0], rel=1e-5)
+    assert np.allclose(both[1]["w"], alone[0][1]["w"] + 0.25 * alone[1][1]["w"], atol=1e-6) and np.allclose(both[1]["head"], 0.25 * alone[1][1]["head"], atol=1e-7)
+    assert _gradients(two_losses(), "1e-1*output:loss_aux+output:loss_nce")[0] == pytest.approx(alone[0][0] + 0.1 * alone[1][0], rel=1e-5)
+
+
+def _gradients(made: onnx.ModelProto, loss: str) -> tuple[float, dict[str, np.ndarray]]:
+    g = open_model(made, 1, loss=loss).graph(1)
+    found, gradients = Twin(g, "train", seeded_values(g, load(g, None))).gradients({"x": rand(8, 4)}, 1)
+    return float(found), gradients
+
+
+def test_a_sum_of_losses_is_emitted_and_equals_the_unsharded_one() -> None:
+    options: dict = {"devices": 8, "hardware": "cpu", "precision": "fp32", "batch": 16, "loss": "output:loss_nce+0.5*output:loss_aux"}
+    strategy = plan(two_losses(), **options, pins="dp=8", baselines=False)
+    opened = open_model(two_losses(), 8, batch=16, loss=options["loss"])
+    found, _ = compare(opened.graph(1), strategy.plan_for(opened.graph(1)), workload="train", backend="shard_map", values=seeded_values(opened.plain, {}), step=True)
+    assert found.compared == 2 and found.gradients < 1e-4 and strategy.workload["training"]["loss"] == options["loss"]
+    assert not strategy.findings
+
+
+@pytest.mark.parametrize("second", ["loss_aux", "regulariser"])
+def test_a_loss_that_is_left_out_is_a_finding(second: str) -> None:
+    notes = open_model(two_losses(second), 1).plain.notes
+    (text,) = (n for n in notes if getattr(n, "kind", "") == "loss")
+    assert f"{second!r} looks like a loss" in text and "'head'" in text and f"--loss 'output:loss_nce+output:{second}'" in text
+    assert not any(getattr(n, "kind", "") == "loss" for n in open_model(two_losses(second), 1, workload="infer").plain.notes)
+    assert not any(getattr(n, "kind", "") == "loss" for n in open_model(two_losses(second), 1, loss=f"output:loss_nce+output:{second}").plain.notes)
+
+
+@pytest.mark.parametrize("loss", ["output:loss_nce,output:loss_aux", "output:loss_nce+output:loss_ax", "2.5.1*output:loss_nce", "output:h+output:loss_nce", "output:loss_nce+mse"])
+def test_sums_that_cannot_be_made_name_the_form(loss: str) -> None:
+    with pytest.raises(PlanError, match="P032") as e:
+        open_model(two_losses(), 1, loss=loss).graph(1)
+    assert e.value.help
 
 
 def test_default_loss_follows_the_output() -> None:

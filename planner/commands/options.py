@@ -90,7 +90,8 @@ def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
         g.add_argument("--dim", type=pair, action="append", default=[], metavar="NAME=VALUE", help="any other symbolic dimension")
     g.add_argument("--tokens-per-step", type=whole, metavar="N", help="the batch in tokens" + (", held while dimensions change" if many else ""))
     g.add_argument("--shape", type=pair, action="append", default=[], metavar="INPUT=4,8", help="shape of an input that has none")
-    g.add_argument("--loss", default="", metavar="LOSS", help="cross_entropy, mse, l1, bce, output:NAME or FILE.py:function (default: from the model's output)")
+    g.add_argument("--loss", default="", metavar="LOSS",
+                   help="cross_entropy, mse, l1, bce, output:NAME, output:a+0.5*output:b or FILE.py:function (default: from the model's output)")  # fmt: skip
     g.add_argument("--logits", default="", metavar="NAME", help="the output that the loss reads (default: the first)")
     g.add_argument("--shift-labels", action="store_true", help="labels are the tokens: each position is held against the next one's")
     g.add_argument("--ignore-index", type=int, metavar="N", help="label of positions that do not count in cross_entropy, such as -100")
