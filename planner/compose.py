@@ -50,6 +50,8 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
                               "plans_tried": found.tried, "problem_status": best.status, "from": best.label}  # fmt: skip
     if found.stopped:
         solver["stopped"] = found.stopped
+    if bound and found.bound_bytes is not None:
+        solver["bound_memory_bytes"] = found.bound_bytes
     techniques: dict[str, Any] = {
         "microbatches": best.plan.microbatches, "schedule": best.plan.schedule or "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
         "recompute": best.plan.recompute, "offload": list(best.plan.offload), "copies": best.plan.copies, "fused_collective_bytes": best.plan.bucket_bytes,
@@ -254,7 +256,7 @@ def baseline_row(c: Candidate, request: Request, base: Base, model: Model) -> di
     """The same summary for a baseline, with its tuned techniques."""
     table = cost_table(c.cost, request, base, model)
     return {**table, "mesh": dict(c.plan.mesh), "zero_stage": c.plan.zero, "recompute": c.plan.recompute, "microbatches": c.plan.microbatches,
-            "schedule": c.plan.schedule or "none"} | chunks(c.plan)  # fmt: skip
+            "schedule": c.plan.schedule or "none"} | chunks(c.plan) | ({"offload": list(c.plan.offload)} if c.plan.offload else {})  # fmt: skip
 
 
 def tokens_per_step(graph: Graph, model: Model) -> int:

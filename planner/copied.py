@@ -25,8 +25,8 @@ FINALISTS = 3
 COPIES = 2
 
 
-def in_copies(search: Search, best: Candidate, priced: Sequence[Candidate]) -> Candidate:
-    """The best plan, or one of those priced in copies where that is worth it."""
+def in_copies(search: Search, best: Candidate, priced: Sequence[Candidate], limit_bytes: int) -> Candidate:
+    """The best plan, or one of those priced in copies where that is worth it and takes so many bytes at most."""
     request = search.request
     if request.copies or request.partitioned or set(WEIGHTS) & set(request.offload) or not search.training:
         return best
@@ -35,12 +35,12 @@ def in_copies(search: Search, best: Candidate, priced: Sequence[Candidate]) -> C
     worth, found = best.cost.step_time_s * (1 - WORTH), best
     least = {id(c): c.cost.step_time_s - search.pricer(c.mesh).copies_hidden * c.cost.exposed_communication_time_s for c in (best, *priced)}
     # A plan that does not fit has none in copies that does; and one mesh may be another with an axis in two parts: equal plans are looked at once.
-    fitting = [c for c in (best, *priced) if c.mesh.stages == 1 and least[id(c)] <= worth and c.cost.memory.total <= request.limit_bytes]
+    fitting = [c for c in (best, *priced) if c.mesh.stages == 1 and least[id(c)] <= worth and c.cost.memory.total <= limit_bytes]
     could = {(c.techniques, f"{c.cost.step_time_s:.9g}", f"{least[id(c)]:.9g}"): c for c in reversed(fitting)}
     for c in sorted(could.values(), key=lambda c: least[id(c)])[:FINALISTS]:
         for micro in (c.plan.microbatches, 2 * c.plan.microbatches):
             again = _copied(search, c, micro) if micro % COPIES == 0 and micro in search.offered.microbatches(c.mesh) else None
-            if again is not None and again.cost.memory.total <= request.limit_bytes and again.cost.step_time_s < min(found.cost.step_time_s, worth):
+            if again is not None and again.cost.memory.total <= limit_bytes and again.cost.step_time_s < min(found.cost.step_time_s, worth):
                 found = again
     return found
 

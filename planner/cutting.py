@@ -68,11 +68,11 @@ def unbroken(base: Base, plan: Plan) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def with_cuts(base: Base, plan: Plan, pricer: Pricer, limit_bytes: float | None = None, widths: tuple[int, ...] = ()) -> Plan:
+def with_cuts(base: Base, plan: Plan, pricer: Pricer, limits_bytes: tuple[int, ...] = (), widths: tuple[int, ...] = ()) -> Plan:
     """The plan, where it has stages and no repeated block is dealt out over them with its graph cut.
 
-    base: of one microbatch. limit_bytes: of a device's memory. widths: the places that stages have to take, () for the faster of one each and the best of others that
-    fits. Raises PlanError P068 where it cannot be cut.
+    base: of one microbatch. limits_bytes: of a device's memory, and what leaves room. widths: the places that stages have to take, () for the faster of one each and the best of
+    others, of those that keep most of the limits. Raises PlanError P068 where it cannot be cut.
     """
     if plan.stages == 1 or base.dealt is not None:
         if set(widths) - {1}:
@@ -88,9 +88,9 @@ def with_cuts(base: Base, plan: Plan, pricer: Pricer, limit_bytes: float | None 
         return _cut(plan, even)
     from planner.evaluate import price_plan
 
-    def worth(found: Plan) -> tuple[bool, float]:
+    def worth(found: Plan) -> tuple[int, float]:
         cost = price_plan(base, found, pricer)[0]
-        return limit_bytes is not None and cost.memory.total > limit_bytes, cost.step_time_s
+        return sum(cost.memory.total > limit for limit in limits_bytes), cost.step_time_s
 
     return min(_cut(plan, even), _cut(plan, uneven), key=worth)
 

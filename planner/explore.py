@@ -61,9 +61,12 @@ class Explorer:
     has its spaces, which are made of what it allows and nothing else."""
 
     def __init__(self, search: Search, label: str, meshes: Sequence[Mesh], allowed: Callable[[Base, Mesh], dict] | None, levels: Sequence[int],
-                 *, pinned: bool = True, alone: bool = False) -> None:  # fmt: skip
+                 limit_bytes: int | None = None, *, pinned: bool = True, alone: bool = False) -> None:  # fmt: skip
         self.search, self.label, self.meshes, self.allowed, self.pinned = search, label, tuple(meshes), allowed, pinned
         self._own = allowed if alone else None
+        self.limit = search.request.limit_bytes if limit_bytes is None else limit_bytes
+        self._beyond = math.inf
+        """The least that was proven of a leaf without the limit of memory when the limit first raised its bound, or left nothing of it."""
         self.levels = [k for k, z in enumerate(LEVEL_ORDER) if z in levels]
         self.best: Candidate | None = None
         self.priced: list[Candidate] = []
@@ -79,7 +82,7 @@ class Explorer:
         self._ended: float | None = None
         self.unit_s = 1 / PICO
         """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range of exact floats."""
-        self._bounds = LeafBounds(search.request.limit_bytes)
+        self._bounds = LeafBounds(self.limit)
         self._none: set[tuple[int, Techniques]] = set()
         """Leaves of which nothing fits."""
 
@@ -150,7 +153,7 @@ class Explorer:
             if leaf.tight:
                 left -= self._price(leaf, DEEPER)
             else:
-                self._bounds.tighten(leaf, self._to_beat)
+                self._tighten(leaf)
                 heapq.heappush(self.unfinished, leaf)
             self._tell()
 
@@ -169,7 +172,7 @@ class Explorer:
             if leaf.stage < PRICED:
                 possible = self._raise(leaf)
             elif possible := not leaf.tight:
-                self._bounds.tighten(leaf, self._to_beat)
+                self._tighten(leaf)
             else:
                 others = leaf.bound
                 self.closed.append(others)
@@ -182,9 +185,26 @@ class Explorer:
             return self._ended
         found = min(self._cut, self._left())
         if not self.memory_first:
-            found = least_surely(self._keeping(), self.search.request.limit_bytes, found, None if self.search.out_of_time() else self._space)
+            found = least_surely(self._keeping(), self.limit, found, None if self.search.out_of_time() else self._space)
         self._ended = found if math.isinf(self._cut) else None
         return found
+
+    def bound_of_all(self) -> float:
+        """No plan of the family is below this, whatever memory it takes."""
+        # Plans that keep results in recomputed blocks are no faster than those that recompute nothing, where there are such.
+        alone = (least for least, leaf, relaxed in self._keeping() if "none" not in self.search.offered.recomputes(relaxed.space.base, self.meshes[leaf.mesh]))
+        return min(self.bound(), self._beyond, *alone)
+
+    def _tighten(self, leaf: Leaf) -> None:
+        """Raise the bound of a leaf under the limit."""
+        free = leaf.bound
+        self._bounds.tighten(leaf, self._to_beat)
+        self._limited(leaf, free)
+
+    def _limited(self, leaf: Leaf, free: float) -> None:
+        """Remember what was proven of a leaf without the limit, where the limit has raised that."""
+        if leaf.bound > free and not leaf.keeps:
+            self._beyond = min(self._beyond, free)
 
     def _left(self, *, loose: bool = True) -> float:
         """The least bound of all leaves but the one that is worked on."""
@@ -304,15 +324,19 @@ class Explorer:
 
     def _raise(self, leaf: Leaf) -> bool:
         """Raise the leaf's bound to what others that were priced prove of it, or to that of its next stage; whether a plan of it is possible."""
-        if leaf.stage == MESH and least_usage(self._bounds.relaxed[leaf.mesh].space, leaf.techniques, uncut=True) > self.search.request.limit_bytes:
+        if leaf.stage == MESH and least_usage(self._bounds.relaxed[leaf.mesh].space, leaf.techniques, uncut=True) > self.limit:
+            self._beyond = min(self._beyond, self._proves(leaf))
             return False
         if not self.memory_first and leaf.stage > MESH:
             if (known := self._bounds.by_others(leaf)) > leaf.bound:
                 leaf.bound = known
                 return True
+            free = leaf.bound
             leaf.bound = max(leaf.bound, self._bounds.at_stage(leaf, self._to_beat))
+            if leaf.stage == BOUNDED:
+                self._limited(leaf, free)
             while leaf.stage == BOUNDED and not leaf.tight and NEARLY * self._to_beat <= leaf.bound < self._to_beat:
-                self._bounds.tighten(leaf, self._to_beat)
+                self._tighten(leaf)
         leaf.tight |= self.memory_first  # bounds in bytes are as they are
         leaf.stage += 1
         return True
@@ -321,6 +345,8 @@ class Explorer:
         """Solve the leaf, price what it finds, and keep the bound of what it proved; the work spent on solving. deeper: times the usual work limit."""
         asked = Asked(self.search, deeper)
         bound = self._priced(leaf, asked)
+        if bound is None or bound > leaf.bound:  # under the limit
+            self._beyond = min(self._beyond, self._proves(leaf))
         if bound is not None and asked.cut and deeper == 1:
             leaf.bound = bound
             heapq.heappush(self.unfinished, leaf)
@@ -333,7 +359,7 @@ class Explorer:
 
     def _priced(self, leaf: Leaf, asked: Asked) -> float | None:
         """The bound of a leaf after it was solved, and priced where that may pay; None where nothing of it fits. The room shrinks by what the whole plan needs beside."""
-        search, limit = self.search, self.search.request.limit_bytes
+        search, limit = self.search, self.limit
         space = self._space(leaf)
         if space is None or least_usage(space, leaf.techniques) > limit:
             return None
@@ -391,7 +417,7 @@ class Explorer:
         if candidate is None:
             return False
         self.priced.append(candidate)
-        if candidate.cost.memory.total > self.search.request.limit_bytes:
+        if candidate.cost.memory.total > self.limit:
             return False
         if self.search.value(candidate) < self.search.value(self.best):
             self.best = candidate

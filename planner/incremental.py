@@ -5,8 +5,8 @@
     solved    all others, on the mesh of the plan before and with any techniques, by the same search as ever (planner.explore)
 
 Content says nothing of names, nor of how often a block is repeated: a model with a layer more keeps everything. An answer says what was kept, and proves nothing: other
-meshes and other splits of what was kept were not looked at. Where nothing like the model is known, most of it changed, nothing fits, or what does is slower for its work than
-the plan before (memory may bind now), there is none, and all is searched.
+meshes and other splits of what was kept were not looked at. Where nothing like the model is known, most of it changed, nothing fits with room, or what does is slower for its
+work than the plan before (memory may bind now), there is none, and all is searched.
 """
 
 from __future__ import annotations
@@ -127,12 +127,13 @@ def _answer(search: Search, before: Decided, held: Mapping[int, Split], most_s: 
     assert numbered is not None
     for offload in dict.fromkeys((search.request.offload, before.offload)):
         within = search if offload == search.request.offload else search.offloading(offload)
-        family = Explorer(within, "plan", (before.mesh,), partial(_allowed, within, numbered, held), within.offered.levels(), alone=True)
+        limit = within.request.roomy_bytes
+        family = Explorer(within, "plan", (before.mesh,), partial(_allowed, within, numbered, held), within.offered.levels(), limit, alone=True)
         try:
             best = family.run(most_s if before.copies == 1 else inf)  # without copies it may be slower
         except PlanError:  # the mesh is none for this model, or pins cannot be followed on it
             return None
-        best = in_copies(within, best, tuple(family.priced)) if best is not None else None
+        best = in_copies(within, best, tuple(family.priced), limit) if best is not None else None
         if best is not None and best.cost.step_time_s <= most_s:
             return within, best
     return None

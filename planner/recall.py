@@ -64,7 +64,7 @@ def kept(found: Found) -> dict[str, Any] | None:
     return {
         "best": candidate(best, found.base), "baselines": {label: candidate(c, found.base) for label, c in found.baselines.items()},
         "space": [row(v.splits) for v in ops], "layouts": others, "offload": space.pricer.offload, "cost": evaluate(found.problem, found.choice).cost,
-        "bound_s": found.bound_s, "tried": found.tried, "palette": [s.pairs for s in palette],
+        "bound_s": found.bound_s, "bound_bytes": found.bound_bytes, "bound_of_all_s": found.bound_of_all_s, "tried": found.tried, "palette": [s.pairs for s in palette],
     }  # fmt: skip
 
 
@@ -86,12 +86,12 @@ def _recalled(search: Search, entry: Mapping[str, Any]) -> Found:
     space = _space(search, base, best, entry, palette)
     choice = _choice(space, best, entry["layouts"])
     problem = assemble(space, best.techniques, search.request.limit_bytes)
-    bound, tried = _number(entry["bound_s"]), entry["tried"]
+    bound, tried, of = _number(entry["bound_s"]), entry["tried"], entry["bound_bytes"]
     if evaluate(problem, choice).cost != entry["cost"] or abs(entry["cost"] / PICO - best.objective_s) > 1e-6 * best.objective_s:
         raise Stale
-    if not 0 <= bound <= best.cost.step_time_s * (1 + 1e-6) or not isinstance(tried, int) or tried < 1:
+    if not 0 <= bound <= best.cost.step_time_s * (1 + 1e-6) or not isinstance(tried, int) or tried < 1 or not (of is None or type(of) is int):
         raise Stale
-    return Found(best, baselines, base, space, choice, problem, bound, tried)
+    return Found(best, baselines, base, space, choice, problem, bound, tried, bound_bytes=of, bound_of_all_s=_number(entry["bound_of_all_s"]))
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...
     plan = Plan(mesh.shape, {node.id: splits[base.shared[i]] for i, node in enumerate(base.graph.nodes)}, t.zero, mesh.zero_axes, t.recompute, t.microbatches, base.runs,
                 schedule=t.schedule if mesh.stages > 1 else "", virtual=t.virtual, offload=tuple(map(_text, row["offload"])), copies=row["copies"])  # fmt: skip
     pricer = Pricer(request.topology, mesh, request.runtime, request.recipe, offload=request.offload)
-    plan, cost = priced(base, with_cuts(base, plan, pricer, request.limit_bytes, request.widths), pricer, request.bucket)
+    plan, cost = priced(base, with_cuts(base, plan, pricer, (request.limit_bytes, request.roomy_bytes), request.widths), pricer, request.bucket)
     if cost.step_time_s != row["step_time_s"] or cost.memory.total != row["memory_bytes"] or row["status"] not in ("optimal", "feasible"):
         raise Stale
     return Candidate(_text(row["label"]), mesh, plan, cost, t, _number(row["objective_s"]), _number(row["bound_s"]), row["status"])

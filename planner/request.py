@@ -1,6 +1,7 @@
 """What a search is asked, and what it finds.
 
-Ties among plans (within a thousandth): less memory first (by more than a hundredth), then the simpler mesh and techniques.
+Plans that fit with the upper end of their memory range go before those that do not, unless one of these is faster by more than the range of its step time is wide. Among
+either kind plans within a thousandth are ties: less memory first (by more than a hundredth), then the simpler mesh and techniques.
 """
 
 from __future__ import annotations
@@ -79,6 +80,16 @@ class Request:
         usable = self.capacity.usable
         return usable if self.memory_limit_bytes is None else min(usable, self.memory_limit_bytes)
 
+    @property
+    def roomy_bytes(self) -> int:
+        """Bytes a plan may be priced at so that the upper end of its printed range fits, too (`fit`: yes); the limit itself where the least memory is asked for."""
+        limit, more = self.limit_bytes, self.runtime.memory_spread[1]
+        return limit if self.objective == "memory" else next(n for n in range(int((limit + 1) / (1 + more)) + 1, 0, -1) if int(n * (1 + more)) <= limit)
+
+    def roomy(self, cost: Cost) -> bool:
+        """Whether a plan fits with the upper end of its range."""
+        return cost.memory.total <= self.roomy_bytes
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -131,3 +142,7 @@ class Found:
     smallest: Candidate | None = None
     before: Before | None = None
     """What was kept of a search before; nothing is proven then."""
+    bound_bytes: int | None = None
+    """The bound is of plans that are priced at so many bytes at most; None: of all that fit."""
+    bound_of_all_s: float = 0.0
+    """No plan is below this, whatever memory it takes."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -51,6 +51,23 @@ BEHIND, LEADERS = 1.1, 3
 wide axis is parted where the links are have as many stages as these."""
 FAR = 1.5
 """Where the smallest plan found takes this many times the limit, none that fits is looked for (it is found by bounds that are not tight)."""
+
+
+WITH_ROOM = "with_room"
+"""Key of the best plan that fits with the upper end of its memory range, among the baselines of one that fits tightly."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What was found under a limit of memory: the best plan, the search of all that is allowed, the smallest plan (looked for where nothing fits), and bounds (seconds): of plans
+    within the limit, of those that take more memory, too; bound_bytes: of which plans the first is, None for all that fit."""
+
+    best: Candidate | None
+    main: Explorer
+    smallest: Candidate | None
+    bound_s: float
+    bound_of_all_s: float
+    bound_bytes: int | None
 
 
 class Search(Spaces):
@@ -115,44 +132,99 @@ class Search(Spaces):
         return found
 
     def _searched(self, how_close: bool) -> Found:
-        request = self.request
-        main, (finer, wider) = self._main(), (Explorer(self, "plan", (), None, self.offered.levels()) for _ in range(2))
-        every, baselines = (main, finer, wider), dict[str, Candidate]()
-        try:
-            # Baselines first: small searches, and what they reach is what the large one has to beat.
-            if request.baselines:
-                self._baselines(baselines)
-            main.run(min((self.value(c) for c in self._eligible(baselines)), default=np.inf))
-            if self.refused is not None and (main.empty or (main.best is None and not main.priced and "stage" in request.pins.mesh)):
-                raise self.refused
-            leaders, others, stages = self._leaders((*main.priced, *self._eligible(baselines)))
-            finer.meshes = self.offered.finer(*leaders, stages=stages)
-            finer.run(worth := min(map(self.value, (main.best, *self._eligible(baselines)))))
-            worth = min(worth, self.value(finer.best))
-            if min(main.bound(), finer.bound()) < (1 - WIDE_GAP) * worth < np.inf:  # there may be more to find
-                wider.meshes = tuple(m for m in self.offered.finer(*others) if m not in finer.meshes)
-            wider.run(worth)
-        except KeyboardInterrupt:
-            self.stopped = "interrupt"
-        fitting = [c for c in (*(e.best for e in every), *self._eligible(baselines)) if c is not None]
-        best, smallest = min(fitting, key=lambda c: c.key(request), default=None), None
-        if best is None and not self.stopped and (near := main.smallest()) is not None and near.cost.memory.total <= request.limit_bytes:
-            best = near  # where memory binds, a solver's work may end before it finds what is known to be there
-        best = in_copies(self, best, tuple(c for e in every for c in e.priced)) if best is not None and not self.stopped else best
-        best = self._plainest(best) if best is not None else None
+        """The best plan that fits with room; one that fits tightly where none with room is within the range of its step time. Where none fits, the search goes on with more
+        in the host's memory."""
+        request, baselines, search = self.request, dict[str, Candidate](), self
+        reached = self._within(request.roomy_bytes, baselines)
+        safe = reached.best
+        if self._perhaps_tight(reached):
+            worth = self._outside(safe, faster=True) if safe is not None else np.inf
+            tight = self._within(request.limit_bytes, baselines, worth)
+            if tight.best is not None and safe is None:
+                search, reached, safe = self._sparing(tight, reached.bound_s)
+            elif tight.best is not None or safe is None:
+                reached = tight
+        if reached.best is None and self.stopped:
+            fitting = [c for c in (*reached.main.priced, *self._eligible(baselines, request.limit_bytes)) if c.cost.memory.total <= request.limit_bytes]
+            reached = replace(reached, best=min(fitting, key=lambda c: c.key(request), default=None), bound_s=0.0)
+        best = reached.best
         if best is None and not self.stopped and (more := self.offered.offload()) is not None:
             if (none := self._hopeless(baselines, how_close)) is not None:
                 return none
-            return self._offloaded(more, baselines, min(e.bound() for e in every if e.meshes), how_close)
-        if best is None and how_close and not self.stopped:
-            smallest = self._smallest(main, baselines)
+            return self._offloaded(more, baselines, reached.bound_s, how_close)
+        smallest = self._smallest(reached, baselines) if best is None and how_close and not self.stopped else None
         if best is not None and not self.confirmed(best.plan.microbatches):
             warnings.warn(f"{self.model.name}: the graph at {best.plan.microbatches} microbatches was derived wrongly; searching again with every graph read", stacklevel=2)
             return Search(self.model, self.request, self.progress)._searched(how_close)
-        bound = min(e.bound() for e in every if e.meshes)
+        if best is not None and safe is not None and best is not safe:
+            baselines[WITH_ROOM] = search._called(safe)
         # Bounds count all communication of blocks: of plans that hide some of it nothing is proven.
-        bound = bound if request.objective == "step" and np.isfinite(bound) and (best is None or best.plan.copies == 1) else 0.0
-        return self._complete(best, baselines, bound, smallest)
+        sure = request.objective == "step" and np.isfinite(reached.bound_s) and (best is None or best.plan.copies == 1)
+        holder = search if best is not None and id(best) in search._details else self
+        found = holder._complete(best, baselines, reached.bound_s if sure else 0.0, smallest)
+        tried, stopped = len(self._details.keys() | search._details.keys()), self.stopped or search.stopped
+        return replace(found, bound_bytes=reached.bound_bytes, bound_of_all_s=reached.bound_of_all_s if sure else 0.0, tried=tried, stopped=stopped)
+
+    def _within(self, limit_bytes: int, baselines: dict[str, Candidate], worth: float = np.inf) -> Reached:
+        """The best plan that takes so many bytes at most and less than `worth`. baselines: those tuned before, or where they are to go."""
+        request, beaten = self.request, worth
+        main, (finer, wider) = self._main(limit_bytes), (Explorer(self, "plan", (), None, self.offered.levels(), limit_bytes) for _ in range(2))
+        every = (main, finer, wider)
+        try:
+            # Baselines first: small searches, and what they reach is what the large one has to beat.
+            if request.baselines and not baselines:
+                self._baselines(baselines)
+            main.run(min((self.value(c) for c in self._eligible(baselines, limit_bytes)), default=np.inf) if np.isinf(worth) else worth)
+            if self.refused is not None and (main.empty or (main.best is None and not main.priced and "stage" in request.pins.mesh)):
+                raise self.refused
+            if main.best is not None or np.isinf(beaten):
+                eligible = self._eligible(baselines, limit_bytes)
+                leaders, others, stages = self._leaders((*main.priced, *eligible), limit_bytes)
+                finer.meshes = self.offered.finer(*leaders, stages=stages)
+                finer.run(worth := min(map(self.value, (main.best, *eligible))))
+                worth = min(worth, self.value(finer.best))
+                if min(main.bound(), finer.bound()) < (1 - WIDE_GAP) * worth < np.inf:  # there may be more to find
+                    wider.meshes = tuple(m for m in self.offered.finer(*others) if m not in finer.meshes)
+                wider.run(worth)
+        except KeyboardInterrupt:
+            self.stopped = "interrupt"
+        fitting = [c for c in (*(e.best for e in every), *self._eligible(baselines, limit_bytes)) if c is not None and self.value(c) < beaten]
+        best, near = min(fitting, key=lambda c: c.key(request), default=None), None
+        if best is None and not self.stopped and np.isinf(beaten):
+            near = main.smallest()
+            if near is not None and near.cost.memory.total <= limit_bytes:
+                best = near  # where memory binds, a solver's work may end before it finds what is known to be there
+        best = in_copies(self, best, tuple(c for e in every for c in e.priced), limit_bytes) if best is not None and not self.stopped else best
+        best = self._plainest(best) if best is not None else None
+        bound, of_all = (min(map(proven, (e for e in every if e.meshes))) for proven in (Explorer.bound, Explorer.bound_of_all))
+        return Reached(best, main, near, bound, of_all, None if of_all >= bound or limit_bytes >= request.limit_bytes else limit_bytes)
+
+    def _outside(self, c: Candidate, *, faster: bool) -> float:
+        """Seconds of a step whose range ends at a plan's step; or at which the range of that one ends."""
+        slower = 1 + self.request.runtime.time_spread[1]
+        return c.cost.step_time_s / slower if faster else c.cost.step_time_s * slower
+
+    def _perhaps_tight(self, reached: Reached) -> bool:
+        """Whether a plan that fits tightly may be the answer, after those that fit with room were searched."""
+        if self.stopped or self.request.roomy_bytes >= self.request.limit_bytes:
+            return False
+        if reached.best is not None:
+            return reached.bound_of_all_s < self._outside(reached.best, faster=True)
+        return reached.smallest is not None and reached.smallest.cost.memory.total <= self.request.limit_bytes
+
+    def _sparing(self, tight: Reached, bound_s: float) -> tuple[Search, Reached, Candidate | None]:
+        """Where nothing fits with room, the best plan that does with more in the host's memory, and its search: the answer, if it is within the range of the best one that fits
+        tightly. bound_s: of plans with room and no more than now in the host's memory."""
+        search = self
+        assert tight.best is not None
+        while (more := search.offered.offload()) is not None:
+            search = search.offloading(more)
+            found = search._within(search.request.roomy_bytes, {})
+            bound_s = min(bound_s, found.bound_s)
+            if (safe := found.best) is not None:
+                within = safe.cost.step_time_s <= self._outside(tight.best, faster=False)
+                return search, replace(found, bound_s=bound_s, bound_bytes=self.request.roomy_bytes) if within else tight, safe
+        return self, tight, None
 
     def _complete(self, best: Candidate | None, baselines: dict[str, Candidate], bound_s: float, smallest: Candidate | None = None) -> Found:
         """What was found, with the winner's space and problem, in the names that its axes have to people."""
@@ -175,7 +247,8 @@ class Search(Spaces):
         near = main.smallest()
         if near is None or base is None or most.stopped or near.cost.memory.total <= FAR * self.request.limit_bytes:
             return None
-        return Found(None, baselines, base, None, (), None, 0.0, len(self._details), "", most._smallest(main, baselines) if how_close else near)
+        found = Reached(None, main, near, np.inf, np.inf, None)
+        return Found(None, baselines, base, None, (), None, 0.0, len(self._details), "", most._smallest(found, baselines) if how_close else near)
 
     def quoted(self) -> Candidate | None:
         """The best plan with as little in the host's memory as the smallest plan found needs to fit; None where none does. What a remedy is quoted by: no step on
@@ -187,9 +260,9 @@ class Search(Spaces):
             search = search.offloading(more)
         return search.run(how_close=False).best
 
-    def _main(self) -> Explorer:
-        """The search of all that the request allows."""
-        return Explorer(self, "plan", self.offered.meshes(), self.offered.allowed(), self.offered.levels())
+    def _main(self, limit_bytes: int | None = None) -> Explorer:
+        """The search of all that the request allows, within so many bytes."""
+        return Explorer(self, "plan", self.offered.meshes(), self.offered.allowed(), self.offered.levels(), limit_bytes)
 
     def offloading(self, offload: tuple[str, ...]) -> Search:
         """The same search with so much in the host's memory, in the time that is left."""
@@ -203,19 +276,19 @@ class Search(Spaces):
         found = self.offloading(offload).run(how_close=how_close)
         return replace(found, baselines=baselines, tried=found.tried + len(self._details), bound_s=min(bound, found.bound_s))
 
-    def _leaders(self, priced: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate], tuple[int, ...]]:
+    def _leaders(self, priced: Sequence[Candidate], limit_bytes: int) -> tuple[list[Candidate], list[Candidate], tuple[int, ...]]:
         """The best plan that fits, and the best without stages (or with some, where the first has none) unless it is far behind; the best of a few more meshes; and of
         the best of all these the numbers of stages of those whose model axis is as wide as the innermost links."""
-        fitting = sorted((c for c in priced if c.cost.memory.total <= self.request.limit_bytes), key=self.value)
+        fitting = sorted((c for c in priced if c.cost.memory.total <= limit_bytes), key=self.value)
         close = [c for c in fitting if self.value(c) <= BEHIND * self.value(fitting[0])]
         kinds, meshes = {c.mesh.stages > 1: c for c in reversed(close)}, {c.mesh: c for c in reversed(close)}
         best, near = sorted(meshes.values(), key=self.value)[:LEADERS], self.request.topology.levels[0].size
         stages = dict.fromkeys(c.mesh.stages for c in best if len(c.mesh.inner) > 1 and c.mesh.inner[-1].size >= near)
         return list(kinds.values()), [c for c in best if c not in kinds.values()], tuple(stages)
 
-    def _smallest(self, main: Explorer, baselines: Mapping[str, Candidate]) -> Candidate | None:
+    def _smallest(self, reached: Reached, baselines: Mapping[str, Candidate]) -> Candidate | None:
         """The smallest plan, on a mesh of three axes around the smallest of two priced where that is smaller yet."""
-        sizes = [c for c in (main.smallest(), *main.priced, *(baselines.values() if self.offered.free else ())) if c is not None]
+        sizes = [c for c in (reached.smallest, *reached.main.priced, *(baselines.values() if self.offered.free else ())) if c is not None]
         around = min((c for c in sizes if len(c.mesh.axes) == 2), key=lambda c: c.cost.memory.total, default=None)
         finer = Explorer(self, "plan", self.offered.finer(around), None, self.offered.levels())
         finer.run()
@@ -260,6 +333,10 @@ class Search(Spaces):
         named = replace(best, mesh=mesh, plan=renamed_plan(best.plan, names), cost=renamed_cost(best.cost, names))
         return named, renamed_space(space, mesh, names)
 
+    def _called(self, c: Candidate) -> Candidate:
+        """A plan of this search with axes called by what they do."""
+        return self._named(c, self._details[id(c)][1])[0]
+
     def out_of_time(self) -> bool:
         """Whether the time limit has passed (remembered as `stopped`)."""
         limit = self.request.time_limit_s
@@ -273,9 +350,9 @@ class Search(Spaces):
             return np.inf
         return c.cost.memory.total if self.request.objective == "memory" else c.cost.step_time_s
 
-    def _eligible(self, baselines: Mapping[str, Candidate]) -> list[Candidate]:
-        """Baselines that may be the answer: they fit, and keep pins and mode."""
-        return [c for c in baselines.values() if c.cost.memory.total <= self.request.limit_bytes and self.offered.keeps(c)]
+    def _eligible(self, baselines: Mapping[str, Candidate], limit_bytes: int) -> list[Candidate]:
+        """Baselines that may be the answer: they take so many bytes at most, and keep pins and mode."""
+        return [c for c in baselines.values() if c.cost.memory.total <= limit_bytes and self.offered.keeps(c)]
 
     def report(self, candidate: Candidate, pinned: bool) -> None:
         """Tell the caller about a better plan that may be the answer. pinned: it respects the user's pins and mode."""
@@ -348,7 +425,7 @@ class Search(Spaces):
                     offload=self.offered.sent(space.base, mesh, techniques.recompute),
                     copies=copies)  # fmt: skip
         try:
-            plan = with_cuts(space.base, plan, space.pricer, self.request.limit_bytes, self.request.widths)
+            plan = with_cuts(space.base, plan, space.pricer, (self.request.limit_bytes, self.request.roomy_bytes), self.request.widths)
             plan, cost = priced(space.base, plan, self.pricer(mesh), self.request.bucket)
         except PlanError as e:
             if e.code != "P068":
@@ -369,7 +446,7 @@ class Search(Spaces):
         return found
 
     def _baselines(self, found: dict[str, Candidate]) -> None:
-        """Adds data_parallel, zero3, megatron and replicated, each tuned over microbatches, recompute and optimizer level under the same limit."""
+        """Adds data_parallel, zero3, megatron and replicated, each tuned over microbatches, recompute and optimizer level under the same limits: with room where it fits so."""
         topology, n = self.request.topology, self.request.topology.devices
         one = (self.offered.replicas(),)
         node = topology.levels[0].size
@@ -386,9 +463,12 @@ class Search(Spaces):
         if n > 1 and (inner or staged):
             families.append(("megatron", inner + staged, megatron_only, levels))
         for label, on, allowed, at in families:
-            explorer = Explorer(self, label, on, allowed, at, pinned=False)
+            explorer = Explorer(self, label, on, allowed, at, self.request.roomy_bytes, pinned=False)
             try:
                 best = explorer.run() or explorer.smallest()
+                if best is not None and self.request.roomy_bytes < best.cost.memory.total <= self.request.limit_bytes:
+                    explorer = Explorer(self, label, on, allowed, at, pinned=False)
+                    best = explorer.run() or best
             except KeyboardInterrupt:
                 if explorer.best is not None:  # it may have been reported
                     found[label] = explorer.best

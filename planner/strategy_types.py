@@ -256,11 +256,14 @@ class BaselineTable(CostTable):
     microbatches: int
     schedule: NotRequired[str]
     virtual: NotRequired[int]
+    offload: NotRequired[list[str]]
 
 
-# `from` is a keyword of the language.
+# `from` is a keyword of the language. bound_memory_bytes: the bound is of plans that are priced at so many bytes at most, which fit with the upper end of their range; where
+# missing of all that fit.
 SolverTable = TypedDict("SolverTable", {"name": str, "status": Literal["optimal", "feasible"], "objective_s": float, "bound_s": NotRequired[float | None],
-                                        "gap": NotRequired[float | None], "plans_tried": int, "problem_status": str, "from": str})  # fmt: skip
+                                        "gap": NotRequired[float | None], "plans_tried": int, "problem_status": str, "from": str,
+                                        "bound_memory_bytes": NotRequired[int]})  # fmt: skip
 
 
 class FindingRow(TypedDict):

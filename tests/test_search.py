@@ -279,7 +279,9 @@ def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch
     """Memory binds Llama-3 8B on 64 devices: the first solves stop a percent above the optimum, the deeper ones close the gap."""
     import planner.explore as explore
 
-    request = make_request(devices=64, hardware=None, topology=None, baselines=False)
+    usable = make_request(devices=64, hardware=None, topology=None).limit_bytes
+    more = int(1.02 * usable) - usable  # so that plans of as many bytes fit with room
+    request = make_request(devices=64, hardware=None, topology=None, baselines=False, memory_reserve_bytes=2 * 2**30 - more - 2**10)
     model = Model.open("zoo:llama3-8b", Workload(batch=512), 64)
     deep = Search(model, request).run()
     monkeypatch.setattr(explore, "POOL", 0)
@@ -288,3 +290,53 @@ def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch
     assert deep.best.cost.step_time_s < shallow.best.cost.step_time_s
     assert shallow.bound_s <= deep.bound_s <= deep.best.cost.step_time_s
     assert deep.bound_s > 0.998 * deep.best.cost.step_time_s
+
+
+def test_a_plan_that_fits_with_room_goes_before_a_tight_tie() -> None:
+    """The fastest plan would fit tightly: within the range of its step there is one that fits with the upper end of its range, and the bound says that it is of such plans."""
+    free = search(GPT, 8, 64, baselines=False)
+    assert free.best is not None and free.bound_bytes is None
+    limit = int(1.005 * free.best.cost.memory.total)
+    request = make_request(devices=8, hardware=None, topology=None, memory_limit_bytes=limit)
+    found = search(GPT, 8, 64, memory_limit_bytes=limit)
+    assert found.best is not None and request.roomy(found.best.cost) and not request.roomy(free.best.cost)
+    assert int(request.roomy_bytes * 1.02) <= limit < int((request.roomy_bytes + 1) * 1.02)
+    assert free.best.cost.step_time_s < found.best.cost.step_time_s < 1.44 * free.best.cost.step_time_s
+    assert found.bound_bytes == request.roomy_bytes and found.bound_of_all_s < found.bound_s <= found.best.cost.step_time_s
+    assert 0 < found.bound_of_all_s <= free.best.cost.step_time_s * (1 + 1e-9)
+    assert all(request.roomy(c.cost) for c in found.baselines.values() if c.cost.memory.total <= limit)  # baselines are tuned alike
+
+
+ONE_PLAN = {"devices": 8, "batch": 16, "mode": "data-parallel"}
+
+
+def one_plan(pins: str, **options: Any) -> planner.Strategy:
+    """The plan of pins that leave one at most for each way to use the host's memory."""
+    return planner.plan("zoo:gpt-tiny", pins=f"dp=8,zero=0,micro=1,recompute=none{pins}", **ONE_PLAN, **options)
+
+
+def test_a_tight_plan_is_chosen_where_none_with_room_is_within_its_range(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from costmodels.runtime import RUNTIMES
+    from planner.report.baselines import pins_for
+    from planner.report.findings import findings
+    from planner.report.summary import solver_words, summary
+
+    need = one_plan("").costs["memory_per_device_bytes"]
+    limit = int(1.01 * need)
+    alone = one_plan(",offload=none", memory_limit_bytes=limit)
+    assert alone.cost.fit == "tight" and "bound_memory_bytes" not in alone.solver
+    assert any("no plan that was found fits with room" in f for f in findings(alone))
+    # Optimizer state in the host's memory takes a tenth longer: within the range.
+    spared = one_plan("", memory_limit_bytes=limit)
+    assert spared.cost.fit == "yes" and spared.techniques["offload"] == ["optimizer"] and "with_room" not in spared.baselines
+    assert spared.solver["bound_memory_bytes"] < limit and "of the plans that fit with room" in solver_words(spared)
+    monkeypatch.setitem(RUNTIMES, "jax-shard_map", replace(RUNTIMES["jax-shard_map"], time_spread=(0.01, 0.02)))
+    tight = one_plan("", memory_limit_bytes=limit, cache=tmp_path)
+    row = tight.baselines["with_room"]
+    assert tight.cost.fit == "tight" and row["fit"] == "yes" and row["step_time_s"] == pytest.approx(spared.costs["step_time_s"], rel=1e-5)
+    slower, pins = row["step_time_s"] / tight.costs["step_time_s"] - 1, pins_for(row)
+    said = next(f for f in findings(tight) if "tight" in f)
+    assert f"the safe plan: {100 * slower:.3g} % slower" in said and pins in said and "with room" in summary(tight)
+    assert planner.plan("zoo:gpt-tiny", pins=pins, memory_limit_bytes=limit, **ONE_PLAN).techniques["offload"] == ["optimizer"]
+    again = one_plan("", memory_limit_bytes=limit, cache=tmp_path)
+    assert again.to_json() == again.to_json() and again.baselines == tight.baselines and again.solver == tight.solver

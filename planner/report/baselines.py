@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 TIE = 1e-3
 """Share of a step below which plans are equal to a search (planner.request.TIE)."""
 TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"}
+WITH_ROOM = "with_room"
+"""The best plan that fits with room, beside one that fits tightly (planner.search.WITH_ROOM)."""
 AXES = {"model": "tensor", STAGE: "pipeline"}
 """What people who know Megatron call an axis."""
 
@@ -21,10 +23,19 @@ AXES = {"model": "tensor", STAGE: "pipeline"}
 def baseline_name(key: str, row: Mapping[str, Any]) -> str:
     """A baseline in words: `data parallel + ZeRO-1`, `tensor 8 x data 8`."""
     mesh = row["mesh"]
-    name = {"data_parallel": "data parallel", "zero3": "ZeRO-3", "replicated": "replicated", **TABLES}.get(key, key)
+    name = {"data_parallel": "data parallel", "zero3": "ZeRO-3", "replicated": "replicated", WITH_ROOM: "with room", **TABLES}.get(key, key)
     if key == "megatron":
         name = " x ".join(f"{AXES.get(a, a)} {n}" for a, n in reversed(list(mesh.items())))
     return name + (f" + ZeRO-{row['zero_stage']}" if row["zero_stage"] and key != "zero3" else "")
+
+
+def pins_for(row: Mapping[str, Any]) -> str:
+    """The mesh and the techniques of a plan beside the one of a file, as --pin takes them."""
+    pins = {**{a: n for a, n in row["mesh"].items() if n > 1}, "zero": row["zero_stage"], "recompute": row["recompute"], "micro": row["microbatches"]}
+    pins |= {"schedule": row["schedule"]} if row.get("schedule", "none") != "none" else {}
+    pins |= {"virtual": row["virtual"]} if row.get("virtual", 1) > 1 else {}
+    pins |= {"offload": "+".join(row["offload"])} if row.get("offload") else {}
+    return ",".join(f"{k}={v}" for k, v in pins.items())
 
 
 def tuned_words(row: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from planner.report.laid_out import layouts, traffic
 from planner.report.notation import cells, spell_split
 from planner.report.stages import stages
 from planner.report.summary import assumed, breakdown, kept_words, machine, offload_words, recompute_words, solver_words, techniques, title
+from planner.report.verdict import of_plans
 from planner.report.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
 from planner.strategy import offload_of
 
@@ -48,7 +49,7 @@ def _choice(s: Strategy, width: int, style: Style) -> list[str]:
         lines += labelled("pins", [*(words for words, _ in pins_of(s).each()), "(--pins: what each costs)"], width, style)
     lines += labelled("search", [solver_words(s)], width, style)
     if s.solver.get("bound_s") and s.solver["status"] != "optimal":
-        lines += labelled("", [f"no plan on any mesh tried can be below {show_time(s.solver['bound_s'])}"], width, style)
+        lines += labelled("", [f"no plan on any mesh tried can be below {show_time(s.solver['bound_s'])}{of_plans(s)}"], width, style)
     return lines + (labelled("kept", kept_words(kept), width, style) if (kept := s.provenance.get("incremental")) else [])
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from planner.diff import GIVEN
 from planner.findings import Finding, ordered
-from planner.report.baselines import TABLES, ties
+from planner.report.baselines import TABLES, WITH_ROOM, pins_for, ties
 from planner.report.stages import lockstep
 from planner.report.words import Style, hang, percent, short, show_bytes, show_time
 
@@ -35,8 +36,7 @@ def findings(strategy: Strategy) -> list[Finding]:
     low, high = c["memory_range_bytes"]
     if c["fit"] == "tight":
         over = show_bytes(high - c["memory_limit_bytes"])
-        out.append(Finding("memory", f"memory is tight: its range ends {over} above what is usable; --memory-reserve with so much more plans for that, "
-                           "plan verify asks the compiler"))  # fmt: skip
+        out.append(Finding("memory", f"memory is tight: its range ends {over} above what is usable; {_safe(strategy)}; plan verify asks the compiler"))
     if c["fit"] == "no":
         perhaps = "; the lower end of its range would: plan verify asks the compiler" if low <= c["memory_limit_bytes"] else ""
         out.append(Finding("memory", "this plan does not fit in the memory of a device" + perhaps))
@@ -49,6 +49,16 @@ def findings(strategy: Strategy) -> list[Finding]:
         out.append(Finding("padding", f"{len(padded)} tensor{'s' if len(padded) > 1 else ''} padded to a multiple of {'their' if len(padded) > 1 else 'its'} axes, "
                            f"first {short(padded[0], 40)}"))  # fmt: skip
     return list(ordered(out))
+
+
+def _safe(strategy: Strategy) -> str:
+    """What a plan that fits with room costs, of one that fits tightly."""
+    c, row = strategy.costs, strategy.baselines.get(WITH_ROOM)
+    if row is None:
+        searched = strategy.solver["name"] not in GIVEN and not strategy.solver.get("stopped")
+        return "no plan that was found fits with room" if searched else "a search takes one that fits with room, where there is one"
+    spare = show_bytes(c["memory_limit_bytes"] - row["memory_per_device_bytes"])
+    return f"the safe plan: {100 * (row['step_time_s'] / c['step_time_s'] - 1):.3g} % slower, {spare} to spare: --pin {pins_for(row)}"
 
 
 def table_findings(strategy: Strategy) -> list[Finding]:

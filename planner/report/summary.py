@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from planner.report.baselines import comparison
 from planner.report.findings import finding_lines
 from planner.report.stages import lockstep, stages, stages_words, ticks
-from planner.report.verdict import verdict
+from planner.report.verdict import of_plans, verdict
 from planner.report.words import LABEL, Style, bar, count, flops, hang, labelled, pack, percent, short, show_bytes, show_time
 from planner.strategy import bucket_of, copies_of, offload_of
 
@@ -159,7 +159,7 @@ def solver_words(strategy: Strategy) -> str:
     if s["name"] == "manual":
         return "manual: the plan as given, checked and priced"
     tried = f", {s['plans_tried']} plans priced" if s.get("plans_tried", 0) > 1 else ""
-    return f"{s['name']}, {status} ({gap}){tried}" + (f", {show_time(seconds)}" if seconds is not None else "")
+    return f"{s['name']}, {status}{of_plans(strategy)} ({gap}){tried}" + (f", {show_time(seconds)}" if seconds is not None else "")
 
 
 def kept_words(kept: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from planner.report.baselines import baseline_name, ties, tuned_words, unheld
 from planner.report.notation import spell_rule
 from planner.report.stages import SCHEDULES
 from planner.report.summary import bucket_words, machine, offload_words, title
+from planner.report.verdict import of_plans
 from planner.report.words import Style, count, flops, hang, percent, show_bytes, show_time, table, visible
 from planner.strategy import offload_of, schedule_of, virtual_of
 
@@ -55,7 +56,8 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
     drop = (5, 7) if width < WIDE else ()  # MFU and search time
     out = [[c for i, c in enumerate(row) if i not in drop] for row in out]
     held = "".join(unheld(s, min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])) for _, s in plans[:1])
-    note = f"gap: how far above the proven bound; relative: to the best solver; tie: within each other's range; baselines are tuned too{held}"
+    among = of_plans(plans[0][1]) if plans else ""
+    note = f"gap: how far above the proven bound{among}; relative: to the best solver; tie: within each other's range; baselines are tuned too{held}"
     return "\n".join([*lines, *fitted(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7)), *(style.dim(line) for line in hang("", note, width))])
 
 

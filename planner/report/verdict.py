@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from planner.report.baselines import TABLES, TIE, baseline_name, ties
+from planner.report.baselines import TABLES, TIE, WITH_ROOM, baseline_name, ties
 from planner.report.findings import DISTINCT
 from planner.report.stages import lockstep
 from planner.report.words import percent, show_bytes
@@ -35,7 +35,7 @@ def verdict(s: Strategy) -> str:
 def beside(s: Strategy) -> str:
     """`1.3 % faster than ZeRO-3, a tie`: held against the fastest baseline that fits; "" where the file has none."""
     own = s.costs
-    rivals = {key: row for key, row in s.baselines.items() if key not in TABLES}
+    rivals = {key: row for key, row in s.baselines.items() if key not in TABLES and key != WITH_ROOM}
     if not rivals or s.topology["devices"] < 2:
         return ""
     fitting = {key: row for key, row in rivals.items() if row["fit"] != "no"}
@@ -99,6 +99,11 @@ def proof(s: Strategy) -> str:
     if found["name"] == "manual":
         return "priced as given"
     if found["status"] == "optimal":
-        return "proven optimal on this cost model"
+        return f"proven optimal on this cost model{of_plans(s)}"
     until = {"time": "best when the time was up", "interrupt": "best when it was interrupted"}.get(found.get("stopped", ""), "best found")
-    return until if found.get("gap") is None else f"{until}, within {percent(found['gap'])} of what is proven"
+    return until if found.get("gap") is None else f"{until}, within {percent(found['gap'])} of what is proven{of_plans(s)}"
+
+
+def of_plans(s: Strategy) -> str:
+    """` of the plans that fit with room`, where the bound is of these alone."""
+    return " of the plans that fit with room" if s.solver.get("bound_memory_bytes") else ""

@@ -157,7 +157,7 @@ class Joint:
         """The objectives at what bounds each phase alone on a mesh."""
         assert step.best is not None
         launch_s = Pricer(self.request.topology, step.best.mesh, self.request.runtime, self.request.recipe).kernel_s(0.0, 0.0, self.request.recipe.compute)
-        first, each = prompts.bound_s + launch_s, step.bound_s + 2 * launch_s  # caches are written
+        first, each = prompts.bound_of_all_s + launch_s, step.bound_of_all_s + 2 * launch_s  # caches are written
         return {"ttft": first, "tpot": each, "throughput": 1 / self.speed(first, each, wave)}
 
     def speed(self, ttft_s: float, tpot_s: float, wave: int) -> float:

@@ -10,6 +10,7 @@ from planner.report.html import figures as f
 from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import View, beside, note, section, table
 from planner.report.summary import kept_words, machine, solver_words, techniques, title, unit_of_work
+from planner.report.verdict import of_plans
 
 FITS = {"yes": ("good", "fits"), "tight": ("warn", "fits, tightly"), "no": ("bad", "does not fit")}
 
@@ -41,7 +42,7 @@ def proof(v: View) -> tuple[str, str]:
     if gap is None:
         return "no bound", "best plan found"
     shown = "0" + f.NARROW + "%" if gap <= 1e-6 else f.share(gap)
-    return shown, "proven optimal" if s["status"] == "optimal" else "above the proven bound"
+    return shown, ("proven optimal" if s["status"] == "optimal" else "above the proven bound") + of_plans(v.strategy)
 
 
 def strip(v: View) -> Markup:
