@@ -101,6 +101,15 @@ def test_ambiguous_batches_are_refused(text: str, arrays: dict[str, Any], named:
     assert caught.value.code == "P146" and named in text and "--batch 2" in text, text
 
 
+def test_a_default_batch_that_cannot_be_traced_is_the_exported_one() -> None:
+    made = model("(float[2,3,8] x) => (float[a,b,c] y) { s = Slice(x, z, o) y = Relu(s) }", 13, z=np.array([0]), o=np.array([1]))
+    graph = read_model(made, devices=8)
+    assert graph.dims["batch"] == 2 and graph.tensors["x"].shape == (2, 3, 8)
+    assert any(n.startswith("batch 2: the exported one; another is not possible: node") and "(Slice) takes part of the batch" in n for n in graph.notes), graph.notes
+    with pytest.raises(PlanError, match="P146"):
+        read_model(made, devices=8, batch=8)
+
+
 def test_external_constants_are_lengthened_when_loaded(tmp_path: Any) -> None:
     made = model("(float[2,3] x) => (float[2,3] y) { g = Gather(w, ids) y = Add(x, g) }", w=rand(9, 3))
     tensor = onnx.TensorProto(name="ids", data_type=7, dims=[2], data_location=onnx.TensorProto.EXTERNAL)

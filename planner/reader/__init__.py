@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def read(
     """Reads an ONNX file for planning.
 
     Args:
-        batch: global batch per step; default the exported one, rounded up to a multiple of `devices`.
+        batch: global batch per step; default the exported one, rounded up to a multiple of `devices` where another batch can be traced through the graph.
         dims: values of the other symbolic input dims, by name.
         shapes: whole shapes of inputs, by name, for inputs that declare none.
         tokens_per_step: instead of `batch`: tokens, divided by the sequence length.
@@ -88,8 +89,12 @@ def _read(model: Checked, folder: Path | None, name: str, **options: Any) -> Gra
     if bound.lowered is not None and bound.batch != bound.lowered:
         try:
             rebatch(draft, bound)
-        except PlanError:
-            if bound.exported is not None:
+        except PlanError as e:
+            if bound.exported is None:
+                return _read(model, folder, name, **options, direct=True)
+            if e.code != "P146" or options["batch"] is not None or options["tokens_per_step"] is not None:
                 raise
-            return _read(model, folder, name, **options, direct=True)
+            graph = _read(model, folder, name, **{**options, "batch": bound.exported})  # the other batch was a default, which nobody asked for
+            note = f"batch {bound.exported}: the exported one; another is not possible: {e.what.partition(': ')[2]} (export with a dynamic batch to set it)"
+            return replace(graph, notes=(note, *graph.notes))
     return finish(draft)
