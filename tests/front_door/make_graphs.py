@@ -152,7 +152,7 @@ def unet(case: Case) -> Made:
     import diffusers
     import torch
 
-    sizes = {"sample_size": 8, "in_channels": 4, "out_channels": 4, "layers_per_block": 1, "block_out_channels": (16, 32), "norm_num_groups": 4, "attention_head_dim": 8}
+    sizes = {"sample_size": 8, "in_channels": 4, "out_channels": 4, "layers_per_block": 1, "block_out_channels": (8, 16), "norm_num_groups": 4, "attention_head_dim": 4}
     blocks = {"down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"), "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D")}
     model = diffusers.UNet2DConditionModel(**sizes, **blocks, cross_attention_dim=16)
     model.set_attn_processor(diffusers.models.attention_processor.AttnProcessor())
