@@ -137,5 +137,5 @@ def test_the_table_of_a_folder_tells_good_ends_from_faults(tmp_path: Path, capsy
     (tmp_path / "none.onnx").write_bytes(b"nothing")
     assert main([str(tmp_path), "--no-run", "--workload", "infer"]) == 0
     rows = capsys.readouterr().out.splitlines()
-    assert rows[2].startswith("| good | infer | planned |") and rows[3].startswith("| none | infer | plan P101 |") and rows[-1] == "2 of 2 ended well or in one clear line"
+    assert rows[2].startswith("| good | infer | planned |") and rows[3].startswith("| none | infer | plan P102 |") and rows[-1] == "2 of 2 ended well or in one clear line"
     assert main([str(tmp_path / "absent")]) == 2
