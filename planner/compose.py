@@ -48,6 +48,8 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     status = "optimal" if gap is not None and gap <= 1e-6 and not found.stopped else "feasible"
     solver: dict[str, Any] = {"name": request.solver, "status": status, "objective_s": best.objective_s, "bound_s": bound, "gap": gap,
                               "plans_tried": found.tried, "problem_status": best.status, "from": best.label}  # fmt: skip
+    if bound and found.covers:
+        solver["covers"] = [c.to_json() for c in found.covers]
     if found.stopped:
         solver["stopped"] = found.stopped
     if bound and found.bound_bytes is not None:

@@ -10,6 +10,7 @@ from planner.errors import PlanError
 from planner.families import Allowed, as_named, batch_only
 from planner.flow import Plan
 from planner.hosted import PLACES
+from planner.layout import STAGE
 from planner.meshes import across, divisors, finer_meshes, grouped, mesh_on_levels, meshes, pinned_mesh, staged_meshes
 from planner.model import Model
 from planner.naming import role_named
@@ -43,6 +44,9 @@ class Offered:
         self.training = model.workload.kind == "train"
         self.free = request.mode == "auto" and request.pins.empty
         """Whether any plan will do, a baseline's too."""
+        whole = {"tensor", "zero_group"} & request.pins.techniques.keys()
+        self.parts_axes = request.mode in ("auto", "semi-auto") and request.pins.axes <= {STAGE} and not request.pins.levels and not whole
+        """Whether meshes are tried whose model axis is two: where the user names no axis but stages."""
 
     def meshes(self) -> tuple[Mesh, ...]:
         """Meshes of one and two axes, with and without stages, or those that pins and mode leave; of pins of a schedule those with stages. Raises PlanError P015, P022, P024."""
@@ -105,7 +109,7 @@ class Offered:
     def finer(self, *best: Candidate | None, stages: Collection[int] = ()) -> tuple[Mesh, ...]:
         """The meshes of good plans with the model axis split in two, the most even ways first: heads over one part and rows over the other, say; and for some numbers of
         stages those whose wide model axis is parted where the links are (planner.meshes.across), though no plan with it in one piece need be good."""
-        if not self.free or self.out_of_time():
+        if not self.parts_axes or self.out_of_time():
             return ()
         topology, good = self.request.topology, [c for c in best if c is not None]
         finer = [m for c in good for m in finer_meshes(topology, c.mesh)[:FINER]]
@@ -113,6 +117,10 @@ class Offered:
         near = [grouped(topology, c.mesh, topology.levels[0].size) for c in good if c.plan.zero and len(c.mesh.inner) <= 2]
         parted = [m for n in stages for m in across(topology, n)]
         return tuple(dict.fromkeys([*finer, *parted, *(m for m in near if m is not None and len(m.group) < len(m.inner))]))
+
+    def by_alphabet(self, mesh: Mesh) -> bool:
+        """Whether of a mesh only those splits are tried that cut what plans found before cut: three axes have too many."""
+        return self.parts_axes and len(mesh.inner) > 2
 
     def alphabet(self, base: Base, mesh: Mesh, plans: Collection[Plan]) -> Allowed:
         """Per class of nodes the splits over more axes that cut only what some of the plans cut."""

@@ -26,7 +26,7 @@ from planner.pipeline import SCHEDULES
 from planner.possible import RECOMPUTE
 from planner.price import Pricer
 from planner.problem import evaluate
-from planner.request import Candidate, Found
+from planner.request import Candidate, Covered, Found
 from planner.rule import Limits, Split, legal
 from planner.space import ZERO_LEVELS, Base, Space, Variable, build_space
 from planner.topology import Mesh, MeshAxis, Topology
@@ -64,7 +64,8 @@ def kept(found: Found) -> dict[str, Any] | None:
     return {
         "best": candidate(best, found.base), "baselines": {label: candidate(c, found.base) for label, c in found.baselines.items()},
         "space": [row(v.splits) for v in ops], "layouts": others, "offload": space.pricer.offload, "cost": evaluate(found.problem, found.choice).cost,
-        "bound_s": found.bound_s, "bound_bytes": found.bound_bytes, "bound_of_all_s": found.bound_of_all_s, "tried": found.tried, "palette": [s.pairs for s in palette],
+        "bound_s": found.bound_s, "bound_bytes": found.bound_bytes, "bound_of_all_s": found.bound_of_all_s, "covers": [c.to_json() for c in found.covers],
+        "tried": found.tried, "palette": [s.pairs for s in palette],
     }  # fmt: skip
 
 
@@ -91,7 +92,8 @@ def _recalled(search: Search, entry: Mapping[str, Any]) -> Found:
         raise Stale
     if not 0 <= bound <= best.cost.step_time_s * (1 + 1e-6) or not isinstance(tried, int) or tried < 1 or not (of is None or type(of) is int):
         raise Stale
-    return Found(best, baselines, base, space, choice, problem, bound, tried, bound_bytes=of, bound_of_all_s=_number(entry["bound_of_all_s"]))
+    covers = tuple(map(Covered.from_json, entry["covers"]))
+    return Found(best, baselines, base, space, choice, problem, bound, tried, bound_bytes=of, bound_of_all_s=_number(entry["bound_of_all_s"]), covers=covers)
 
 
 @dataclass(frozen=True)

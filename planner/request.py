@@ -6,8 +6,9 @@ either kind plans within a thousandth are ties: less memory first (by more than 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -126,6 +127,29 @@ class Before:
         return {"model": self.name, "date": self.date, "kept": self.kept, "solved": self.solved}
 
 
+@dataclass(frozen=True)
+class Covered:
+    """Plans that a bound holds for: those on these meshes with these numbers of microbatches.
+
+    meshes: sizes of their axes, outermost first, `8x8`, stages before a bar, `4|8x8`. all_splits: whether every split that pins and mode leave was among them, or those
+    that cut only what plans found before cut. What no such plan has, docs/how-a-plan-is-chosen.md lists."""
+
+    meshes: tuple[str, ...]
+    microbatches: tuple[int, ...]
+    all_splits: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As in a strategy's `solver.covers`."""
+        return {"meshes": list(self.meshes), "microbatches": list(self.microbatches), "splits": "all" if self.all_splits else "some"}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Covered:
+        """The row that `to_json` made; anything else is a KeyError, TypeError or ValueError."""
+        if not all(isinstance(m, str) for m in row["meshes"]) or row["splits"] not in ("all", "some"):
+            raise ValueError(row)
+        return cls(tuple(row["meshes"]), tuple(int(n) for n in row["microbatches"]), row["splits"] == "all")
+
+
 @dataclass
 class Found:
     """What a search returns: the winner, the baselines (label -> best tuned variant, fitting or the smallest), the spaces used."""
@@ -146,3 +170,5 @@ class Found:
     """The bound is of plans that are priced at so many bytes at most; None: of all that fit."""
     bound_of_all_s: float = 0.0
     """No plan is below this, whatever memory it takes."""
+    covers: tuple[Covered, ...] = ()
+    """What `bound_s` holds for."""

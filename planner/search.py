@@ -35,7 +35,7 @@ from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan,
 from planner.offered import Family
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.recall import kept, recalled
-from planner.request import Candidate, Found, Progress, Request
+from planner.request import Candidate, Covered, Found, Progress, Request
 from planner.solvers.elimination import Scratch
 from planner.space import Space, splits_of
 from planner.spaces import Spaces
@@ -68,6 +68,7 @@ class Reached:
     bound_s: float
     bound_of_all_s: float
     bound_bytes: int | None
+    covers: tuple[Covered, ...] = ()
 
 
 class Search(Spaces):
@@ -163,7 +164,7 @@ class Search(Spaces):
         holder = search if best is not None and id(best) in search._details else self
         found = holder._complete(best, baselines, reached.bound_s if sure else 0.0, smallest)
         tried, stopped = len(self._details.keys() | search._details.keys()), self.stopped or search.stopped
-        return replace(found, bound_bytes=reached.bound_bytes, bound_of_all_s=reached.bound_of_all_s if sure else 0.0, tried=tried, stopped=stopped)
+        return replace(found, bound_bytes=reached.bound_bytes, bound_of_all_s=reached.bound_of_all_s if sure else 0.0, tried=tried, stopped=stopped, covers=reached.covers)
 
     def _within(self, limit_bytes: int, baselines: dict[str, Candidate], worth: float = np.inf) -> Reached:
         """The best plan that takes so many bytes at most and less than `worth`. baselines: those tuned before, or where they are to go."""
@@ -197,7 +198,17 @@ class Search(Spaces):
         best = in_copies(self, best, tuple(c for e in every for c in e.priced), limit_bytes) if best is not None and not self.stopped else best
         best = self._plainest(best) if best is not None else None
         bound, of_all = (min(map(proven, (e for e in every if e.meshes))) for proven in (Explorer.bound, Explorer.bound_of_all))
-        return Reached(best, main, near, bound, of_all, None if of_all >= bound or limit_bytes >= request.limit_bytes else limit_bytes)
+        of = None if of_all >= bound or limit_bytes >= request.limit_bytes else limit_bytes
+        return Reached(best, main, near, bound, of_all, of, self._covered([m for e in every for m in e.meshes]))
+
+    def _covered(self, meshes: Sequence[Mesh]) -> tuple[Covered, ...]:
+        """What a bound over these meshes holds for."""
+        rows: dict[tuple[tuple[int, ...], bool], list[str]] = {}
+        for mesh in dict.fromkeys(meshes):
+            sizes = "x".join(str(a.size) for a in mesh.inner) or "1"
+            alike = self.offered.microbatches(mesh), not self.offered.by_alphabet(mesh)
+            rows.setdefault(alike, []).append(f"{mesh.stages}|{sizes}" if mesh.stages > 1 else sizes)
+        return tuple(Covered(tuple(dict.fromkeys(names)), micro, every) for (micro, every), names in rows.items())
 
     def _outside(self, c: Candidate, *, faster: bool) -> float:
         """Seconds of a step whose range ends at a plan's step; or at which the range of that one ends."""
@@ -274,7 +285,7 @@ class Search(Spaces):
     def _offloaded(self, offload: tuple[str, ...], baselines: dict[str, Candidate], bound: float, how_close: bool) -> Found:
         """The search again with more in the host's memory. bound: of the plans that nothing of this one's fitted among."""
         found = self.offloading(offload).run(how_close=how_close)
-        return replace(found, baselines=baselines, tried=found.tried + len(self._details), bound_s=min(bound, found.bound_s))
+        return replace(found, baselines=baselines, tried=found.tried + len(self._details), bound_s=min(bound, found.bound_s))  # both searches covered the same
 
     def _leaders(self, priced: Sequence[Candidate], limit_bytes: int) -> tuple[list[Candidate], list[Candidate], tuple[int, ...]]:
         """The best plan that fits, and the best without stages (or with some, where the first has none) unless it is far behind; the best of a few more meshes; and of

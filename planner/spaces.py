@@ -105,8 +105,9 @@ class Spaces:
                 fixed = None
                 if pinned:
                     fixed = self.offered.held(base, inner, limits)
-                elif len(inner.axes) > 2:
-                    fixed = self.offered.alphabet(base, inner, self.plans)
+                if self.offered.by_alphabet(mesh):
+                    seen = self.offered.alphabet(base, inner, self.plans)
+                    fixed = {i: tuple(s for s in splits if s in fixed[i]) or fixed[i] if fixed and i in fixed else splits for i, splits in seen.items()}
                 self._spaces[key] = build_space(base, self.space_pricer(mesh), limits=limits, allowed=fixed, zero_axes=mesh.zero_axes, parts=micro)
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.

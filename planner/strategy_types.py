@@ -259,18 +259,20 @@ class BaselineTable(CostTable):
     offload: NotRequired[list[str]]
 
 
+class CoveredTable(TypedDict):
+    """Plans that the bound holds for: meshes as sizes of their axes, outermost first, stages before a bar (`4|8x8`), with these numbers of microbatches. splits: "some" where
+    only those were tried that cut what plans found before cut."""
+
+    meshes: list[str]
+    microbatches: list[int]
+    splits: Literal["all", "some"]
+
+
 # `from` is a keyword of the language. bound_memory_bytes: the bound is of plans that are priced at so many bytes at most, which fit with the upper end of their range; where
 # missing of all that fit.
 SolverTable = TypedDict("SolverTable", {"name": str, "status": Literal["optimal", "feasible"], "objective_s": float, "bound_s": NotRequired[float | None],
                                         "gap": NotRequired[float | None], "plans_tried": int, "problem_status": str, "from": str,
-                                        "bound_memory_bytes": NotRequired[int]})  # fmt: skip
-
-
-class FindingRow(TypedDict):
-    """What a user should not miss, the gravest first (planner.findings.KINDS)."""
-
-    kind: str
-    text: str
+                                        "bound_memory_bytes": NotRequired[int], "covers": NotRequired[list[CoveredTable]]})  # fmt: skip
 
 
 class StrategyFile(TypedDict):

@@ -12,6 +12,7 @@ from planner.report.explain_stages import asked_repeat, named_repeat, on_stages,
 from planner.report.findings import finding_lines
 from planner.report.laid_out import layouts, traffic
 from planner.report.notation import cells, spell_split
+from planner.report.proof import covered, extent
 from planner.report.stages import stages
 from planner.report.summary import assumed, breakdown, kept_words, machine, offload_words, recompute_words, solver_words, techniques, title
 from planner.report.verdict import of_plans
@@ -49,7 +50,8 @@ def _choice(s: Strategy, width: int, style: Style) -> list[str]:
         lines += labelled("pins", [*(words for words, _ in pins_of(s).each()), "(--pins: what each costs)"], width, style)
     lines += labelled("search", [solver_words(s)], width, style)
     if s.solver.get("bound_s") and s.solver["status"] != "optimal":
-        lines += labelled("", [f"no plan on any mesh tried can be below {show_time(s.solver['bound_s'])}{of_plans(s)}"], width, style)
+        lines += labelled("", [f"no plan among {covered(s.solver)} can be below {show_time(s.solver['bound_s'])}{of_plans(s)}"], width, style)
+    lines += labelled("covers", said, width, style) if (said := extent(s.solver)) else []
     return lines + (labelled("kept", kept_words(kept), width, style) if (kept := s.provenance.get("incremental")) else [])
 
 

@@ -57,7 +57,7 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
     out = [[c for i, c in enumerate(row) if i not in drop] for row in out]
     held = "".join(unheld(s, min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])) for _, s in plans[:1])
     among = of_plans(plans[0][1]) if plans else ""
-    note = f"gap: how far above the proven bound{among}; relative: to the best solver; tie: within each other's range; baselines are tuned too{held}"
+    note = f"gap: how far above what is proven of the meshes tried{among}; relative: to the best solver; tie: within each other's range; baselines are tuned too{held}"
     return "\n".join([*lines, *fitted(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7)), *(style.dim(line) for line in hang("", note, width))])
 
 

@@ -57,7 +57,8 @@ def _plan(serving: Serving, width: int, style: Style) -> list[str]:
     f, s = serving.figures, serving.service
     replicas = f"{f['replicas']} replica{'s' if f['replicas'] > 1 else ''} of {f['split']} device{'s' if f['split'] > 1 else ''}"
     lines = labelled("mesh", [style.bold(replicas), *(f"{a['name']}={a['size']} ({' + '.join(a['levels'])})" for a in serving.step.mesh if a["size"] > 1)], width, style)
-    gap = "no other layout of the weights can be better" if s["gap"] <= 1e-6 else f"no layout of the weights can be more than {100 * s['gap']:.1f} % better"
+    better = "better" if s["gap"] <= 1e-6 else f"more than {100 * s['gap']:.1f} % better"
+    gap = f"no other layout of the weights on the meshes tried can be {better}"
     seconds = serving.provenance.get("search_s")
     aim = f"{AIMS[s['objective']]} (--objective {s['objective']})"
     return lines + labelled("solver", [f"{aim}: best found, {gap}, {len(serving.rows)} plans priced" + (f", {show_time(seconds)}" if seconds is not None else "")], width, style)

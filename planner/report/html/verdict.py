@@ -9,6 +9,7 @@ from planner.report.findings import findings
 from planner.report.html import figures as f
 from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import View, beside, note, section, table
+from planner.report.proof import covered
 from planner.report.summary import kept_words, machine, solver_words, techniques, title, unit_of_work
 from planner.report.verdict import of_plans
 
@@ -42,7 +43,7 @@ def proof(v: View) -> tuple[str, str]:
     if gap is None:
         return "no bound", "best plan found"
     shown = "0" + f.NARROW + "%" if gap <= 1e-6 else f.share(gap)
-    return shown, ("proven optimal" if s["status"] == "optimal" else "above the proven bound") + of_plans(v.strategy)
+    return shown, (f"proven the best of {covered(s)}" if s["status"] == "optimal" else f"above the bound of {covered(s)}") + of_plans(v.strategy)
 
 
 def strip(v: View) -> Markup:
