@@ -84,7 +84,7 @@ def test_how_good_it_is_known_to_be(gpt: Strategy) -> None:
         return verdict(replace(gpt, solver={**gpt.solver, **solver}))
 
     assert words().endswith("proven the best of the meshes tried")
-    assert words(status="feasible", gap=0.036).endswith("best found, within 3.6 % of what is proven")
+    assert words(status="feasible", gap=0.036).endswith("best found, within 3.6 % of what is proven of the meshes tried")
     assert words(status="feasible", gap=None, stopped="time").endswith("best when the time was up")
     assert words(name="manual").endswith("priced as given")
 
