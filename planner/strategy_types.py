@@ -275,6 +275,13 @@ SolverTable = TypedDict("SolverTable", {"name": str, "status": Literal["optimal"
                                         "bound_memory_bytes": NotRequired[int], "covers": NotRequired[list[CoveredTable]]})  # fmt: skip
 
 
+class FindingRow(TypedDict):
+    """What a user should not miss, the gravest first (planner.findings.KINDS)."""
+
+    kind: str
+    text: str
+
+
 class StrategyFile(TypedDict):
     """A strategy file."""
 
