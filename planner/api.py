@@ -73,6 +73,8 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
                   "source": str(source if isinstance(source, str | Path) else model.name), "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
     if request.cache is not None and request.cache.priced != before:
         provenance["tables"] = {what: n - m for what, n, m in zip(("asked", "recalled"), request.cache.priced, before, strict=True)}
+    if request.cache is not None and request.cache.faults.told:
+        provenance["cache_faults"] = list(request.cache.faults.told)
     if found.before is not None:
         provenance["incremental"] = found.before.to_json()
     return compose(model, request, found, provenance | asked(request, objective, mode), assumptions(model, request, hardware, topology))

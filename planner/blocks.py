@@ -17,6 +17,7 @@ from itertools import chain, count, pairwise
 
 import numpy as np
 
+from planner.content import value_bytes
 from planner.graph import Graph
 
 MIN_REPEATS = 2
@@ -54,7 +55,7 @@ class _Wiring:
         inputs, outputs = [node.inputs for node in nodes], [node.outputs for node in nodes]
         names = list(dict.fromkeys(chain([""], *inputs, *outputs)))
         number = dict(zip(names, range(len(names)), strict=True))
-        value = {name: array.tobytes() for name, array in graph.constants.items() if name in number}
+        value = {name: value_bytes(array) for name, array in graph.constants.items() if name in number}
         found = zip(names[1:], map(graph.tensors.__getitem__, names[1:]), strict=True)
         cells = _numbered([(t.shape, t.dtype, name in graph.weights, value.get(name), name in trained) for name, t in found])
         cell = dict(zip(names, [NONE, *cells], strict=True)).__getitem__

@@ -15,10 +15,10 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.atomic import replacing
 from planner.errors import PlanError
@@ -26,12 +26,39 @@ from planner.errors import PlanError
 if TYPE_CHECKING:
     from planner.store import Tables
 
+T = TypeVar("T")
+
 VARIABLE, OFF, NAME = "MESHWRIGHT_CACHE", "off", "meshwright"
+STRICT = "MESHWRIGHT_DEBUG"
+"""Where this variable is set, what goes wrong in the cache is an error. Tests run so."""
 MOST_BYTES, MOST_ENTRY_BYTES = 256 * 2**20, 16 * 2**20
 MOST_TABLES_BYTES, TABLES = 128 * 2**20, ".tables"
 """Files of tables, by the end of their names, take no more than a part: what spares a whole search stays longer."""
+MOST_TOLD = 200
+"""Letters of a fault, in a plan's file."""
 OURS = re.compile(r"\.?[0-9a-f]{32}(\.json|-[0-9a-f]{16}\.tables)(\..+)?")
 """Names of entries and of files of tables (planner.store), and of those that a process did not finish."""
+
+
+@dataclass
+class Faults:
+    """What went wrong in a cache that nobody expected: of each kind the first, in words. Without a cache there would be a plan, so there is one with it."""
+
+    told: list[str] = field(default_factory=list)
+
+    def spare(self, what: str, work: Callable[[], T], otherwise: T) -> T:
+        """The result of work on the cache; where that fails, `otherwise`. Errors of users (PlanError) are those of the model, and go on."""
+        try:
+            return work()
+        except PlanError:
+            raise
+        except Exception as e:
+            if os.environ.get(STRICT):
+                raise
+            said = f"{what}: {type(e).__name__}: {e}"[:MOST_TOLD]
+            if said not in self.told:
+                self.told.append(said)
+            return otherwise
 
 
 @dataclass
@@ -43,6 +70,7 @@ class Cache:
     found: int = 0
     alike: str = ""
     """The model and date of a search before, of a model much like the one searched last (planner.incremental)."""
+    faults: Faults = field(default_factory=Faults)
     _tables: dict[str, Tables] = field(default_factory=dict)
 
     @classmethod
@@ -96,7 +124,7 @@ class Cache:
         """The tables of a machine (planner.store.machine_key)."""
         from planner.store import Tables
 
-        return self._tables.setdefault(machine, Tables(self.folder, machine))
+        return self._tables.setdefault(machine, Tables(self.folder, machine, self.faults))
 
     def keep_tables(self) -> None:
         """Write the tables that were made, and make room."""

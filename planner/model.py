@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.blocks import hoist
+from planner.content import value_bytes
 from planner.errors import PlanError
 from planner.graph import Graph
 from planner.scaled import Scaled, same
@@ -235,7 +236,7 @@ class Model:
         for node in graph.nodes:
             for slot, n in enumerate(node.inputs):
                 if n in graph.constants:
-                    index[n] = hashlib.sha256(graph.constants[n].tobytes()).hexdigest()[:12]
+                    index[n] = hashlib.sha256(value_bytes(graph.constants[n])).hexdigest()[:12]
                 index.setdefault(n, f"?{slot}")
             cells = [index[n] for n in node.inputs]
             for n in node.outputs:

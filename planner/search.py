@@ -19,6 +19,7 @@ import numpy as np
 
 from planner.assemble import PICO, Techniques, assemble, least_working, usage_of
 from planner.buckets import priced
+from planner.cache import Cache
 from planner.copied import in_copies
 from planner.cutting import with_cuts
 from planner.errors import PlanError
@@ -90,19 +91,28 @@ class Search(Spaces):
         if cache is None or is_user_loss(self.model.workload.loss):  # what a function in a file says is no part of a key
             return self._searched(how_close)
         cache.asked += 1
-        key = search_key(self.model, self._key, self.request)
-        found = recalled(Search(self.model, self.request), entry) if (entry := cache.get(key)) is not None else None
-        if found is not None:
+        spare = cache.faults.spare
+        if (found := spare("recalled", lambda: self._recalled(cache), None)) is not None:
             cache.found += 1
             return found
-        self.tables = cache.tables(machine_key(self.request))
-        found = (self._from_before() if self.request.incremental else None) or self._searched(how_close)
+        self.tables = spare("tables", lambda: cache.tables(machine_key(self.request)), None)
+        found = (spare("a plan before", self._from_before, None) if self.request.incremental else None) or self._searched(how_close)
+        spare("kept", lambda: self._keep(cache, found), None)
+        return found
+
+    def _recalled(self, cache: Cache) -> Found | None:
+        """What a search for the same found before."""
+        entry = cache.get(search_key(self.model, self._key, self.request))
+        return recalled(Search(self.model, self.request), entry) if entry is not None else None
+
+    def _keep(self, cache: Cache, found: Found) -> None:
+        """Leave what was found to searches to come."""
         cache.keep_tables()
         if (entry := kept(found)) is not None:
+            key = search_key(self.model, self._key, self.request)
             key = key if found.before is None else incremental_key(key)
             cache.put(key, entry)
             remember(self, key, found)
-        return found
 
     def _from_before(self) -> Found | None:
         """What is found where what did not change stays as a search before decided it; None where there is nothing of the kind."""
@@ -125,11 +135,11 @@ class Search(Spaces):
         cache = self.request.cache
         if cache is None or is_user_loss(self.model.workload.loss) or not self.model.derived(microbatches):
             return self.model.confirm(microbatches)
-        key, right = reading_key(self._key, microbatches), {"derived": "rightly"}
-        if cache.get(key) == right:
+        spare, right = cache.faults.spare, {"derived": "rightly"}
+        if spare("readings", lambda: cache.get(reading_key(self._key, microbatches)) == right, False):
             return True
         if found := self.model.confirm(microbatches):
-            cache.put(key, right)
+            spare("readings kept", lambda: cache.put(reading_key(self._key, microbatches), right), None)
         return found
 
     def _searched(self, how_close: bool) -> Found:

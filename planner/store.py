@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.atomic import replacing
-from planner.cache import TABLES, trusted
+from planner.cache import TABLES, Faults, trusted
 from planner.fingerprint import digest, program
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Tables:
 
     folder: Path
     machine: str
+    faults: Faults = field(default_factory=Faults)
     asked: int = 0
     found: int = 0
     _at: dict[bytes, tuple[int, int, int, int, int]] = field(default_factory=dict)
@@ -79,7 +80,7 @@ class Tables:
         if table is not None:
             return table
         self.asked += 1
-        table = self._read(key, rows, columns)
+        table = self.faults.spare("tables read", lambda: self._read(key, rows, columns), None)
         if table is None:
             table = make()
             if self._new_bytes + table.nbytes <= MOST_NEW_BYTES:

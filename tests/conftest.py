@@ -8,6 +8,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "float32")
 os.environ["MESHWRIGHT_CACHE"] = "off"  # every test searches itself, whatever ran before it
 
+os.environ["MESHWRIGHT_DEBUG"] = "1"  # what fails softly for users, the cache, fails here
+
 from hypothesis import settings
 
 # How long an example takes says more about the machine than about the code.

@@ -338,6 +338,7 @@ def test_any_words_end_in_an_exit_code(argv: list[str]) -> None:
 
 
 def test_a_mistake_of_ours_is_told_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("MESHWRIGHT_DEBUG")
     monkeypatch.setattr("planner.commands.sweep.series", lambda *texts: 1 // 0)
     assert main(["sweep", TINY, "--devices", "8"]) == 2
     err = capsys.readouterr().err

@@ -45,6 +45,8 @@ def tell(known: Cache | None) -> None:
     """Say which searches were spared."""
     if known is not None and (said := known.said()):
         console.say(said)
+    if known is not None and known.faults.told:
+        console.say(f"the cache failed and was left aside ({known.faults.told[0]}): a fault of the planner's, the plan stands; MESHWRIGHT_DEBUG=1 shows where")
 
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.content import value_bytes
 from planner.errors import PlanError
 
 DOMAIN, OPSET, IR_VERSION = "jax", 18, 9
@@ -80,7 +81,7 @@ class Trace:
         from onnx import numpy_helper
 
         array = np.asarray(array)
-        key = (array.dtype.str, str(array.dtype), array.shape, array.tobytes())
+        key = (array.dtype.name, array.shape, value_bytes(array))
         if key not in self._constants:
             name = f"constant.{len(self._constants)}"
             self.initializers[name] = numpy_helper.from_array(array, name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.content import value_bytes
 from planner.errors import PlanError
 from planner.onnx_backend.program import compiled, fits
 from planner.reader import read_model
@@ -74,7 +75,7 @@ class Static:
             if built in tried:
                 continue
             tried.add(built)
-            key = (tuple((n, a.shape, a.dtype.name) for n, a in values.items()), tuple((n, values[n].tobytes()) for n in built))
+            key = (tuple((n, a.shape, a.dtype.name) for n, a in values.items()), tuple((n, value_bytes(values[n])) for n in built))
             if key not in self.programs:
                 self.programs[key] = self._program(values, built)
             program = self.programs[key]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.content import value_bytes
 from planner.errors import PlanError
 from planner.graph import Graph, Node, Tensor
 from planner.reader.call import Call, Frame, Unsupported
@@ -192,7 +193,7 @@ def digest(bodies: Sequence[Graph]) -> str:
     for graph in bodies:
         index = {name: f"i{k}" for k, name in enumerate(graph.inputs)}
         for name, value in graph.constants.items():
-            index[name] = hashlib.sha256(value.tobytes()).hexdigest()[:16]
+            index[name] = hashlib.sha256(value_bytes(value)).hexdigest()[:16]
         for node in graph.nodes:
             index.update((o, f"t{len(index)}.{k}") for k, o in enumerate(node.outputs) if o)
             rows = [(index[o], graph.tensors[o].shape, graph.tensors[o].dtype) for o in node.outputs if o]

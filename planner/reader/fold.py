@@ -36,8 +36,13 @@ def evaluate(op: str, attrs: Mapping[str, Any], arrays: Arrays, types: Sequence[
             made = rule(attrs, arrays, types)
         except (IndexError, ValueError, TypeError, ZeroDivisionError, OverflowError):
             return None  # e.g. an index out of range: the operator stays, and fails where it is run
-    outputs = list(made) if isinstance(made, (list, tuple)) else [made]
-    return [np.asarray(o).astype(numpy_dtype(t[1]), copy=False).reshape(t[0]) for o, t in zip(outputs, types, strict=False)]
+        outputs = list(made) if isinstance(made, (list, tuple)) else [made]
+        return [_as(np.asarray(o), numpy_dtype(t[1])).reshape(t[0]) for o, t in zip(outputs, types, strict=False)]
+
+
+def _as(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Values in another type; of complex ones for a real type the real part."""
+    return (a.real if a.dtype.kind == "c" and dtype.kind != "c" and dtype != np.bool_ else a).astype(dtype, copy=False)
 
 
 def _div(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarray:
@@ -58,7 +63,7 @@ def _mod(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarr
 
 def _cast(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarray:
     to = numpy_dtype(attrs["to"])
-    return a[0] != 0 if to == np.bool_ else a[0].astype(to)
+    return a[0] != 0 if to == np.bool_ else _as(a[0], to)
 
 
 def _clip(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarray:

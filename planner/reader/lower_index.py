@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.graph import WeightRef
+from planner.graph import DTYPE_BYTES, WeightRef
 from planner.reader.call import Call, Unsupported
 from planner.reader.draft import FOLD_ELEMENTS, LOOK_ELEMENTS, MOST_ELEMENTS, proto_array
 from planner.reader.infer import ShapeError
@@ -132,6 +132,8 @@ def _fill(call: Call, shape: tuple[int, ...], array: np.ndarray) -> None:
     elements = math.prod(shape)
     if min(shape, default=0) < 0 or elements > MOST_ELEMENTS:
         raise ShapeError(f"a filled tensor of shape {list(shape)} has {elements} elements, which no device memory holds")
+    if array.dtype.name not in DTYPE_BYTES:
+        raise Unsupported(f"a tensor filled with {'strings' if array.dtype.hasobject else array.dtype.name}, which cannot be planned")
     value = array.reshape(-1)[0]
     if array.dtype.kind not in "biu" and elements > 1:
         name = call.draft.fresh(call.name())

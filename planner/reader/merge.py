@@ -13,6 +13,7 @@ import hashlib
 import math
 from typing import Any
 
+from planner.content import value_bytes
 from planner.reader.draft import FOLD_ELEMENTS, Draft, Op, ref_array
 from planner.reader.params import named
 from planner.reader.tidy import drop_dead, replace_tensor, users
@@ -60,4 +61,4 @@ def _operand(draft: Draft, name: str) -> Any:
     value, ref = draft.values.get(name), draft.refs.get(name)
     if ref is not None and ref.kind == "inline" and math.prod(draft.shape(name)) <= FOLD_ELEMENTS and (not named(name) or name.endswith(_BUFFERS)):
         value = ref_array(ref, name)
-    return name if value is None or value.size > FOLD_ELEMENTS else (value.dtype.name, value.shape, hashlib.sha256(value.tobytes()).digest())
+    return name if value is None or value.size > FOLD_ELEMENTS else (value.dtype.name, value.shape, hashlib.sha256(value_bytes(value)).digest())
