@@ -7,8 +7,10 @@ import tracemalloc
 
 import numpy as np
 
-from planner.solvers.elimination import compile_tree
+from planner.solvers.elimination import MOST_DIMS, Scratch, compile_tree
+from planner.solvers.minibucket import split_tree
 from planner.solvers.model import Model
+from planner.solvers.plaincuts import drawn
 
 
 def clique(nodes: int, options: int) -> Model:
@@ -36,3 +38,16 @@ def test_wide_models_are_refused_before_their_tables_are_made() -> None:
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
+
+
+def test_tables_have_no_more_dims_than_an_array() -> None:
+    """Operators with one split each add nothing to the entries of a table, but a dim: a clique of a hundred has one entry and a hundred dims."""
+    model = clique(100, 1)
+    cost = float(sum(model.cost)) + sum(float(t[0, 0]) for t in model.pairs.values())
+    assert compile_tree(model) is None
+    tree = split_tree(model)
+    assert max(map(len, tree.shape)) <= MOST_DIMS
+    value, choice, _ = tree.run(model.cost)
+    assert (value, tuple(choice)) == (cost, (0,) * 100)
+    cut = drawn(model, model.changes, 1e6, 1e6, np.random.default_rng(0), Scratch())
+    assert 0 < len(cut.free) < 100 and max(map(len, cut.tree.shape)) <= MOST_DIMS

@@ -24,6 +24,8 @@ from planner.solvers.model import INF_INT, Model
 
 SMALL = 4096
 """Pair tables are added up while their sum has no more entries."""
+MOST_DIMS = 32
+"""Of an array that numpy broadcasts: variables with one option add no entries to a table, but a dim each."""
 PASSES, STEP, CLOSE = 8, 0.5, 1e-4
 """Of shifts between the parts of variables: passes at most, the part of what parts tell otherwise that is shifted at once, and the gain (relatively) that is not worth another."""
 
@@ -31,7 +33,7 @@ PASSES, STEP, CLOSE = 8, 0.5, 1e-4
 def order_of(sizes: list[int], adjacent: list[set[int]], limit: float) -> tuple[list[int], list[tuple[int, ...]], float] | None:
     """An elimination order by least (fill, table size), the scope of each step, and the entries of all tables together.
 
-    Returns None when some table would have more than `limit` entries. `adjacent` is consumed.
+    Returns None when some table would have more than `limit` entries, or more dims than an array may. `adjacent` is consumed.
     """
     n = len(sizes)
     logs = [math.log(max(s, 1)) for s in sizes]
@@ -60,7 +62,7 @@ def order_of(sizes: list[int], adjacent: list[set[int]], limit: float) -> tuple[
         if done[v] or seen is not now[v]:
             continue
         _, size = seen
-        if size > ceiling:
+        if size > ceiling or (ceiling < math.inf and len(adjacent[v]) >= MOST_DIMS):
             return None
         total += math.exp(min(size, 700.0))
         done[v] = True

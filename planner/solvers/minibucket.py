@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from planner.solvers.elimination import PASSES, Tree, assembled, order_of
+from planner.solvers.elimination import MOST_DIMS, PASSES, Tree, assembled, order_of
 from planner.solvers.lagrange import Clock, Dual, maximise
 from planner.solvers.local import polish
 from planner.solvers.model import Model
@@ -54,7 +54,8 @@ def _split(model: Model, order: list[int], limit: float, most: float) -> Tree | 
         together: list[tuple[set[int], list[tuple[int, int] | int]]] = []
         for inside, size, source in sorted(functions[v], key=lambda f: (-f[1], [position[u] for u in f[0]])):
             for variables, sources in together:
-                if math.prod(sizes[u] for u in variables.union(inside)) <= max(limit, size):
+                joined = variables.union(inside)
+                if len(joined) <= MOST_DIMS and math.prod(sizes[u] for u in joined) <= max(limit, size):
                     variables.update(inside)
                     sources.append(source)
                     break

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.solvers.changes import Changes
-from planner.solvers.elimination import Scratch, Tree, tree_of
+from planner.solvers.elimination import MOST_DIMS, Scratch, Tree, tree_of
 from planner.solvers.flat import Flat
 from planner.solvers.model import Model
 
@@ -68,7 +68,7 @@ def draw(flat: Flat, limit: float, room: float, luck: np.ndarray, tie: np.ndarra
         if gone[v] or score != size[v] + first[v]:
             continue
         table = math.exp(min(size[v], 700.0))
-        fits = size[v] <= most and total + table <= room
+        fits = size[v] <= most and total + table <= room and len(near[v]) < MOST_DIMS
         if fits:
             out = v
             order.append(v)
