@@ -6,10 +6,10 @@ import textwrap
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from costmodels.device import TOPOLOGIES, Device, Link, device_names, load_device, topology_names
+from costmodels.intake import exists, read_toml
 from costmodels.units import bandwidth_bytes_per_s, show_bytes
 
 WIDTH = 110
@@ -91,7 +91,7 @@ def overview(width: int = WIDTH) -> str:
 
 def topology_table(name: str) -> dict[str, Any]:
     """A machine that ships by name, or a topology file, as written there."""
-    return _machine(name) if name in topology_names() and not Path(name).exists() else tomllib.loads(Path(name).read_text())
+    return _machine(name) if name in topology_names() and not exists(name) else read_toml(name)
 
 
 def describe_topology(name: str, width: int = WIDTH) -> str:

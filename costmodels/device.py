@@ -58,6 +58,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodels.collectives import MEMORY
+from costmodels.intake import exists, read_toml
 from costmodels.runtime import RUNTIMES, Rates
 from costmodels.units import UnitError, bandwidth_bytes_per_s, power_w, price_usd_per_h, rate_flops_per_s, size_bytes, time_s
 
@@ -189,10 +190,10 @@ def load_device(name: str) -> Device:
     shipped = name if name in device_names() else aliases().get(name.lower(), "")
     path = DEVICES / f"{shipped}.toml" if shipped else Path(name)
     try:
-        data = tomllib.loads(path.read_text())
+        data = read_toml(path)
     except OSError as e:
-        raise DeviceError(f"no device {name!r} ships and there is no such file") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise DeviceError(f"{path} cannot be read: {e.strerror}" if exists(path) else f"no device {name!r} ships and there is no such file") from e
+    except ValueError as e:
         raise DeviceError(f"{path}: {e}") from e
     return replace(from_table(data, str(path)), file="" if shipped else str(path.resolve()))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodels.intake import read_json
 from models_zoo import bert, deepseek, gpt, llama, moe, resnet, ssm, t5, vit
 from models_zoo.hf_fields import Fields
 from models_zoo.spec import LAYERS_LIMIT, Family, Preset, make, parse_options
@@ -268,14 +269,10 @@ def from_config(path: str | Path, options: Mapping[str, str] | None = None) -> o
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        if path.exists() and not path.is_file():
-            raise PlanError("P074", f"{path}: not a file")
-        if path.stat().st_size > SIZE_LIMIT_BYTES:
-            raise PlanError("P074", f"{path}: more than {SIZE_LIMIT_BYTES} bytes, too large for a config.json")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path, SIZE_LIMIT_BYTES)
     except OSError as error:
         raise PlanError("P074", f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise PlanError("P074", f"{path}: not a JSON file: {error}") from error
     if not isinstance(data, dict):
         raise PlanError("P074", f"{path}: a JSON object expected")

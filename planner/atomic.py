@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -9,11 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from costmodels.intake import irregular
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` when the block ends: a reader sees the old file or the new one, and where the block fails the old one
-    stays and nothing else. Raises OSError."""
+    stays and nothing else. A device, a pipe or a folder is not replaced. Raises OSError."""
+    if os.path.exists(path) and (what := irregular(os.stat(path).st_mode)):
+        raise OSError(errno.EINVAL, what, str(path))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as out:

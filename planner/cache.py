@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from costmodels.intake import opened
 from planner.atomic import replacing
 from planner.errors import PlanError
 
@@ -95,7 +96,7 @@ class Cache:
         """The entry of a key, None where there is none that can be used."""
         path = self._path(key)
         try:
-            with path.open("rb") as file:
+            with opened(path) as file:
                 at = os.fstat(file.fileno())
                 if not trusted(at) or at.st_size > MOST_ENTRY_BYTES:
                     return None

@@ -14,12 +14,12 @@ that it does. Both fail. The baseline is never rewritten. What its pins cost is 
 from __future__ import annotations
 
 import fnmatch
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodels.intake import read_toml
 from planner.errors import NO_PLAN, PlanError, did_you_mean
 
 if TYPE_CHECKING:
@@ -266,10 +266,10 @@ def read_budget(path: str | Path, name: str) -> dict[str, float]:
     from costmodels.units import UnitError, size_bytes, time_s
 
     try:
-        data = tomllib.loads(Path(path).read_text())
+        data = read_toml(path)
     except OSError as e:
         raise PlanError("P065", f"cannot read budget {str(path)!r}: {e.strerror}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except ValueError as e:
         raise PlanError("P065", f"{path} is not TOML: {e}") from e
     readers = {"step_time": time_s, "memory": size_bytes, "devices": _devices}
     out: dict[str, float] = {}

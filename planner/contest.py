@@ -9,7 +9,9 @@ A solution file is the contest's: one JSON array with a strategy index per node.
 
 from __future__ import annotations
 
+import errno
 import gzip
+import io
 import json
 import math
 import os
@@ -23,11 +25,14 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from costmodels.intake import exists, irregular, read_bytes
 from planner.errors import PlanError, did_you_mean
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, Verdict, evaluate
 
 HIGHEST = 1 << 62
 """Costs and usages must stay below this to be exact in int64."""
+MOST_BYTES = 2**30
+"""Of a problem or a solution, unpacked: some ten times the largest of the contest's."""
 
 
 def read_problem(path: str | Path) -> Problem:
@@ -37,9 +42,7 @@ def read_problem(path: str | Path) -> Problem:
         PlanError: S001 the file cannot be read, S002 it is not such JSON, S003 its parts do not agree.
     """
     try:
-        data = Path(path).read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
+        data = _read(path)
     except (OSError, EOFError, zlib.error) as error:
         raise PlanError("S001", f"cannot read {str(path)!r}", detail=[str(error)]) from error
     try:
@@ -144,10 +147,23 @@ def _numbers(raw: Any, what: str, least: int) -> np.ndarray:
     return found.astype(np.int64)
 
 
+def _read(path: str | Path) -> bytes:
+    """A file's content, unpacked where it is gzipped, of at most `MOST_BYTES`. Raises OSError, EOFError and zlib.error."""
+    data = read_bytes(path, MOST_BYTES)
+    if data[:2] == b"\x1f\x8b":
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:  # a few kilobytes may hold gigabytes of zeros
+            data = packed.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it holds more than {MOST_BYTES:,} bytes")
+    return data
+
+
 def write_solution(choice: tuple[int, ...], path: str | Path) -> None:
     """Write the choice as one JSON array, atomically: the file is complete or untouched. PlanError S001 when it cannot be written."""
     target = Path(path)
     try:
+        if exists(target) and (what := irregular(target.stat().st_mode)):
+            raise OSError(errno.EINVAL, what)
         handle, name = tempfile.mkstemp(dir=target.parent or ".", prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "w") as file:
@@ -166,11 +182,10 @@ def write_solution(choice: tuple[int, ...], path: str | Path) -> None:
 def read_solution(path: str | Path) -> tuple[int, ...]:
     """A choice from a solution file, gzipped or not. PlanError S001 / S002 when it is none."""
     try:
-        data = Path(path).read_bytes()
-        loaded = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        loaded = json.loads(_read(path))
     except (OSError, EOFError, zlib.error) as error:
         raise PlanError("S001", f"cannot read {str(path)!r}", detail=[str(error)]) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError("S002", f"{str(path)!r} is not JSON", detail=[str(error)]) from error
     if not isinstance(loaded, list) or not all(type(k) is int for k in loaded):
         raise PlanError("S002", f"{str(path)!r} is not a solution", help=["one JSON array with a strategy index per node is expected"])

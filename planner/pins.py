@@ -24,13 +24,13 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodels.intake import exists, read_toml
 from costmodels.units import UnitError, size_bytes
 from planner.buckets import AUTO
 from planner.candidates import candidates
@@ -214,13 +214,13 @@ def parse_pins(text: str | Path | None) -> Pins:
     """Pins from a TOML file or the short form; "" or None gives none."""
     if not text:
         return Pins()
-    if "=" in str(text) and not Path(text).exists():
+    if "=" in str(text) and not exists(text):
         return _short(str(text))
     try:
-        data = tomllib.loads(Path(text).read_text())
+        data = read_toml(text)
     except OSError as e:
         raise PlanError("P020", f"cannot read pins {str(text)!r}: {e.strerror}", help=["a TOML file, or the short form tp=8,micro=2"]) from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except ValueError as e:
         raise PlanError("P020", f"{text} is not TOML: {e}") from e
     return from_table(_spelled_out(data))
 

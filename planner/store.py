@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from costmodels.intake import opened
 from planner.atomic import replacing
 from planner.cache import TABLES, Faults, trusted
 from planner.fingerprint import digest, program
@@ -141,7 +142,7 @@ class Tables:
     def _open(self, path: Path) -> None:
         """Take up the index of a file, where it holds."""
         try:
-            with path.open("rb") as file:
+            with opened(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if not trusted(os.fstat(file.fileno())) or size < HEAD:
                     return

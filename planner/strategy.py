@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from costmodels.intake import exists, read_json
 from planner.atomic import replacing
 from planner.errors import PlanError, did_you_mean, file_meant
 from planner.layout import Layout
@@ -175,10 +176,10 @@ class Strategy:
         """Read a file. Another major format version is refused; unknown keys are ignored."""
         path = Path(path)
         try:
-            data = json.loads(path.read_text())
+            data = read_json(path)
         except OSError as e:
-            raise PlanError("P054", f"cannot read strategy {str(path)!r}: {e.strerror}", help=[] if path.exists() else file_meant(str(path))) from e
-        except (json.JSONDecodeError, UnicodeDecodeError) as e:
+            raise PlanError("P054", f"cannot read strategy {str(path)!r}: {e.strerror}", help=[] if exists(path) else file_meant(str(path))) from e
+        except ValueError as e:
             raise PlanError("P054", f"{path} is not JSON: {e}") from e
         return cls.from_dict(data, path)
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from costmodels import Device, DeviceError, aliases, device_names, load_device, topology_names
 from costmodels.collectives import MEMORY, Span
+from costmodels.intake import exists
 from planner.errors import PlanError, did_you_mean
 from planner.layout import STAGE
 from planner.slices import named_slice, part_of_host, real_slices, slice_shapes, wraps
@@ -185,7 +185,7 @@ def device(name: str) -> Device:
     try:
         return load_device(name)
     except DeviceError as e:
-        if Path(name).is_file():
+        if exists(name):
             raise PlanError("P010", f"hardware file {name!r} cannot be used", detail=[str(e)], help=["docs/hardware.md describes the keys and units"]) from e
         names = device_names()
         near = f"{name} is a machine: --topology {name}" if name in topology_names() else did_you_mean(name.lower(), [*names, *aliases()])

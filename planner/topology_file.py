@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from costmodels import Device, DeviceError, topology_names
 from costmodels.device import TOPOLOGIES, count, fraction
+from costmodels.intake import exists, read_toml
 from costmodels.units import UnitError, bandwidth_bytes_per_s, time_s
 from planner.errors import PlanError
 from planner.topology import Level, Topology, device
@@ -21,8 +21,8 @@ DEFAULT_EFFICIENCY = 0.8
 def is_topology(path: str | Path) -> bool:
     """Whether a file is a topology and not a device: it has [[level]] tables."""
     try:
-        return Path(path).is_file() and isinstance(tomllib.loads(Path(path).read_text()).get("level"), list)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return isinstance(read_toml(path).get("level"), list)
+    except (OSError, ValueError):
         return False
 
 
@@ -31,13 +31,13 @@ def from_file(path: str | Path, devices: int | None = None) -> Topology:
 
     The outermost level may leave its size open: `devices` gives it.
     """
-    path = TOPOLOGIES / f"{path}.toml" if str(path) in topology_names() and not Path(path).exists() else Path(path)
+    path = TOPOLOGIES / f"{path}.toml" if str(path) in topology_names() and not exists(path) else Path(path)
     try:
-        data = tomllib.loads(path.read_text())
+        data = read_toml(path)
     except OSError as e:
-        help = [f"shipped: {', '.join(topology_names())}"] if not path.exists() else []
+        help = [f"shipped: {', '.join(topology_names())}"] if not exists(path) else []
         raise PlanError("P013", f"cannot read topology file {str(path)!r}: {e.strerror}", help=help) from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except ValueError as e:
         raise PlanError("P013", f"{path} is not TOML: {e}") from e
     unknown = [k for k in data if k not in ("device", "group", "level", "summary", "date")]
     if unknown:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from pathlib import Path
 
+from costmodels.intake import read_text
 from planner.errors import PlanError, did_you_mean
 
 MOST_BYTES = 1 << 20
@@ -39,15 +39,12 @@ def read_user_loss(loss: str) -> UserLoss:
     """The function that `FILE.py:function` names. Raises PlanError when there is none, or it cannot be called as the module says."""
     file, _, name = loss.rpartition(":")
     try:
-        with Path(file).open(encoding="utf-8") as handle:
-            text = handle.read(MOST_BYTES + 1)
+        text = read_text(file, MOST_BYTES)
         tree = ast.parse(text)
     except (OSError, ValueError) as error:
         raise PlanError("P038", f"--loss {loss}: {file!r} cannot be read", detail=[str(error)[:200]]) from None
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise PlanError("P038", f"--loss {loss}: {file!r} is not Python", detail=[f"line {getattr(error, 'lineno', '?')}: {str(error)[:200]}"]) from None
-    if len(text) > MOST_BYTES:
-        raise PlanError("P038", f"--loss {loss}: {file!r} is larger than {MOST_BYTES} bytes")
     functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
     if name not in functions:
         near = did_you_mean(name, list(functions))
@@ -67,7 +64,7 @@ def priced(loss: str) -> str:
     from planner.ops.loss import USER_BYTES, USER_PASSES
 
     found = read_user_loss(loss)
-    text = Path(loss.rpartition(":")[0]).read_text(encoding="utf-8")
+    text = read_text(loss.rpartition(":")[0], MOST_BYTES)
     lines = sorted({n.lineno for n in ast.walk(ast.parse(text)) if isinstance(n, ast.expr) and _is_product(n)})
     said = f"loss {found.function} is not run to be priced: {USER_PASSES} passes over what it reads, {USER_BYTES} bytes a value of the output held"
     return said + (f"; its matrix products (line {', '.join(map(str, lines[:3]))}) have no price" if lines else "")

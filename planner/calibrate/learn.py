@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from costmodels.device import DEVICES, device_names
+from costmodels.intake import read_text, read_toml
 from costmodels.runtime import Rates
 from planner.errors import PlanError
 from planner.price import Pricer
@@ -59,8 +59,8 @@ class Learned:
 def read(path: Path) -> list[dict[str, Any]]:
     """The runs of a file. Raises PlanError P185 with the line that is none."""
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as e:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as e:
         raise PlanError("P185", f"cannot read {str(path)!r}: {getattr(e, 'strerror', None) or 'it is no text'}") from e
     rows = []
     for number, line in enumerate(lines, 1):
@@ -140,7 +140,7 @@ def standard_errors(rows: Sequence[Prepared], rates: Rates) -> dict[str, float]:
 def table(learned: Sequence[Learned], hardware: str, name: str, runs: str) -> dict[str, Any]:
     """The device's own file with the rates beside its figures."""
     path = DEVICES / f"{hardware}.toml" if hardware in device_names() else Path(hardware)
-    out: dict[str, Any] = tomllib.loads(path.read_text())
+    out: dict[str, Any] = read_toml(path)
     out.pop("aliases", None)
     out |= {"name": name, "date": time.strftime("%Y-%m-%d")}
     kept = {k: dict(out.get(k, {})) for k in ("measured", "rates", "sources", "uncertainty")}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodels.intake import irregular, opened
 from planner.atomic import replacing
 from planner.commands import console, files
 from planner.errors import PlanError
@@ -82,6 +83,8 @@ def write_files(make: Callable[[str], Any], open_model: Callable[[], Any], targe
 
 def refuse_other(target: Path, force: bool) -> None:
     """Refuse to write a program over a file that is none, or where none can be written."""
+    if target.exists() and (what := irregular(target.stat().st_mode)):
+        raise PlanError("P056", f"cannot write {str(target)!r}", detail=[what], help=["a file in a folder that exists and is writable"])
     if target.exists() and not force and not (target.is_file() and _ours(target)):
         raise PlanError("P053", f"{target} exists and was not written by this command", help=["name another file, or --force"])
     if not (target.parent.is_dir() and os.access(target.parent, os.W_OK)):
@@ -91,7 +94,8 @@ def refuse_other(target: Path, force: bool) -> None:
 
 def _ours(path: Path) -> bool:
     try:
-        return MARK in path.read_text(errors="replace")[:4000]
+        with opened(path) as file:
+            return MARK in file.read(4000).decode(errors="replace")
     except OSError:
         return False
 

@@ -5,47 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from planner.errors import PlanError
+from planner.strategy_types import StrategyFile
 
 if TYPE_CHECKING:
     from planner.strategy import Strategy
 
-NUMBER = (int, float)
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
-# What commands rely on. A type (or several): a value of it. {"*": x}: a mapping to x; other mappings: these keys, "key?" where it may be absent. [x]: a list.
-_SPLIT: Any = {"*": [str]}
-_SIDE: Any = {"tensor": str, "dims": [str], "layout": [[str]], "partial": [str]}
-_SUMMARY: Any = {
-    "step_time_s": NUMBER, "step_time_range_s": [NUMBER], "tokens_per_s_per_device": NUMBER, "tokens_per_step": int, "compute_time_s": NUMBER,
-    "recompute_time_s": NUMBER, "optimizer_time_s": NUMBER, "communication_time_s": NUMBER, "exposed_communication_time_s": NUMBER,
-    "bubble_time_s": NUMBER, "flops_per_device": NUMBER, "distinct_work": NUMBER, "model_flops_utilization": NUMBER, "memory_per_device_bytes": int,
-    "memory_limit_bytes": int, "memory_range_bytes": [NUMBER], "fit": str, "memory_breakdown_bytes": {"*": NUMBER},
-    "communication_bytes_per_device": {"*": {"*": {"payload": NUMBER, "wire": NUMBER}}},
+_SUMMARY = """step_time_s step_time_range_s compute_time_s recompute_time_s optimizer_time_s communication_time_s exposed_communication_time_s bubble_time_s flops_per_device
+              distinct_work model_flops_utilization memory_per_device_bytes memory_limit_bytes memory_range_bytes fit memory_breakdown_bytes communication_bytes_per_device"""
+NEEDED = {
+    "StrategyFile": "model topology workload mesh nodes blocks tensors techniques cost solver baselines", "ModelTable": "name sha256 nodes parameters",
+    "TopologyTable": "device devices levels", "LevelTable": "name size bandwidth_bytes_per_s latency_s kind efficiency all_reduce_bytes_per_s",
+    "GroupTable": "device devices", "WorkloadTable": "kind batch dims precision runtime", "AxisTable": "name size levels", "RunnerUp": "split extra_s",
+    "NodeTable": "op split outputs recompute", "BlockTable": "first period repeats body", "TensorTable": "layout partial shape", "ZeroTable": "level dim axes",
+    "SideTable": "tensor dims layout partial", "KernelTable": "forward_s backward_s again times step_s bubble_s bound_by",
+    "MoveTable": "kind axes phase tensor count payload_bytes time_s", "DetailTable": "rule sizes operands results kernels moves",
+    "TechniqueTable": "microbatches zero_stage zero_group recompute", "MemoryTable": " ".join(PARTS), "TrafficTable": "payload wire", "SolverTable": "name status",
+    "CostTable": _SUMMARY, "BaselineTable": f"{_SUMMARY} mesh zero_stage recompute microbatches",
 }  # fmt: skip
-SHAPE: Any = {
-    "model": {"name": str, "sha256": str, "nodes": int, "parameters": int},
-    "topology": {"device": str, "devices": int, "levels": [{"name": str, "size": int, "bandwidth_bytes_per_s": NUMBER, "latency_s": NUMBER,
-                                                            "kind": str, "efficiency": NUMBER, "all_reduce_bytes_per_s": NUMBER}]},
-    "workload": {"kind": str, "batch": int, "dims": {"*": int}, "precision": str, "runtime": str},
-    "mesh": [{"name": str, "size": int, "levels": [str]}],
-    "nodes": {"*": {"op": str, "split": _SPLIT, "outputs": [str], "recompute": bool, "members?": [str], "times?": int, "time_s?": NUMBER, "unsupported?": str,
-                    "runner_up?": {"split": _SPLIT, "extra_s": NUMBER}}},
-    "blocks": [{"first": int, "period": int, "repeats": int, "body": [str], "scope?": str, "step?": int}],
-    "tensors": {"*": {"layout": [[str]], "partial": [str], "shape": [int], "label?": str, "zero?": {"level": int, "dim": int, "axes": [str]}}},
-    "techniques": {"microbatches": int, "zero_stage": int, "zero_group": [str], "recompute": str, "offload?": [str], "fused_collective_bytes?": int},
-    "cost": _SUMMARY,
-    "solver": {"name": str, "status": str, "stopped?": str, "plans_tried?": int},
-    "assumptions?": [str],
-    "findings?": [{"kind": str, "text": str}],
-    "provenance?": {"source?": str, "search_s?": NUMBER, "cost_model?": str, "decisions?": str, "pins?": dict, "objective?": str, "mode?": str},
-    "details?": {"*": {"rule": str, "sizes": {"*": int}, "operands": [_SIDE], "results": [_SIDE],
-                       "kernels": {"forward_s": NUMBER, "backward_s": NUMBER, "again": bool, "times": int, "step_s": NUMBER, "bubble_s": NUMBER, "bound_by": str},
-                       "moves": [{"kind": str, "axes": str, "phase": str, "tensor": str, "count": int, "payload_bytes": NUMBER, "time_s": NUMBER}]}},
-    "baselines": {"*": {**_SUMMARY, "mesh": {"*": int}, "zero_stage": int, "recompute": str, "microbatches": int}},
-}  # fmt: skip
+"""Keys of each table that commands rely on. Others may be missing, as they are in files of earlier versions; of the right type they must be where they are."""
+WIDER = {"payload_bytes": float, "memory_range_bytes": list[float], "status": str}
+"""Keys that earlier versions wrote with a wider type."""
+MOST_DEVICES, MOST_SIZE = 2**24, 2**62
+"""Of a machine, and of anything else that is counted: beyond them nothing is priced in sensible time or exactly."""
 
 
 def load(path: str | Path) -> Strategy:
@@ -61,7 +49,7 @@ def load(path: str | Path) -> Strategy:
 
 def checked(strategy: Strategy, path: str | Path) -> Strategy:
     """A strategy that was read from a file, refused where its content has not the types of one."""
-    wrong = mismatch(_content(strategy), SHAPE, "") or impossible(strategy)
+    wrong = mismatch(_content(strategy), StrategyFile) or impossible(strategy)
     if wrong:
         raise PlanError("P057", f"{path} is not a usable strategy: {wrong}", help=["plan again, or undo the last edit of the file"])
     return strategy
@@ -72,28 +60,51 @@ def _content(strategy: Strategy) -> dict[str, Any]:
     return {("cost" if f.name == "costs" else f.name): getattr(strategy, f.name) for f in fields(strategy) if f.name != "graph"}
 
 
-def mismatch(value: Any, shape: Any, where: str) -> str:
-    """The first place where a value has not the wanted shape, in words; "" when it has."""
-    if isinstance(shape, dict):
+def mismatch(value: Any, of: Any, where: str = "") -> str:
+    """The first place where a value of JSON is not of a type of planner.strategy_types, in words; "" when it is. Keys beside those named are not looked at."""
+    origin, inner = get_origin(of), get_args(of)
+    if of is Any:
+        return _endless(value, where)
+    if is_typeddict(of) or origin is dict:
         if not isinstance(value, Mapping):
             return f"{where or 'the file'} is no table"
-        pairs = [(k, shape["*"]) for k in value] if "*" in shape else list(shape.items())
-        for wanted, inner in pairs:
-            key = wanted.removesuffix("?") if "*" not in shape else wanted
-            at = f"{where}.{key}" if where else key
-            if key not in value and key != wanted:
-                continue
-            found = mismatch(value[key], inner, at) if key in value else f"{at} is missing"
-            if found:
+        hints = _keys(of) if is_typeddict(of) else dict.fromkeys(value, (inner[1], True))
+        for key, (kind, needed) in hints.items():
+            at = f"{where}.{key}" if where else str(key)
+            if key not in value:
+                if needed:
+                    return f"{at} is missing"
+            elif found := mismatch(value[key], kind, at):
                 return found
         return ""
-    if isinstance(shape, list):
+    if origin is list:
         if not isinstance(value, list | tuple):
             return f"{where} is no list"
-        return next((m for i, v in enumerate(value) if (m := mismatch(v, shape[0], f"{where}[{i}]"))), "")
-    if not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
+        return next((m for i, v in enumerate(value) if (m := mismatch(v, inner[0], f"{where}[{i}]"))), "")
+    if origin in (Union, UnionType):
+        return "" if any(not mismatch(value, t, where) for t in inner) else mismatch(value, inner[0], where)
+    if origin is Literal:
+        return "" if value in inner else f"{where} is {str(value)[:40]!r}, none of {', '.join(inner)}"
+    if of is NoneType:
+        return "" if value is None else f"{where} is {type(value).__name__} {str(value)[:40]!r}"
+    if not isinstance(value, (int, float) if of is float else of) or (isinstance(value, bool) and of is not bool):
         return f"{where} is {type(value).__name__} {str(value)[:40]!r}"
-    return "" if not isinstance(value, float) or math.isfinite(value) else f"{where} is {value}"
+    return _endless(value, where)
+
+
+def _endless(value: Any, where: str) -> str:
+    """Numbers that are none, or that no strategy counts up to."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{where} is {value}"
+    return f"{where} is {str(value)[:20]}..., which is too large" if isinstance(value, int) and abs(value) > MOST_SIZE else ""
+
+
+@cache
+def _keys(of: Any) -> dict[str, tuple[Any, bool]]:
+    """Key of a table -> its type, and whether it must be there."""
+    needed = NEEDED.get(of.__name__, "").split()
+    kinds = {k: get_args(t)[0] if get_origin(t) is NotRequired else t for k, t in get_type_hints(of, include_extras=True).items()}
+    return {k: (WIDER.get(k, t), k in needed) for k, t in kinds.items()}
 
 
 def impossible(s: Strategy) -> str:
@@ -103,17 +114,16 @@ def impossible(s: Strategy) -> str:
               **{f"times of node {n}": row.get("times", 1) for n, row in s.nodes.items()},
               **{f"{k} of a block": b[k] for b in s.blocks for k in ("period", "repeats", "step") if k in b},
               **{f"count of a collective of {n}": move["count"] for n, row in s.details.items() for move in row["moves"]}}  # fmt: skip
-    low = next((k for k, n in counts.items() if n < 1), "")
-    if low:
-        return f"{low} is {counts[low]}"
+    if odd := next((f"{k} is {n}" for k, n in counts.items() if not 1 <= n <= MOST_SIZE), ""):
+        return odd
+    if s.topology["devices"] > MOST_DEVICES or math.prod(a["size"] for a in s.mesh) > MOST_DEVICES:
+        return f"{s.topology['devices']:,} devices in a mesh of {' x '.join(str(a['size']) for a in s.mesh)}: more than {MOST_DEVICES:,}"
     if s.techniques["zero_stage"] not in (0, 1, 2, 3):
         return f"techniques.zero_stage is {s.techniques['zero_stage']}"
     for where, table in (("cost", s.costs), *((f"baselines.{k}", row) for k, row in s.baselines.items())):
         for key in ("step_time_range_s", "memory_range_bytes"):
             if len(table[key]) != 2:
                 return f"{where}.{key} has {len(table[key])} ends"
-        if not set(PARTS) <= set(table["memory_breakdown_bytes"]):
-            return f"{where}.memory_breakdown_bytes lacks a part"
     for name, row in s.tensors.items():
         if len(row["layout"]) != len(row["shape"]) or any(n < 0 for n in row["shape"]):
             return f"tensor {name}: layout {row['layout']} of shape {row['shape']}"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodels.intake import irregular
 from planner.cache import Cache
 from planner.commands import console, files
 from planner.errors import PlanError
@@ -144,8 +145,9 @@ def _target(args: argparse.Namespace) -> Path | None:
     if args.json and not args.output:
         return None
     path = Path(args.output or f"{files.stem(args.model)}.plan.json")
-    if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise PlanError("P056", f"cannot write {str(path)!r}", detail=["it is a folder" if path.is_dir() else f"{path.parent} is no folder one may write in"],
+    other = irregular(path.stat().st_mode) if path.exists() else ""
+    if other or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise PlanError("P056", f"cannot write {str(path)!r}", detail=[other or f"{path.parent} is no folder one may write in"],
                         help=["-o a file in a folder that exists and is writable"])  # fmt: skip
     if path.exists() and not args.force:
         try:

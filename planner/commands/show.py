@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from costmodels.intake import opened
 from planner.commands import console, files
 from planner.errors import PlanError
 
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def spare(path: Path, start: bytes) -> None:
     """A file that holds something else than this command writes there, a plan perhaps, is left alone."""
     try:
-        with path.open("rb") as f:
+        with opened(path) as f:
             found = f.read(len(start))
     except OSError:
         return  # nothing there, or nothing that can be read: writing says what is wrong

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from costmodels.intake import read_text
 from planner.errors import PlanError
 
 DEEPEST = 4
@@ -25,12 +26,10 @@ def load(path: str | Path) -> dict[str, Any]:
     """The table in a .toml, .json, .yaml or .yml file. Raises PlanError P190."""
     path = Path(path)
     try:
-        if path.stat().st_size > LARGEST:
-            raise PlanError("P190", f"{path} is larger than any configuration")
-        text = path.read_text()
+        text = read_text(path, LARGEST)
     except OSError as e:
         raise PlanError("P190", f"cannot read {str(path)!r}: {e.strerror}", help=[EXPECTED]) from e
-    except UnicodeDecodeError as e:
+    except ValueError as e:
         raise PlanError("P190", f"{path} is not text") from e
     table = {".toml": _toml, ".json": _json}.get(path.suffix, _yaml)(text, path)
     if not isinstance(table, dict):
@@ -41,7 +40,7 @@ def load(path: str | Path) -> dict[str, Any]:
 def _toml(text: str, path: Path) -> Any:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
         raise PlanError("P190", f"{path} is not TOML: {e}") from e
 
 

@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from costmodels.intake import SMALL_BYTES, read_text
 from planner.errors import PlanError
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ def parse_hosts(path: Path) -> tuple[Host, ...]:
     """
     rows: list[tuple[int | None, Host]] = []
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as e:
+        lines = read_text(path, SMALL_BYTES).splitlines()
+    except (OSError, ValueError) as e:
         raise PlanError("P201", f"cannot read the host file {str(path)!r}: {e}", help=["a text file, a line a host: HOST slots=8"]) from e
     for i, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from costmodels.intake import read_bytes
 from planner.atomic import replacing
 from planner.errors import PlanError
 
@@ -187,9 +188,10 @@ def write(path: Path, header: bytes, pieces: Iterable[bytes | memoryview], size_
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > JSON_LIMIT_BYTES:
-        raise _bad(f"{path} has {path.stat().st_size} bytes, more than {JSON_LIMIT_BYTES}")
-    return _parsed(path, path.read_bytes())
+    try:
+        return _parsed(path, read_bytes(path, JSON_LIMIT_BYTES))
+    except OSError as e:
+        raise _bad(f"{path} cannot be read: {e.strerror}") from e
 
 
 def _parsed(path: Path, text: bytes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from costmodels.intake import irregular, read_bytes
 from planner.errors import PlanError, file_meant
 
 MOST_BYTES = 2**31 - 1
@@ -18,13 +19,14 @@ def load(path: str | os.PathLike[str]) -> Any:
     try:
         if path.is_dir():
             raise PlanError("P101", f"{str(path)!r} is a folder, not an ONNX file", help=[f"give the file inside, such as {path / 'model.onnx'}"])
-        size = path.stat().st_size
+        at = path.stat()
+        size, mode = at.st_size, at.st_mode
     except FileNotFoundError:
         raise PlanError("P101", f"there is no file {str(path)!r}", help=file_meant(str(path)) or ["an ONNX file, zoo:NAME, or a Hugging Face config.json"]) from None
     except (OSError, ValueError) as error:
         raise PlanError("P101", f"{str(path)!r} cannot be read", detail=[str(error)]) from None
-    if not path.is_file():
-        raise PlanError("P101", f"{str(path)!r} is not a regular file")
+    if what := irregular(mode):
+        raise PlanError("P101", f"{str(path)!r} is not a regular file", detail=[what])
     if size == 0:
         raise PlanError("P102", f"{str(path)!r} is empty: not an ONNX file")
     if size > MOST_BYTES:
@@ -33,7 +35,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             help=["save it with external data: onnx.save(model, path, save_as_external_data=True)"],
         )  # fmt: skip
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, MOST_BYTES)
     except OSError as error:
         raise PlanError("P101", f"{str(path)!r} cannot be read", detail=[str(error)]) from None
     return parse(data, str(path))

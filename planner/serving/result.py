@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from costmodels.intake import opened, read_json
 from planner.errors import PlanError
 from planner.strategy import FORMAT_VERSION, Strategy, _plain, write_atomically
 
@@ -96,10 +97,10 @@ class Serving:
 def read(path: str | Path) -> dict[str, Any]:
     """The content of a plan's file. Raises PlanError P054."""
     try:
-        data = json.loads(Path(path).read_text())
+        data = read_json(path)
     except OSError as e:
         raise PlanError("P054", f"cannot read {str(path)!r}: {e.strerror}") from e
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as e:
+    except ValueError as e:
         raise PlanError("P054", f"{path} is not JSON: {e}") from e
     return data if isinstance(data, dict) else {}
 
@@ -107,7 +108,7 @@ def read(path: str | Path) -> dict[str, Any]:
 def is_serving(path: str | Path) -> bool:
     """Whether a file is a serving plan; what is no file at all is left to who reads it."""
     try:
-        with Path(path).open("rb") as file:
+        with opened(path) as file:
             return file.read(len(MARK)) == MARK.encode()
     except OSError:
         return False
