@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from costmodels.intake import read_json
+from costmodels.intake import read_text
 from models_zoo import bert, deepseek, gpt, llama, moe, resnet, ssm, t5, vit
 from models_zoo.hf_fields import Fields
 from models_zoo.spec import LAYERS_LIMIT, Family, Preset, make, parse_options
@@ -269,10 +269,10 @@ def from_config(path: str | Path, options: Mapping[str, str] | None = None) -> o
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        data = read_json(path, SIZE_LIMIT_BYTES)
+        data = json.loads(read_text(path, SIZE_LIMIT_BYTES))
     except OSError as error:
         raise PlanError("P074", f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError("P074", f"{path}: not a JSON file: {error}") from error
     if not isinstance(data, dict):
         raise PlanError("P074", f"{path}: a JSON object expected")

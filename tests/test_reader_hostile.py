@@ -485,3 +485,23 @@ def test_a_table_is_no_shape() -> None:
     for target in (np.full(2_000_000, 3), np.ones(3000, np.int64)):
         fails(model("(float[2,3] x) => (float[a,b] y) { y = Reshape(x, s) }", s=target), "P115", str(target.size))
     assert time.perf_counter() - start < 5
+
+
+def test_bodies_inside_bodies_are_bounded() -> None:
+    """Both branches of an If nested alike: twice as many bodies with every level, of a few kilobytes each."""
+
+    def nested(depth: int) -> onnx.GraphProto:
+        made = [helper.make_node("Relu", ["m"], ["y"])] if not depth else [helper.make_node("If", ["c"], ["y"], then_branch=nested(depth - 1), else_branch=nested(depth - 1))]
+        return helper.make_graph(made, "g", [], [helper.make_tensor_value_info("y", 1, [4, 8])])
+
+    inputs = [helper.make_tensor_value_info("x", 1, [4, 8]), helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+
+    def of(depth: int) -> onnx.ModelProto:
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), *nested(depth).node]
+        graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", 1, [4, 8])], [numpy_helper.from_array(rand(8, 8), "w")])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+    started = time.process_time()
+    fails(of(10), "P130", "more than 128 bodies inside bodies")
+    assert len(read_model(of(3)).nodes) == 2
+    assert time.process_time() - started < 30

@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from planner.errors import PlanError
+from planner.possible import OFFLOAD
 from planner.strategy_types import StrategyFile
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def impossible(s: Strategy) -> str:
         return f"{s.topology['devices']:,} devices in a mesh of {' x '.join(str(a['size']) for a in s.mesh)}: more than {MOST_DEVICES:,}"
     if s.techniques["zero_stage"] not in (0, 1, 2, 3):
         return f"techniques.zero_stage is {s.techniques['zero_stage']}"
+    if other := set(s.techniques.get("offload", ())) - set(OFFLOAD):
+        return f"techniques.offload names {sorted(other)[0][:40]!r}"
     for where, table in (("cost", s.costs), *((f"baselines.{k}", row) for k, row in s.baselines.items())):
         for key in ("step_time_range_s", "memory_range_bytes"):
             if len(table[key]) != 2:

@@ -22,6 +22,9 @@ from planner.reader.check import order_nodes
 from planner.reader.draft import FOLD_ELEMENTS, Draft, Op
 from planner.reader.infer import Type
 
+MOST_NESTED = 128
+"""Bodies inside bodies, of a whole model: every plan prices each once for each that it is in, and a file of a few kilobytes can double them with every level."""
+
 
 class Captured(Frame):
     """Names of a body: its own, then those around it, which become captures of its draft."""
@@ -86,6 +89,10 @@ class Body:
         lowering = Lowering(self.draft, outer.functions, {})
         lowering.problems, lowering.bad, lowering.ids = outer.problems, outer.bad, outer.ids
         lowering.expanded, lowering.notes = outer.expanded, outer.notes
+        lowering.within, lowering.nested = True, outer.nested
+        outer.nested[0] += outer.within
+        if outer.nested[0] > MOST_NESTED:
+            raise Unsupported(f"more than {MOST_NESTED} bodies inside bodies of control flow")
         before = len(outer.problems)
         for tensor in graph.initializer:
             lowering.add_initializer(self.frame, tensor, tensor.name)

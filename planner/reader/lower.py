@@ -40,6 +40,7 @@ class Lowering:
         self.ids: set[str] = set()
         self.ordinals: dict[str, int] = {}
         self.guide: Guide | None = None
+        self.within, self.nested = False, [0]  # whether this is a body's; bodies inside bodies, of the whole model
         self.expanded = [0]
         """Nodes that unrolled loops became; one list for the model and its bodies."""
 
