@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 NAMES = tuple("abcdefghijklmnopqrstuvwxyz")
 """What axes are called where only how many there are makes a difference."""
+AT_ONCE = 1 << 18
+"""Pairs whose differences are looked up together: of tensors with many dims there are millions."""
 Collective = tuple[str, Axes, Axes]
 """Its kind, its axes and those whose sizes divide its payload."""
 
@@ -100,7 +102,7 @@ class Pairs:
             grid = self._grids[key] = self._of[r[:, None], c]
             a, b = np.nonzero(grid == UNKNOWN)
             if len(a):
-                differences = self.differences.between(rows, columns, a, b)
+                differences = [d for k in range(0, len(a), AT_ONCE) for d in self.differences.between(rows, columns, a[k : k + AT_ONCE], b[k : k + AT_ONCE])]
                 if unknown := [k for k in dict.fromkeys(differences) if k not in self._number]:
                     self._derive(unknown)
                 grid[a, b] = self._of[r[a], c[b]] = list(map(self._number.__getitem__, differences))

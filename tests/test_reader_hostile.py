@@ -505,3 +505,24 @@ def test_bodies_inside_bodies_are_bounded() -> None:
     fails(of(10), "P130", "more than 128 bodies inside bodies")
     assert len(read_model(of(3)).nodes) == 2
     assert time.process_time() - started < 30
+
+
+def test_tensors_of_many_dims_are_bounded() -> None:
+    """A dim more with every Expand: layouts, and pairs of them, are as many as dims to the power of the mesh's axes."""
+    import tracemalloc
+
+    import planner
+
+    def of(last: int) -> onnx.ModelProto:
+        sizes = {f"s{k}": np.array([2] * k) for k in range(1, last + 1)}
+        steps = " ".join(f"e{k} = Expand(e{k - 1}, s{k})" for k in range(1, last + 1))
+        text = f"(float[8,16] x) => (float[a,b] y) {{ {steps} m = MatMul(x, w) r = ReduceSum <keepdims = 0> (e{last}) y = Add(m, r) }}"
+        return model(text, **sizes, w=rand(16, 16), e0=np.ones(1, np.float32))
+
+    fails(of(40), "P115", "a tensor with 33 dims")
+    tracemalloc.start()
+    try:
+        planner.plan(of(20), devices=8, workload="infer")
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+    finally:
+        tracemalloc.stop()

@@ -25,8 +25,8 @@ FOLD_ELEMENTS = 65_536
 """Most elements a folded constant may keep in the finished graph."""
 LOOK_ELEMENTS = 1 << 23
 """Most elements `value` evaluates when a pattern asks what a constant is."""
-MOST_DIMS = 64
-"""Arrays have no more."""
+MOST_DIMS = 32
+"""A tensor with more is refused: there are as many layouts as dims to the power of the mesh's axes, and pairs of them, and no model needs it."""
 MOST_ELEMENTS = 1 << 53
 """A tensor with more elements is refused: counts would no longer be exact, and no memory holds it."""
 
