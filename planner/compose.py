@@ -60,13 +60,14 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     }  # fmt: skip
     techniques |= chunks(best.plan) | places(best.plan, graph) | tables(graph)
     workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}
+    nodes, costs = node_table(base, flow, found), cost_table(pricer_cost, request, base, model)
     made = Strategy(
         {"name": model.name, "sha256": model.sha256(), "nodes": len(graph.nodes), "parameters": graph.parameters}, request.topology.to_json(), workload,
         tuple({"name": a.name, "size": a.size, "levels": [request.topology.levels[level].name for level, _ in a.parts]} for a in best.mesh.axes),
-        node_table(base, flow, found), block_table(graph, flow, base),
-        tensor_table(graph, flow, base), techniques, cost_table(pricer_cost, request, base, model), solver,
+        nodes, block_table(graph, flow, base),
+        tensor_table(graph, flow, base), techniques, costs, solver,
         {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions,
-        rows(of_plan(model)), provenance,
+        rows(of_plan(model, graph, costs, nodes)), provenance,
         details(base, flow, runs, pricer), graph,
     )  # fmt: skip
     return replace(made, provenance={**provenance, "decisions": made.decisions()})

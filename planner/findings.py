@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from planner.graph import Graph
     from planner.model import Model
 
 KINDS = ("speed", "loss", "frozen", "tie", "experts", "training", "attention", "memory", "devices", "batch", "operators", "tables", "padding", "note")
@@ -36,9 +37,39 @@ class Finding(str):
         return self.kind, str(self)
 
 
-def of_plan(model: Model) -> tuple[Finding, ...]:
-    """What is found when a plan is put together."""
-    return ordered(note for note in model.plain.notes if isinstance(note, Finding))
+LEAST_MFU = 0.02
+"""Below this share of the devices' arithmetic a training plan of a large model is a mistake somewhere, and said so before anything else."""
+LARGE = 1_000_000_000
+
+
+def of_plan(model: Model, graph: Graph, costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]) -> tuple[Finding, ...]:
+    """What is found when a plan is put together: of the graph that is planned, its costs, and its nodes as the strategy file has them."""
+    notes = tuple(note for note in model.plain.notes if isinstance(note, Finding))
+    slow = graph.parameters > LARGE and model.workload.kind == "train" and costs["model_flops_utilization"] < LEAST_MFU
+    return ordered([*([_speed(notes, costs, nodes)] if slow else []), *notes])
+
+
+def _speed(notes: Iterable[Finding], costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]) -> Finding:
+    """Why a plan puts next to none of its devices' arithmetic to use, and what to do."""
+    kinds, step = {n.kind for n in notes}, costs["step_time_s"] or 1.0
+    whole = [row for row in nodes.values() if row.get("unsupported")]
+    shares = {"communication": costs["exposed_communication_time_s"] / step, "bubble": costs["bubble_time_s"] / step}
+    if "experts" in kinds:
+        why = "its experts were not recognised, so whole weights are copied for each token, or every expert works on every token"
+        help_ = "export them in a form that is (docs/exporting.md, Experts)"
+    elif sum(row.get("time_s", 0.0) * row.get("times", 1) for row in whole) > step / 3:
+        why, help_ = f"{len(whole)} kinds of nodes have no rule and run whole on every device, first {whole[0]['unsupported']}", "plan ops FILE lists them"
+    elif costs["distinct_work"] < 1 / 3:
+        why, help_ = f"devices repeat one another's work ({costs['distinct_work']:.1%} of it is distinct)", "a larger --batch, or fewer --devices"
+    elif shares["communication"] > 1 / 2:
+        why, help_ = f"{shares['communication']:.0%} of the step waits for communication", "a larger --batch, or fewer --devices"
+    elif shares["bubble"] > 1 / 2:
+        why, help_ = f"{shares['bubble']:.0%} of the step are pipeline bubbles", "a larger --batch, or fewer stages"
+    elif "attention" in kinds:
+        why, help_ = "its attention was not recognised, so scores pass through memory", "export it with attn_implementation='sdpa'"
+    else:
+        why, help_ = "its operators move bytes rather than multiply: a device has too few rows at a time", "a larger --batch, or fewer --devices"
+    return Finding("speed", f"{costs['model_flops_utilization']:.2%} of the devices' arithmetic is put to use (MFU), which nobody would run: {why}; {help_}")
 
 
 def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
