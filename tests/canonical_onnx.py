@@ -210,7 +210,7 @@ class Writer:
             hidden = acts[a["activation"]](gate)
             hidden = self.node("Mul", [hidden, up]) if i[3] else hidden
         y = layer(hidden, i[5], i[8], a.get("trans_out", 0))
-        weighed = self.node("Mul", [self.node("Squeeze", [y, self.ints(rank)]), self.node("Unsqueeze", [i[2], self.ints(rank)])])
+        weighed = self.node("Mul", [self.node("Squeeze", [y, self.ints(rank)]), self.node("Unsqueeze", [self.node("CastLike", [i[2], y]), self.ints(rank)])])
         self.node("ReduceSum", [weighed, self.ints(rank - 1)], o, keepdims=0)
 
 

@@ -39,6 +39,11 @@ FORMS = {
                        f"h = Relu(u) ed = GatherND(wd, ih) d = MatMul(h, ed) d1 = Squeeze(d, one) {BACK}",
     "alternating": f"{PICK} eg = Gather(wi, i) gu = MatMul(xu, eg) g = Slice(gu, zero, twelve, last, two) u = Slice(gu, one, twelve, last, two) {SILU} d = MatMul(h, ed) {CHOOSE}",
 }  # fmt: skip
+FORMS |= {
+    "gathered_tiled": FORMS["gathered_columns"].replace("x2 = Expand(x1, twice)", "x2 = Tile(x1, onetwo)"),
+    "gathered_in_pieces": FORMS["gathered_columns"].replace(
+        "g, u = Split <axis = 1> (g1, halves)", "q = SplitToSequence <axis = 1> (g1, width) g = SequenceAt(q, i0) u = SequenceAt(q, i1)"),
+}  # fmt: skip
 OTHER = "n = ArgMax <axis = -1, keepdims = 0> (x) n1 = Unsqueeze(n, two) n2 = Mod(n1, four) n3 = Expand(n2, pairs) eg = Gather(wg, n3)"
 NEAR = {
     "the last layer's indices are others": FORMS["gathered"].replace("ed = Gather(wd, i)", "v2, i2 = TopK <axis = -1, largest = 0> (p, k) ed = Gather(wd, i2)"),
@@ -57,6 +62,7 @@ def arrays(text: str) -> dict[str, np.ndarray]:
         "places": np.repeat(np.arange(B * S), K), "depth": np.int64(E), "four": np.int64(E), "pairs": np.array([B, S, K]), "oneandlast": np.array([1, 3]),
         "k": np.array([K]), "last": np.array([-1]), "zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "three": np.array([3]), "twothree": np.array([2, 3]),
         "twelve": np.array([2 * W]), "all": np.array([B, E, S, H]), "flat": np.array([-1, H]), "twice": np.array([B * S, K, H]), "column": np.array([B * S * K, H, 1]),
+        "onetwo": np.array([1, K, 1]), "width": np.int64(W), "i0": np.int64(0), "i1": np.int64(1),
         "rows": np.array([B * S * K]), "halves": np.array([W, W]), "single": np.array([B * S * K, 1]), "choices": np.array([B * S, K, H]), "shaped": np.array([B, S, H]),
     }  # fmt: skip
     words = set(text.replace("(", " ").replace(")", " ").replace(",", " ").split())
@@ -70,6 +76,19 @@ def test_known_forms(name: str) -> None:
     (node,) = [n for n in graph.nodes if n.op == "RoutedExperts"]
     assert graph.tensors[node.inputs[0]].shape == (B, S, H) and node.members
     assert all(n in graph.trainable for n in node.inputs[3:] if n)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_sum_in_a_wider_type_than_the_experts(after: bool) -> None:
+    text = FORMS["gathered"].replace("l = MatMul(x, router)", "xw = Cast <to = 1> (x) l = MatMul(xw, router)")
+    if after:
+        text = text.replace("s = Div(v, t)", "sw = Div(v, t) s = Cast <to = 10> (sw)")
+        text = text.replace("y = ReduceSum <keepdims = 0> (z,", "zw = Cast <to = 1> (z) y = ReduceSum <keepdims = 0> (zw,")
+    else:
+        text = text.replace("m = Squeeze(d, three)", "dw = Cast <to = 1> (d) m = Squeeze(dw, three)")
+    known = {n: a if n == "router" or a.dtype.kind != "f" else a.astype(np.float16) for n, a in arrays(text).items()}
+    graph = same(model(f"(float16[2,5,8] x) => (float[2,5,8] y) {{ {text} }}", **known), {"x": rand(B, S, H).astype(np.float16)}, 4e-3)
+    assert ops(graph).count("RoutedExperts") == 1 and ops(graph)[-1] == "Cast" and not any("not a known form" in n for n in graph.notes)
 
 
 @pytest.mark.parametrize("name", sorted(NEAR))

@@ -50,7 +50,7 @@ def _gathered(find: Finder, root: Op) -> bool:
     shape = draft.shape(root.inputs[0])
     form = Form(find, prod(shape[:axis]), shape[axis])
     width = prod(shape[axis + 1 :])
-    weigh = form.take(root.inputs[0], "Mul")
+    weigh = form.take(form.uncast(root.inputs[0]), "Mul")
     if weigh is None or form.tokens == 0 or width == 1:
         return False
     rows = form.tokens * form.choices
@@ -58,7 +58,7 @@ def _gathered(find: Finder, root: Op) -> bool:
         share, result = weigh.inputs[k], weigh.inputs[1 - k]
         if prod(draft.shape(share)) != rows or prod(draft.shape(result)) != rows * width or not _per_row(draft, share, result, width):
             continue
-        down = form.product(result)
+        down = form.product(form.uncast(result))
         return down is not None and _build(find, root, form, source(draft, share), down)
     return False
 
@@ -80,7 +80,7 @@ def _dense(find: Finder, root: Op) -> bool:
     if len(shape) < 3 or axis != len(shape) - 3:
         return False
     form = Form(find, prod(shape) // max(1, shape[axis] * shape[-1]), 0)
-    weigh = find.maker(root.inputs[0], "Mul")
+    weigh = find.maker(form.uncast(root.inputs[0]), "Mul")
     if weigh is None or form.tokens == 0:
         return False
     form.inside.append(weigh)
@@ -92,7 +92,7 @@ def _dense(find: Finder, root: Op) -> bool:
         if spread is None:
             return False
         form.index, share = spread
-        down = form.product(result)
+        down = form.product(form.uncast(result))
         return down is not None and _build(find, root, form, share, down)
     return False
 

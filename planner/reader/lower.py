@@ -23,6 +23,7 @@ from planner.reader.opaque import keep_or_expand, schema_of
 from planner.reader.statement import Statement
 from planner.reader.tensors import check_tensor
 
+_OF_SEQUENCES = frozenset({"SequenceInsert", "SequenceErase", "SequenceAt", "SequenceLength", "ConcatFromSequence", "Loop", "If", "Identity"})
 MAX_DEPTH = 64
 """Nested subgraphs and functions beyond this are refused."""
 
@@ -41,6 +42,8 @@ class Lowering:
         self.ordinals: dict[str, int] = {}
         self.guide: Guide | None = None
         self.within, self.nested = False, [0]  # whether this is a body's; bodies inside bodies, of the whole model
+        self.sequences: dict[str, tuple[str, ...]] = {}
+        """Sequences of tensors by their names, which are no tensors' (planner.reader.lower_sequence)."""
         self.expanded = [0]
         """Nodes that unrolled loops became; one list for the model and its bodies."""
 
@@ -140,12 +143,15 @@ class Lowering:
         call = Call(self, node, frame, id_, scope, inputs)
         start = len(self.draft.ops)
         try:
+            if self.sequences and call.op not in _OF_SEQUENCES and not self.sequences.keys().isdisjoint(inputs):
+                raise Unsupported("it works on a sequence of tensors")
             self._lower(call)
             self._sound(start)
             if self.guide is not None:
                 self.guide.step(start)
         except Unsupported as reason:
-            self.problems.append(f"{_kind(node)} (node {id_!r}): {reason}")
+            within = f" of module {scope!r}" if scope and scope not in id_ else ""
+            self.problems.append(f"{_kind(node)} (node {id_!r}{within}): {reason}")
             del self.draft.ops[start:]
             self._unknown(node, frame)
             return

@@ -21,8 +21,9 @@ from planner.errors import PlanError
 from planner.reader.bodies import Body, add_region, constant_output
 from planner.reader.call import Call, Frame, Unsupported
 from planner.reader.check import order_nodes
-from planner.reader.draft import MOST_ELEMENTS
+from planner.reader.draft import FOLD_ELEMENTS, MOST_ELEMENTS, proto_array
 from planner.reader.infer import ShapeError, Type
+from planner.reader.tensors import check_tensor
 
 Rule = Callable[[Call], None]
 UNROLLED_NODES = 256
@@ -63,6 +64,8 @@ def _loop(call: Call) -> None:
     size = count(call, graph.node)
     if go and not limited and _unrolled(call, graph, states, trips, size, UNROLLED_NODES):
         return
+    if not call.lowering.sequences.keys().isdisjoint(states):
+        raise Unsupported("a loop that cannot be unrolled appends to a sequence of tensors")
     types = [call.draft.types[s] for s in states]
     body = Body(call, graph, [COUNTER, *types], {1: np.ones(_declared_rank(graph, 1) * (1,), bool)}, "body")
     on, made = constant_output(body, 0), body.types()[1:]
@@ -247,13 +250,21 @@ def count(call: Call, nodes: Sequence[Any]) -> int:
 
 
 def _inner_weights(nodes: Sequence[Any]) -> bool:
-    """Whether a subgraph of a body stores float tensors: unrolled, each iteration would get its own copy."""
+    """Whether a subgraph of a body stores float tensors (other than one number again and again): unrolled, each iteration would get its own copy."""
     for node in nodes:
         for graph in (g for a in node.attribute for g in ([a.g] if a.type == 5 else a.graphs)):
             stored = [*graph.initializer, *(a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.type == 4)]
-            if any(t.data_type in (1, 10, 11, 16) and math.prod(t.dims) > 1 for t in stored) or _inner_weights(graph.node):
+            if any(t.data_type in (1, 10, 11, 16) and math.prod(t.dims) > 1 and not _uniform(t) for t in stored) or _inner_weights(graph.node):
                 return True
     return False
+
+
+def _uniform(tensor: Any) -> bool:
+    """Whether a stored tensor of moderate size holds one number."""
+    if math.prod(tensor.dims) > FOLD_ELEMENTS or tensor.data_location or check_tensor(tensor, tensor.name, None)[1].kind != "inline":
+        return False
+    array = proto_array(tensor)
+    return bool((array == array.reshape(-1)[:1]).all())
 
 
 CONTROL: dict[str, Rule] = {"If": _if, "Loop": _loop, "Scan": _scan}

@@ -36,11 +36,15 @@ def fused(find: Finder, root: Op, form: Form, share: str, gate: Product | None, 
     while not inputs[-1]:
         inputs.pop()
     attrs = {"activation": activation, "trans_in": int(up.turned), "trans_out": int(down.turned)}
-    if draft.shape(root.outputs[0]) == (*lead, width):
+    shape, dtype = draft.types[root.outputs[0]]
+    if (shape, dtype) == ((*lead, width), draft.dtype(x)):
         find.fuse(root, form.inside, "RoutedExperts", inputs, attrs)
         return True
     made = find.insert(root, "RoutedExperts", inputs, attrs)
-    find.fuse(root, form.inside, "Reshape", [made], {})
+    if dtype == draft.dtype(x):
+        find.fuse(root, form.inside, "Reshape", [made], {})
+    else:
+        find.fuse(root, form.inside, "Cast", [_view(find, root, made, shape)], {"to": dtype})
     draft.maker[made].members, root.members = root.members, ()
     return True
 

@@ -49,6 +49,14 @@ class Form:
             self.inside.append(op)
         return op
 
+    def uncast(self, name: str) -> str:
+        """The result behind a cast to a wider float: routers are computed in float32, and what they weigh follows."""
+        op = self.find.maker(self.strip(name), "Cast")
+        if op is None or not self.draft.is_float(op.inputs[0]) or not self.draft.is_float(op.outputs[0]):
+            return name
+        self.inside.append(op)
+        return op.inputs[0]
+
     def product(self, name: str) -> Product | None:
         """Rows times weights chosen by the router, or times all of them, and a bias of each expert."""
         op, bias = self.take(name, "MatMul", "Add"), ""
@@ -150,11 +158,13 @@ class Form:
     def token_rows(self, name: str) -> str:
         """The tensor of tokens [T, H] that rows of a product are taken from, '' where they are something else."""
         draft = self.draft
-        while (op := self.find.maker(name, "Reshape", "Expand", "Gather")) is not None:
+        while (op := self.find.maker(name, "Reshape", "Expand", "Tile", "Gather")) is not None:
             shape, before = draft.shape(name), draft.shape(op.inputs[0])
             before = (1,) * (len(shape) - len(before)) + before
-            if op.op == "Expand":
+            if op.op in ("Expand", "Tile"):
                 at = [k for k in range(len(shape)) if before[k] != shape[k]]
+                if any(before[k] != 1 for k in at):
+                    break
                 dense = not self.choices and at == [len(shape) - 3]
                 if not dense and not (len(at) == 1 and shape[at[0]] == self.choices and prod(shape[: at[0]]) == self.tokens):
                     break
