@@ -54,11 +54,12 @@ class Parser(argparse.ArgumentParser):
 
 def _as_pin(word: str) -> str:
     """What is pinned, not an option of its own: `--zero 3` is `--pin zero=3`."""
-    from planner.pins import SHORT, TECHNIQUES
+    from planner.dialects import key_meant
+    from planner.pins import AXES, TECHNIQUES
 
     name, _, value = word.removeprefix("--").partition("=")
-    key = name.replace("-", "_")
-    return f"--pin {name if name in SHORT else key}={value or 'VALUE'}" if name in SHORT or key in TECHNIQUES or key in SHORT.values() else ""
+    key = key_meant(name)
+    return f"--pin {name.replace('-', '_')}={value or 'VALUE'}" if key in (*TECHNIQUES, "sp", "ddp") or AXES.fullmatch(key) else ""
 
 
 class Version(argparse.Action):

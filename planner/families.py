@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.base import Base
 from planner.candidates import candidates
-from planner.naming import role_named
+from planner.naming import REPLICATED, role_named
 from planner.rule import PENDING, Limits, Split, legal
 from planner.space import Link, Space, Variable
 from planner.topology import Mesh
@@ -37,13 +37,14 @@ def batch_only(base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...
 def as_named(base: Base, mesh: Mesh, names: Collection[str], pinned: Allowed, limits: Limits, tensor: str = "any") -> Allowed:
     """Splits under which the named axes do what they are called: see planner.naming. `pinned`: classes with pins of their own.
 
-    "data" and "sequence" cut that, wherever it can be cut, and nothing else; "expert" nothing else where there are experts; "model" anything but the batch.
-    tensor: "megatron" and "megatron-sp" hold "model" to columns, rows, heads and vocabulary wherever there are some; the latter lets it cut positions
+    "data" and "sequence" cut that, wherever it can be cut, and nothing else; "expert" nothing else where there are experts; "tensor" anything but the batch;
+    "replicated" nothing.
+    tensor: "megatron" and "megatron-sp" hold "tensor" to columns, rows, heads and vocabulary wherever there are some; the latter lets it cut positions
     between products. A pin of a node goes before a name: of the splits it leaves, a name keeps those that follow it,
     or all where none does.
     """
     sizes, out = dict(mesh.shape), dict(pinned)
-    claims = {a: role_named(a) for a in sizes if a in names and sizes[a] > 1 and role_named(a)}
+    claims = {a: claim for a in sizes if a in names and sizes[a] > 1 and (claim := role_named(a) or (REPLICATED if a.startswith(REPLICATED) else ""))}
     if not claims:
         return out
     roles = base.roles
@@ -52,9 +53,11 @@ def as_named(base: Base, mesh: Mesh, names: Collection[str], pinned: Allowed, li
         for axis, claim in claims.items():
             done = [next((roles[i].get(f, "") for f, axes in s.pairs if axis in axes), "") for s in kept]  # "" where it is idle, or only pending
             left = kept
-            if claim == "model":
+            if claim == "tensor":
                 left = [s for s, role in zip(kept, done, strict=True) if role != "data"]
                 left = left if tensor == "any" else _columns_or_rows(base, i, axis, left, tensor == "megatron-sp")
+            elif claim == REPLICATED:
+                left = [s for s in kept if axis not in s.used]
             elif claim != "expert" or "expert" in roles[i].values():
                 full = [s for s, role in zip(kept, done, strict=True) if role == claim]
                 left = full if full and claim != "expert" else [s for s, role in zip(kept, done, strict=True) if role in (claim, "")]
@@ -71,12 +74,12 @@ def _columns_or_rows(base: Base, i: int, axis: str, splits: list[Split], positio
     held = held or bool(base.rules[i].flops) or node.op == "CrossEntropyLoss"
     cut = [{roles.get(f, "") for f, axes in s.pairs if axis in axes} for s in splits]
     left = [(s, c) for s, c in zip(splits, cut, strict=True) if "sequence" not in c or (positions and not held)]
-    full = [s for s, c in left if c & {"model", "expert"}] if held else []
+    full = [s for s, c in left if c & {"tensor", "expert"}] if held else []
     return full or [s for s, _ in left]
 
 
 def megatron_only(base: Base, mesh: Mesh) -> Allowed:
-    """Batch over "data"; over "model" anything but the batch (heads, columns, rows, vocabulary), nothing left pending."""
+    """Batch over "data"; over "tensor" anything but the batch (heads, columns, rows, vocabulary), nothing left pending."""
     sizes = dict(mesh.shape)
     data = batch_only(base, mesh.shape, tuple(a for a in sizes if a == "data"))
     factors = base.batch_factors

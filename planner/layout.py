@@ -57,7 +57,7 @@ class Layout:
         return Layout(self.dims)
 
     def spell(self, names: Sequence[str] | None = None) -> str:
-        """Plain notation such as `[b/data, d] partial over model`."""
+        """Plain notation such as `[b/data, d] partial over tensor`."""
         labels = names or ["" for _ in self.dims]
         cells = [label + ("/" + "+".join(axes) if axes else "") if label or axes else "·" for label, axes in zip(labels, self.dims, strict=True)]
         tail = "".join(f" {word} {'+'.join(axes)}" for word, axes in (("partial over", self.partial), ("fan over", self.fan)) if axes)

@@ -23,9 +23,9 @@ def divisors(n: int) -> list[int]:
 
 
 def meshes(topology: Topology) -> tuple[Mesh, ...]:
-    """Candidate meshes: one axis ("data"), two ("data", "model"), and three ("data", "model", "model2") where the levels split naturally.
+    """Candidate meshes: one axis ("data"), two ("data", "tensor"), and three ("data", "tensor", "tensor2") where the levels split naturally.
 
-    Inner axes take the innermost devices. A model axis larger than the inner levels spills over into the next.
+    Inner axes take the innermost devices. A tensor axis larger than the inner levels spills over into the next.
     """
     n = topology.devices
     found = [Mesh((MeshAxis("data", _take(topology, n, 1)),))]
@@ -33,14 +33,14 @@ def meshes(topology: Topology) -> tuple[Mesh, ...]:
         if model > 1:
             inner = _take(topology, model, 1)
             if inner and (model == n or _take(topology, n // model, model)):
-                found.append(two_axes(topology, model) if model < n else Mesh((MeshAxis("model", inner),)))
+                found.append(two_axes(topology, model) if model < n else Mesh((MeshAxis("tensor", inner),)))
     for second in divisors(n):
         for first in divisors(n // second):
             if second > 1 and first > 1 and first * second < n and second * first <= MOST_FINER:
                 outer = n // (first * second)
                 parts = _take(topology, second, 1), _take(topology, first, second), _take(topology, outer, first * second)
                 if all(parts):
-                    found.append(Mesh((MeshAxis("data", parts[2]), MeshAxis("model", parts[1]), MeshAxis("model2", parts[0]))))
+                    found.append(Mesh((MeshAxis("data", parts[2]), MeshAxis("tensor", parts[1]), MeshAxis("tensor2", parts[0]))))
     return tuple(found)
 
 
@@ -52,7 +52,7 @@ def staged_meshes(topology: Topology, stages: int) -> tuple[Mesh, ...]:
         return ()
     found = []
     for model in divisors(each):
-        sizes = (("data", each // model, model), ("model", model, 1))
+        sizes = (("data", each // model, model), ("tensor", model, 1))
         axes = [MeshAxis(name, _take(topology, n, skip)) for name, n, skip in sizes if n > 1]
         if all(a.parts for a in axes):
             found.append(Mesh((MeshAxis(STAGE, outer), *axes)))
@@ -67,19 +67,19 @@ def finer_meshes(topology: Topology, mesh: Mesh) -> tuple[Mesh, ...]:
     for second in divisors(model)[1:-1]:
         parts = _take(topology, second, 1), _take(topology, model // second, second)
         if all(parts):
-            found.append(Mesh((*mesh.axes[:-1], MeshAxis("model", parts[1]), MeshAxis("model2", parts[0]))))
+            found.append(Mesh((*mesh.axes[:-1], MeshAxis("tensor", parts[1]), MeshAxis("tensor2", parts[0]))))
     return tuple(sorted(found, key=lambda m: (abs(log(m.axes[-2].size / m.axes[-1].size)), m.axes[-2].size)))
 
 
 def across(topology: Topology, stages: int) -> tuple[Mesh, ...]:
     """Meshes of three axes (for each of so many stages): one of the innermost level's devices, one over a few such groups, and one over the rest. What a plan on two axes
-    would send over such a wide model axis is parted by how near its devices are: heads over one, positions over the other, say."""
+    would send over such a wide tensor axis is parted by how near its devices are: heads over one, positions over the other, say."""
     inner, each, found = topology.levels[0].size, topology.devices // stages, list[Mesh]()
     for groups in GROUPS:
         wide = groups * inner
         if inner > 1 and wide <= MOST_FINER and each % wide == 0 and each > wide:
             with suppress(PlanError):  # across the links
-                found.append(pinned_mesh(topology, {**({STAGE: stages} if stages > 1 else {}), "data": each // wide, "model": groups, "model2": inner}))
+                found.append(pinned_mesh(topology, {**({STAGE: stages} if stages > 1 else {}), "data": each // wide, "tensor": groups, "tensor2": inner}))
     return tuple(found)
 
 
@@ -110,8 +110,8 @@ def grouped(topology: Topology, mesh: Mesh, devices: int) -> Mesh | None:
 
 
 def two_axes(topology: Topology, model: int) -> Mesh:
-    """The mesh (data, model) with `model` neighbours along the model axis."""
-    return Mesh((MeshAxis("data", _take(topology, topology.devices // model, model)), MeshAxis("model", _take(topology, model, 1))))
+    """The mesh (data, tensor) with so many neighbours along the tensor axis."""
+    return Mesh((MeshAxis("data", _take(topology, topology.devices // model, model)), MeshAxis("tensor", _take(topology, model, 1))))
 
 
 def _take(topology: Topology, size: int, skip: int) -> tuple[tuple[int, int], ...]:

@@ -46,7 +46,7 @@ class Offered:
         """Whether any plan will do, a baseline's too."""
         whole = {"tensor", "zero_group"} & request.pins.techniques.keys()
         self.parts_axes = request.mode in ("auto", "semi-auto") and request.pins.axes <= {STAGE} and not request.pins.levels and not whole
-        """Whether meshes are tried whose model axis is two: where the user names no axis but stages."""
+        """Whether meshes are tried whose tensor axis is two: where the user names no axis but stages."""
 
     def meshes(self) -> tuple[Mesh, ...]:
         """Meshes of one and two axes, with and without stages, or those that pins and mode leave; of pins of a schedule those with stages. Raises PlanError P015, P022, P024."""
@@ -68,6 +68,8 @@ class Offered:
                 raise PlanError("P022", f"no mesh has groups of {n} neighbouring devices to share optimizer state (zero_group)",
                                 help=["a number that the axes inside a stage multiply to, or a divisor of the data axis times those inside it"])  # fmt: skip
             return every
+        if "fsdp" in request.pins.mesh:  # beside it, data is the copies of what it cuts
+            return tuple(Mesh(m.axes, tuple(a.name for a in m.inner if a.name != "data")) if "data" in dict(m.shape) else m for m in self._ungrouped())
         return self._ungrouped()
 
     def _ungrouped(self) -> tuple[Mesh, ...]:
@@ -107,8 +109,8 @@ class Offered:
         return tuple(found)
 
     def finer(self, *best: Candidate | None, stages: Collection[int] = ()) -> tuple[Mesh, ...]:
-        """The meshes of good plans with the model axis split in two, the most even ways first: heads over one part and rows over the other, say; and for some numbers of
-        stages those whose wide model axis is parted where the links are (planner.meshes.across), though no plan with it in one piece need be good."""
+        """The meshes of good plans with the tensor axis split in two, the most even ways first: heads over one part and rows over the other, say; and for some numbers of
+        stages those whose wide tensor axis is parted where the links are (planner.meshes.across), though no plan with it in one piece need be good."""
         if not self.parts_axes or self.out_of_time():
             return ()
         topology, good = self.request.topology, [c for c in best if c is not None]
@@ -251,7 +253,8 @@ class Offered:
                 raise PlanError("P035", f"batch {batch} does not divide into {copies} microbatches that run at the same time (copies)", help=["an even batch, or pin copies=1"])
         if mesh.stages == 1:
             return usual
-        rows = [batch // data for data in (dict(mesh.shape).get("data", 1),) if batch % data == 0 and batch // data <= MOST_MICROBATCHES]
+        sizes = dict(mesh.shape)
+        rows = [batch // data for data in (sizes.get("data", 1) * sizes.get("fsdp", 1),) if batch % data == 0 and batch // data <= MOST_MICROBATCHES]
         return tuple(m for m in sorted({*usual, *rows}) if m >= max(2, mesh.stages - 1))
 
     def unstaged(self, base: Base, mesh: Mesh) -> PlanError | None:

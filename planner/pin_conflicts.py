@@ -21,6 +21,10 @@ def check(mesh: Mapping[str, tuple[int, ...]], techniques: Mapping[str, Any], fo
     if techniques.get("zero_stage") == 0 and "zero_group" in techniques:
         raise PlanError("P024", f"pins zero_stage = 0 and zero_group = {techniques['zero_group']} contradict each other: at level 0 nothing is shared in groups",
                         help=["zero=1 (to 3), or leave zero_group out"])  # fmt: skip
+    if techniques.get("zero_stage", 3) != 3 and "fsdp" in mesh:
+        sizes = " or ".join(map(str, mesh["fsdp"]))
+        raise PlanError("P024", f"pins fsdp = {sizes} and zero_stage = {techniques['zero_stage']} contradict each other: fsdp is ZeRO-3 over so many devices",
+                        help=[f"dp={sizes},zero={techniques['zero_stage']}, or leave zero out"])  # fmt: skip
     for glob, table in nodes.items():
         both = next((f for f, axes in table.get("split", {}).items() if axes and f in forbidden), "")
         if both:
@@ -61,7 +65,7 @@ def spelled(key: str, value: Any) -> str:
 
 
 def placement(table: Mapping[str, Any]) -> str:
-    """`n over model` of a split, `[data, -]` of a layout."""
+    """`n over tensor` of a split, `[data, -]` of a layout."""
     if "split" in table:
         return ", ".join(f"{f} over {' + '.join(axes)}" if axes else f"{f} whole" for f, axes in table["split"].items()) or "whole"
     if "layout" in table:

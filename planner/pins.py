@@ -1,7 +1,7 @@
 """Decisions a user fixes: mesh axes, techniques, splits or layouts of nodes and tensors, and what is forbidden.
 
-    [mesh]        model = { size = 8 }        or  model = 8, data = [4, 8]  (a list: one of these)
-                  model = { size = 8, level = "nvlink" }      the links that an axis runs over, a name or a list
+    [mesh]        tensor = { size = 8 }       or  tensor = 8, data = [4, 8]  (a list: one of these)
+                  tensor = { size = 8, level = "nvlink" }     the links that an axis runs over, a name or a list
                   stage = [1, 4]          pipeline stages; the other axes are those of one stage, found by the search where none is given
     [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "interleaved", virtual = 2
                   widths = [2, 1, 1]      places of the stage axis that each stage takes, of stages without a block in common (stage = 4)
@@ -9,13 +9,13 @@
                   bucket = "25 MB"        gradients and updated parameters are sent together up to that size ("auto": the best; "none": as the compiler does by itself)
                   copies = 2              microbatches that run at the same time, the communication of one under the products of the other (1: one after the other)
                   zero_group = 8          neighbouring devices that share one copy of what zero_stage cuts (all replicas where it is not said)
-                  tensor = "megatron"     what "model" cuts: columns and rows, never positions ("megatron-sp": positions too, outside products)
+                  tensor = "megatron"     what "tensor" cuts: columns and rows, never positions ("megatron-sp": positions too, outside products)
     [forbid]      factors = ["s"]
-    ["layers.*.mlp.up"]   split = { n = ["model"] }      ids, fused members, tensors or scope globs
+    ["layers.*.mlp.up"]   split = { n = ["tensor"] }     ids, fused members, tensors or scope globs
                           layout = [["data"], []]        of the first result, or of the parameter where the name is a parameter's
 
 A split holds the factors it names, each cut by the axes listed and no others (`n = []`: left whole); the other axes are free to cut the other factors.
-Axes may have the short form's names (`tp`, `dp`, `pp`), which mean model, data and stage.
+Axes may have the names that planner.dialects lists (`tp`, `dp`, `pp`, ...; `model`, which `tensor` was called before).
 A short form for the command line: `tp=8,pp=4,micro=8,recompute=block,zero=3,dp=8,offload=optimizer`.
 """
 
@@ -35,6 +35,9 @@ from costmodels.units import UnitError, size_bytes
 from planner.buckets import AUTO
 from planner.candidates import candidates
 from planner.copies import COPIES
+from planner.dialects import AXES as SPOKEN_AXES
+from planner.dialects import SPOKEN, axis_meant, key_meant, settle
+from planner.dialects import TECHNIQUES as SPOKEN_TECHNIQUES
 from planner.errors import PlanError, did_you_mean
 from planner.layout import STAGE
 from planner.meshes import divisors
@@ -48,14 +51,15 @@ if TYPE_CHECKING:
     from planner.base import Base
     from planner.strategy import Strategy
 
-SHORT = {"tp": "model", "dp": "data", "pp": "stage", "micro": "microbatches", "zero": "zero_stage", "recompute": "recompute"}
 TENSOR = ("any", "megatron", "megatron-sp")
 TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR, "virtual": None,
               "zero_group": None, "offload": ("none", *OFFLOAD), "bucket": ("none", AUTO), "copies": COPIES, "widths": None}  # fmt: skip
 SECTIONS = ("mesh", "techniques", "forbid")
 """Tables of a TOML file that are no globs."""
-AXES = re.compile(r"stage|(data|model|sequence|expert)\d*")
+AXES = re.compile(r"stage|(data|fsdp|tensor|sequence|expert|replicated)\d*")
 """Axes of the short form; a TOML file may name others."""
+ORDER = (STAGE, "replicated", "data", "fsdp", "expert", "sequence", "tensor")
+"""Axes from the slowest links to the fastest."""
 RECOMPUTE_WORDS = {"full": "block", "selective": "block-keep"}
 
 
@@ -94,18 +98,22 @@ class Pins:
         return found + [(f"{glob}: {placement(table)}", replace(self, nodes=_without(self.nodes, glob))) for glob, table in self.nodes.items()]
 
     @property
+    def named(self) -> frozenset[str]:
+        """Mesh axes the user named."""
+        return frozenset(self.mesh.keys() | {a for table in self.nodes.values() for axes in (*table.get("split", {}).values(), *table.get("layout", ())) for a in axes})
+
+    @property
     def axes(self) -> frozenset[str]:
-        """Mesh axes the user named; of a pinned mesh all, with the one that takes what is left (next to stages alone none does)."""
-        named = {a for table in self.nodes.values() for axes in (*table.get("split", {}).values(), *table.get("layout", ())) for a in axes}
-        return frozenset(named | self.mesh.keys() | ({"data", "model"} if self.mesh.keys() - {STAGE} else set()))
+        """Mesh axes that are held to their names: those the user named, and of a pinned mesh the one that takes what is left (next to stages alone none does)."""
+        return self.named | ({"data", "tensor"} if self.mesh.keys() - {STAGE} else set())
 
     @property
     def tensor(self) -> str:
-        """What the axis "model" may cut: of TENSOR."""
+        """What the axis "tensor" may cut: of TENSOR."""
         return str(self.techniques.get("tensor", TENSOR[0]))
 
     def mesh_choices(self, devices: int) -> list[dict[str, int]]:
-        """Every mesh the pins allow; an axis "data" (or "model") without a size takes what is left, next to stages alone one or both in all ways."""
+        """Every mesh the pins allow; an axis "data" (or "tensor") without a size takes what is left, next to stages alone one or both in all ways."""
         names = list(self.mesh)
         found = []
         for sizes in itertools.product(*self.mesh.values()):
@@ -114,14 +122,14 @@ class Pins:
             if rest:
                 continue
             if names == [STAGE]:
-                found += [table | {a: n for a, n in (("data", left // k), ("model", k)) if n > 1} for k in divisors(left) if k < left or left == 1]
+                found += [table | {a: n for a, n in (("data", left // k), ("tensor", k)) if n > 1} for k in divisors(left) if k < left or left == 1]
                 continue
             if left > 1:
-                free = next((a for a in ("data", "model") if a not in table), None)
+                free = next((a for a in ("data", "tensor") if a not in table), None)
                 if free is None:
                     continue
                 table = {free: left, **table} if free == "data" else {**table, free: left}
-            order = sorted(table, key=lambda a: {"stage": 0, "data": 1, "expert": 2, "sequence": 3, "model": 4}.get(a, 5))
+            order = sorted(table, key=lambda a: ORDER.index(plain) if (plain := a.rstrip("0123456789")) in ORDER else len(ORDER))  # stable: tensor before tensor2
             found.append({a: table[a] for a in order})
         if not found:
             pinned = ", ".join(f"{a} {' or '.join(map(str, sizes))}" for a, sizes in self.mesh.items())
@@ -222,20 +230,21 @@ def parse_pins(text: str | Path | None) -> Pins:
         raise PlanError("P020", f"cannot read pins {str(text)!r}: {e.strerror}", help=["a TOML file, or the short form tp=8,micro=2"]) from e
     except ValueError as e:
         raise PlanError("P020", f"{text} is not TOML: {e}") from e
-    return from_table(_spelled_out(data))
+    return from_table(data)
 
 
 def _spelled_out(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A document in which the axes of the short form (`tp`, `dp`, `pp`) have the names that they stand for, in [mesh], splits and layouts."""
+    """A document in which axes have the names that those of the short form (`tp`, `dp`, `pp`) and of older files (`model`) stand for, in [mesh], splits and layouts."""
     mesh = data.get("mesh", {})
     if not isinstance(mesh, dict):
         return dict(data)
-    twice = next((short for short in mesh if SHORT.get(short, short) != short and SHORT[short] in mesh), None)
-    if twice is not None:
-        raise PlanError("P020", f"[mesh] has both {twice!r} and {SHORT[twice]!r}, which are one axis", help=["leave one of them"])
+    by: dict[str, str] = {}
+    for axis in mesh:
+        if (other := by.setdefault(axis_meant(axis), axis)) != axis:
+            raise PlanError("P020", f"[mesh] has both {other!r} and {axis!r}, which are one axis", help=["leave one of them"])
 
     def full(axes: Any) -> Any:
-        return [SHORT.get(a, a) if isinstance(a, str) else a for a in axes] if isinstance(axes, list) else axes
+        return [axis_meant(a) if isinstance(a, str) else a for a in axes] if isinstance(axes, list) else axes
 
     def placed(table: Any) -> Any:
         if not isinstance(table, dict):
@@ -245,11 +254,12 @@ def _spelled_out(data: Mapping[str, Any]) -> dict[str, Any]:
         return table | own | ({"layout": [full(axes) for axes in layout]} if isinstance(layout, list) else {})
 
     found = {k: v if k in SECTIONS else placed(v) for k, v in data.items()}
-    return found | ({"mesh": {SHORT.get(a, a): v for a, v in mesh.items()}} if mesh else {})
+    return found | ({"mesh": {axis_meant(a): v for a, v in mesh.items()}} if mesh else {})
 
 
 def from_table(data: Mapping[str, Any]) -> Pins:
     """Pins from a parsed TOML document."""
+    data = _spelled_out(data)
     for section in SECTIONS:
         if not isinstance(data.get(section, {}), dict):
             raise PlanError("P020", f"{section} = {data[section]!r} is no table", help=[f"[{section}], and below it a line each"])
@@ -262,7 +272,8 @@ def from_table(data: Mapping[str, Any]) -> Pins:
     nodes = {k: v for k, v in data.items() if k not in SECTIONS}
     for glob, table in nodes.items():
         if not _placed(table):
-            raise PlanError("P020", f"pin {glob!r} needs `split = {{ factor = [axes] }}` or `layout = [[axes], ...]`", help=['split = { n = ["model"] }'])
+            raise PlanError("P020", f"pin {glob!r} needs `split = {{ factor = [axes] }}` or `layout = [[axes], ...]`", help=['split = { n = ["tensor"] }'])
+    settle(mesh, techniques, {})
     return Pins(mesh, techniques, frozenset(forbidden), nodes, levels)
 
 
@@ -302,7 +313,7 @@ def _levels(axis: str, value: Any) -> tuple[str, ...]:
 
 def _technique(key: str, value: Any) -> Any:
     if key not in TECHNIQUES:
-        meant = [f"did you mean {SHORT[key]!r}?"] if SHORT.get(key) in TECHNIQUES else []
+        meant = [f"did you mean {SPOKEN_TECHNIQUES[key]!r}?"] if key in SPOKEN_TECHNIQUES else []
         raise PlanError("P020", f"unknown technique {key!r}", help=[*meant, f"one of {', '.join(TECHNIQUES)}"])
     if key == "offload":
         return _offload(value)
@@ -350,17 +361,20 @@ def _bucket(value: Any) -> int | str:
 def _short(text: str) -> Pins:
     mesh: dict[str, tuple[int, ...]] = {}
     techniques: dict[str, Any] = {}
+    said: dict[str, Any] = {}
     for part in text.split(","):
-        key, _, value = part.partition("=")
-        key = SHORT.get(key.strip(), key.strip())
-        if key in mesh or key in techniques:
-            raise PlanError("P020", f"{key} is pinned twice in {text!r}", help=["leave one of them, or a TOML file with a list of sizes to choose from"])
+        name, _, value = part.partition("=")
+        key = key_meant(name)
         plain: Any = int(value) if value.strip().isdigit() else value.strip()
-        if key in TECHNIQUES:
-            techniques[key] = _technique(key, plain)
-        elif isinstance(plain, int) and AXES.fullmatch(key):
-            mesh[key] = _sizes(key, plain)
-        else:
-            near = did_you_mean(key, [*SHORT, *SHORT.values()])
-            raise PlanError("P020", f"cannot read pin {part!r}", help=[h for h in (near, "tp=8,dp=8,micro=2,zero=3,recompute=block, or a TOML file") if h])
+        table = said if key in ("sp", "ddp") else mesh if isinstance(plain, int) and AXES.fullmatch(key) else techniques if key in TECHNIQUES else None
+        if table is None:
+            words = [k for k in (*SPOKEN_TECHNIQUES, *TECHNIQUES, *SPOKEN_AXES, STAGE) if len(k) > 3]
+            near = did_you_mean(key, words, 0.7 if len(key) > 3 else 1)  # two letters are like any two others
+            if AXES.fullmatch(key):
+                raise PlanError("P020", f"{name.strip()} = {plain!r} is not possible", help=["a number of devices"])
+            raise PlanError("P020", f"cannot read pin {part.strip()!r}", help=[h for h in (near, f"one of {SPOKEN}; or a TOML file (docs/modes.md)") if h])
+        if key in table:
+            raise PlanError("P020", f"{key} is pinned twice in {text!r}", help=["leave one of them, or a TOML file with a list of sizes to choose from"])
+        table[key] = _technique(key, plain) if table is techniques else _sizes(key, plain) if table is mesh else plain
+    settle(mesh, techniques, said)
     return Pins(mesh, techniques)

@@ -2,7 +2,7 @@
 
     families    all plans, and for comparison the best of those people write by hand: batch only, ZeRO-3, Megatron's, everything everywhere
     each        is searched best first under lower bounds (planner.explore); spaces and priced plans are shared (planner.spaces, planner.evaluate)
-    the winner  is the cheapest plan of all that fit, baselines included; its model axis is then split in two where that may pay
+    the winner  is the cheapest plan of all that fit, baselines included; its tensor axis is then split in two where that may pay
 
 What may be chosen is planner.offered's, what is asked and found planner.request's.
 """
@@ -29,10 +29,11 @@ from planner.families import batch_only, megatron_only, no_split
 from planner.fingerprint import incremental_key, model_key, reading_key, search_key
 from planner.flow import Plan
 from planner.incremental import from_before, remember
+from planner.joined import joined
 from planner.meshes import meshes, pinned_mesh
 from planner.mirror import exchanged, mirrored
 from planner.model import Model
-from planner.naming import axis_names, renamed_cost, renamed_mesh, renamed_plan, renamed_space
+from planner.naming import axis_names, renamed_candidate, renamed_mesh, renamed_space
 from planner.offered import Family
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.recall import kept, recalled
@@ -168,7 +169,7 @@ class Search(Spaces):
             warnings.warn(f"{self.model.name}: the graph at {best.plan.microbatches} microbatches was derived wrongly; searching again with every graph read", stacklevel=2)
             return Search(self.model, self.request, self.progress)._searched(how_close)
         if best is not None and safe is not None and best is not safe:
-            baselines[WITH_ROOM] = search._called(safe)
+            baselines[WITH_ROOM] = safe
         # Bounds count all communication of blocks: of plans that hide some of it nothing is proven.
         sure = request.objective == "step" and np.isfinite(reached.bound_s) and (best is None or best.plan.copies == 1)
         holder = search if best is not None and id(best) in search._details else self
@@ -250,11 +251,12 @@ class Search(Spaces):
     def _complete(self, best: Candidate | None, baselines: dict[str, Candidate], bound_s: float, smallest: Candidate | None = None) -> Found:
         """What was found, with the winner's space and problem, in the names that its axes have to people."""
         space, choice, problem = self._among_all(best) if best else (None, (), None)
-        if best is not None and space is not None:
+        if best is not None and space is not None and problem is not None:
+            best, space, choice, problem = joined(self, best, space, choice, problem)
             best, space = self._named(best, space)
         base = self.base(best.plan.microbatches if best else 1)
         assert base is not None
-        return Found(best, baselines, base, space, choice, problem, bound_s, len(self._details), self.stopped, smallest)
+        return Found(best, self._called(baselines), base, space, choice, problem, bound_s, len(self._details), self.stopped, smallest)
 
     def _hopeless(self, baselines: dict[str, Candidate], how_close: bool) -> Found | None:
         """The answer where even with all that may be in the host's memory the smallest plan is far beyond the limit (`FAR`): a search for each step on the way there
@@ -269,7 +271,8 @@ class Search(Spaces):
         if near is None or base is None or most.stopped or near.cost.memory.total <= FAR * self.request.limit_bytes:
             return None
         found = Reached(None, main, near, np.inf, np.inf, None)
-        return Found(None, baselines, base, None, (), None, 0.0, len(self._details), "", most._smallest(found, baselines) if how_close else near)
+        smallest = most._smallest(found, baselines) if how_close else near
+        return Found(None, self._called(baselines), base, None, (), None, 0.0, len(self._details), "", smallest)
 
     def quoted(self) -> Candidate | None:
         """The best plan with as little in the host's memory as the smallest plan found needs to fit; None where none does. What a remedy is quoted by: no step on
@@ -295,11 +298,11 @@ class Search(Spaces):
     def _offloaded(self, offload: tuple[str, ...], baselines: dict[str, Candidate], bound: float, how_close: bool) -> Found:
         """The search again with more in the host's memory. bound: of the plans that nothing of this one's fitted among."""
         found = self.offloading(offload).run(how_close=how_close)
-        return replace(found, baselines=baselines, tried=found.tried + len(self._details), bound_s=min(bound, found.bound_s))  # both searches covered the same
+        return replace(found, baselines=self._called(baselines), tried=found.tried + len(self._details), bound_s=min(bound, found.bound_s))  # both searches covered the same
 
     def _leaders(self, priced: Sequence[Candidate], limit_bytes: int) -> tuple[list[Candidate], list[Candidate], tuple[int, ...]]:
         """The best plan that fits, and the best without stages (or with some, where the first has none) unless it is far behind; the best of a few more meshes; and of
-        the best of all these the numbers of stages of those whose model axis is as wide as the innermost links."""
+        the best of all these the numbers of stages of those whose tensor axis is as wide as the innermost links."""
         fitting = sorted((c for c in priced if c.cost.memory.total <= limit_bytes), key=self.value)
         close = [c for c in fitting if self.value(c) <= BEHIND * self.value(fitting[0])]
         kinds, meshes = {c.mesh.stages > 1: c for c in reversed(close)}, {c.mesh: c for c in reversed(close)}
@@ -347,16 +350,21 @@ class Search(Spaces):
 
     def _named(self, best: Candidate, space: Space) -> tuple[Candidate, Space]:
         """A plan and its space with axes called by what they do; names the user gave stay."""
-        names = axis_names(space.base, best.plan, self.request.pins.axes)
+        names = axis_names(space.base, best.plan, self.request.pins.named)
         if all(a == b for a, b in names.items()):
             return best, space
         mesh = renamed_mesh(best.mesh, names)
-        named = replace(best, mesh=mesh, plan=renamed_plan(best.plan, names), cost=renamed_cost(best.cost, names))
-        return named, renamed_space(space, mesh, names)
+        return renamed_candidate(best, mesh, names), renamed_space(space, mesh, names)
 
-    def _called(self, c: Candidate) -> Candidate:
-        """A plan of this search with axes called by what they do."""
-        return self._named(c, self._details[id(c)][1])[0]
+    def _called(self, baselines: Mapping[str, Candidate]) -> dict[str, Candidate]:
+        """Baselines, and the plan with room, with axes called by what they do."""
+        found: dict[str, Candidate] = {}
+        for label, c in baselines.items():
+            base = self.base(c.plan.microbatches)
+            assert base is not None
+            names = axis_names(base, c.plan, self.request.pins.named if label == WITH_ROOM else ())
+            found[label] = renamed_candidate(c, renamed_mesh(c.mesh, names), names)
+        return found
 
     def out_of_time(self) -> bool:
         """Whether the time limit has passed (remembered as `stopped`)."""
@@ -464,14 +472,14 @@ class Search(Spaces):
         """The baselines alone, for a plan that was not searched for."""
         found: dict[str, Candidate] = {}
         self._baselines(found)
-        return found
+        return self._called(found)
 
     def _baselines(self, found: dict[str, Candidate]) -> None:
         """Adds data_parallel, zero3, megatron and replicated, each tuned over microbatches, recompute and optimizer level under the same limits: with room where it fits so."""
         topology, n = self.request.topology, self.request.topology.devices
         one = (self.offered.replicas(),)
         node = topology.levels[0].size
-        inner = tuple(m for m in meshes(topology) if len(m.axes) <= 2 and m.axes[-1].name == "model" and m.axes[-1].size <= node)
+        inner = tuple(m for m in meshes(topology) if len(m.axes) <= 2 and m.axes[-1].name == "tensor" and m.axes[-1].size <= node)
         levels = (0, 1) if self.training else (0,)
         families: list[tuple[str, tuple[Mesh, ...], Family, tuple[int, ...]]] = [
             ("data_parallel", one, lambda b, m: batch_only(b, m.shape, ("data",)), levels),
@@ -480,7 +488,7 @@ class Search(Spaces):
         if self.training:
             families.append(("zero3", one, lambda b, m: batch_only(b, m.shape, ("data",)), (3,)))
         base = self.base(1)
-        staged = tuple(m for m in self.offered.staged() if dict(m.shape).get("model", 1) <= node) if base is not None and base.dealt else ()
+        staged = tuple(m for m in self.offered.staged() if dict(m.shape).get("tensor", 1) <= node) if base is not None and base.dealt else ()
         if n > 1 and (inner or staged):
             families.append(("megatron", inner + staged, megatron_only, levels))
         for label, on, allowed, at in families:

@@ -27,7 +27,7 @@ from planner.strategy import Strategy
 from planner.topology import Mesh, for_devices
 
 LLAMA = "zoo:llama-tiny,heads=8,kv_heads=4"
-MESH = {"data": 2, "model": 4}
+MESH = {"data": 2, "tensor": 4}
 TWO_NODES = """device = "h100-sxm"
 [[level]]
 name = "node"
@@ -79,7 +79,7 @@ def test_planning_with_the_pins_makes_the_plan_again(source: str, how: dict[str,
 
 
 def test_a_plan_from_two_annotations_takes_two() -> None:
-    two = {"mesh": {"data": 2, "model": 4}, "*.q_proj": {"split": {"b0": ["data"], "n": ["model"]}}, "*.up_proj": {"split": {"n": ["model"]}}}
+    two = {"mesh": {"data": 2, "tensor": 4}, "*.q_proj": {"split": {"b0": ["data"], "n": ["tensor"]}}, "*.up_proj": {"split": {"n": ["tensor"]}}}
     made = plan(pins=from_table(two), mode="propagate")
     assert pins_of(made, LLAMA).count("split") == 2
 
@@ -111,7 +111,7 @@ def test_the_command_prints_a_file_for_pin(tmp_path: Path, monkeypatch: pytest.M
     out, err = capsys.readouterr()
     assert "--mode propagate --pin" in err and f"{out.count('split')} of " in err
     Path("pins.toml").write_text(out)
-    assert tomllib.loads(out)["mesh"] == {"data": {"size": 4, "level": ["node", "net"]}, "model": {"size": 2, "level": "node"}}
+    assert tomllib.loads(out)["mesh"] == {"data": {"size": 4, "level": ["node", "net"]}, "tensor": {"size": 2, "level": "node"}}
     assert main([LLAMA, *options, "--mode", "propagate", "--pin", "pins.toml", "-o", "b.json"]) == 0
     assert decided(Strategy.load("b.json")) == decided(Strategy.load("a.json"))
     assert main(["explain", "a.json", "lm_head", "--minimal-pins"]) == 2
@@ -125,13 +125,13 @@ def _mesh(tmp_path: Path, table: dict[str, Any]) -> tuple[tuple[str, int], ...]:
 
 
 def test_axes_lie_on_the_levels_that_are_named(tmp_path: Path) -> None:
-    assert _mesh(tmp_path, {"model": {"size": 2, "level": "net"}, "data": 4}) == (("model", 2), ("data", 4))
-    assert _mesh(tmp_path, {"model": {"size": 2, "level": "node"}, "data": 4}) == (("data", 4), ("model", 2))
-    assert _mesh(tmp_path, {"model": 2, "data": 4}) == (("data", 4), ("model", 2))
-    assert _mesh(tmp_path, {"model": {"size": [2, 4], "level": "node"}}) in ((("data", 4), ("model", 2)), (("data", 2), ("model", 4)))
+    assert _mesh(tmp_path, {"tensor": {"size": 2, "level": "net"}, "data": 4}) == (("tensor", 2), ("data", 4))
+    assert _mesh(tmp_path, {"tensor": {"size": 2, "level": "node"}, "data": 4}) == (("data", 4), ("tensor", 2))
+    assert _mesh(tmp_path, {"tensor": 2, "data": 4}) == (("data", 4), ("tensor", 2))
+    assert _mesh(tmp_path, {"tensor": {"size": [2, 4], "level": "node"}}) in ((("data", 4), ("tensor", 2)), (("data", 2), ("tensor", 4)))
     for fault, code in (({"size": 8, "level": "net"}, "P022"), ({"size": 2, "level": "nvlink"}, "P022"), ({"size": 2, "level": 3}, "P020"), ({"size": 2, "links": "net"}, "P020")):
         with pytest.raises(PlanError, match=code):
-            _mesh(tmp_path, {"model": fault})
+            _mesh(tmp_path, {"tensor": fault})
 
 
 def test_a_node_s_own_name_means_that_node_alone() -> None:

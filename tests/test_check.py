@@ -103,7 +103,7 @@ def test_the_best_plan_now_keeps_the_pins_and_says_what_they_cost() -> None:
     report = check(pinned, SPEC)
     assert report.ok and report.verdict == "nothing changed" and report.held is not None
     free = planner.plan(SPEC, devices=8, batch=16, baselines=False).costs
-    assert report.held.pins == ("model = 4", "microbatches = 2", "zero_stage = 1") and report.held.free_step_s == pytest.approx(free["step_time_s"], rel=1e-5)
+    assert report.held.pins == ("tensor = 4", "microbatches = 2", "zero_stage = 1") and report.held.free_step_s == pytest.approx(free["step_time_s"], rel=1e-5)
     assert report.held.cost_s == pytest.approx(pinned.costs["step_time_s"] - free["step_time_s"], rel=1e-4) and report.held.cost_s > 0
     for name, render in FORMATS.items():
         assert name == "junit" or "model = 4" in render(report)

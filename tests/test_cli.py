@@ -97,7 +97,7 @@ def test_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     w, t = s["workload"], s["workload"]["training"]
     assert (s["topology"]["device"], w["batch"], w["precision"], w["runtime"], s["solver"]["name"]) == ("a100-80gb", 32, "fp32", "jax-jit", "recursive")
     assert (t["optimizer"], t["lr"], t["loss"], t["shift_labels"], t["freeze"]) == ("sgd", 0.1, "cross_entropy", True, ["*embed*"])
-    assert [(a["name"], a["size"]) for a in s["mesh"]] == [("data", 4), ("model", 2)] and s["cost"]["memory_limit_bytes"] == 70 * 2**30
+    assert [(a["name"], a["size"]) for a in s["mesh"]] == [("data", 4), ("tensor", 2)] and s["cost"]["memory_limit_bytes"] == 70 * 2**30
 
 
 def test_topology_file_tokens_and_inference(capsys: pytest.CaptureFixture[str]) -> None:

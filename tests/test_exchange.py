@@ -64,7 +64,7 @@ def test_export_then_import_is_the_identity(launcher: ModuleType, tmp_path_facto
         except PlanError as e:
             assert e.code == "P192"
             return
-        if launcher is hf and s.model > 1:
+        if launcher is hf and s.tensor > 1:
             rounds.now = replace(rounds.now, styles=styles)
         last = through(launcher, rounds.now, facts, folder)
         assert last == rounds.now and last.pins() == rounds.now.pins() and last.devices == s.devices and last.batch == s.batch
@@ -109,7 +109,7 @@ def test_the_price_of_a_handed_over_plan_is_that_of_its_import(planned: Strategy
     assert "configuration parallel.yaml of megatron" in told.out and "plan diff" in told.err
     found = Strategy.load(mine)
     assert last is not None and found.cost.step_time_s == pytest.approx(last["step_time_s"], rel=1e-5) and found.solver["name"] == "import" and found.solver["status"] == "feasible"
-    assert dict(found.mesh_shape) == {"data": 4, "model": 2} and found.techniques["recompute"] == "block" and found.techniques["microbatches"] == 2
+    assert dict(found.mesh_shape) == {"data": 4, "tensor": 2} and found.techniques["recompute"] == "block" and found.techniques["microbatches"] == 2
     best = planner.plan(LLAMA, devices=8, batch=16)
     difference = compare(found, best)
     assert difference.causes == ("search",)
@@ -133,9 +133,9 @@ def test_hf_styles_follow_the_layouts(planned: Strategy) -> None:
 
 
 def test_hf_has_no_stages_and_no_expert_axis() -> None:
-    rounds = Rounds(Settings(64, stage=2, data=2, expert=2, model=2, microbatches=4, schedule="1f1b", positions=True))
+    rounds = Rounds(Settings(64, stage=2, data=2, expert=2, tensor=2, microbatches=4, schedule="1f1b", positions=True))
     hf.round_off(rounds, Facts("model", for_devices("h100-sxm", 16)))
-    assert rounds.now == Settings(64, data=8, model=2, microbatches=4) and len(rounds.steps) == 3
+    assert rounds.now == Settings(64, data=8, tensor=2, microbatches=4) and len(rounds.steps) == 3
 
 
 LLAMA_PLAN = {f"layers.*.{m}": style for style, modules in (
@@ -154,14 +154,14 @@ def test_a_plan_by_module_cuts_what_it_names_and_nothing_else(tmp_path: Path) ->
     table: dict[str, object] = {"base_model_tp_plan": LLAMA_PLAN, "distributed_config": {"tp_size": 2}, "per_device_train_batch_size": 4}
     own = imported(tmp_path, table)
     cut = {row["label"]: row["layout"] for row in own.tensors.values() if "label" in row and any(row["layout"])}
-    assert cut == {f"model.layers.{k}.{p.removeprefix('layers.*.')}.weight": [[], ["model"]] if style == "colwise" else [["model"], []]
+    assert cut == {f"model.layers.{k}.{p.removeprefix('layers.*.')}.weight": [[], ["tensor"]] if style == "colwise" else [["tensor"], []]
                    for k in range(2) for p, style in LLAMA_PLAN.items()}  # fmt: skip
-    assert dict(own.mesh_shape) == {"data": 4, "model": 2} and own.workload["batch"] == 16 and own.techniques["zero_stage"] == 0
+    assert dict(own.mesh_shape) == {"data": 4, "tensor": 2} and own.workload["batch"] == 16 and own.techniques["zero_stage"] == 0
     whole = imported(tmp_path, {**table, "base_model_tp_plan": {p: s for p, s in LLAMA_PLAN.items() if "mlp" in p}})
     assert not any(any(row["layout"]) for row in whole.tensors.values() if "attn" in row.get("label", ""))
     more = imported(tmp_path, {**table, "base_model_tp_plan": {**LLAMA_PLAN, "model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_rep", "norm": "replicate"}})
     assert {row["label"]: row["layout"] for row in more.tensors.values() if row.get("label") in ("model.embed_tokens.weight", "lm_head.weight")} == {
-        "model.embed_tokens.weight": [["model"], []], "lm_head.weight": [[], ["model"]]}
+        "model.embed_tokens.weight": [["tensor"], []], "lm_head.weight": [[], ["tensor"]]}
 
 
 @pytest.mark.parametrize(("plan", "said"), [
@@ -174,7 +174,7 @@ def test_a_plan_by_module_that_is_not_the_models(plan: dict[str, str], said: str
     assert "error[P191]" in (err := capsys.readouterr().err) and said in err
 
 
-PRICED = ("tp=2,dp=4,zero=2,micro=2,recompute=block-keep", "pp=2,tp=2,dp=2,micro=4,zero=1", "data=2,sequence=2,model=2,zero=3")
+PRICED = ("tp=2,dp=4,zero=2,micro=2,recompute=block-keep", "pp=2,tp=2,dp=2,micro=4,zero=1", "data=2,sequence=2,tensor=2,zero=3")
 
 
 @pytest.mark.parametrize("pins", PRICED)
@@ -209,7 +209,7 @@ def test_a_plan_of_inference_comes_back_from_hf(tmp_path: Path, capsys: pytest.C
 
 
 def test_degrees_within_and_between_domains() -> None:
-    s = Settings(64, stage=2, data=4, model=4, microbatches=2, schedule="1f1b")
+    s = Settings(64, stage=2, data=4, tensor=4, microbatches=2, schedule="1f1b")
     text = maxtext.write(s, Facts("model", for_devices("h100-sxm", 32), 8))
     assert "ici_tensor_parallelism: 4" in text and "ici_data_parallelism: 2" in text and "dcn_data_parallelism: 2" in text and "dcn_pipeline_parallelism: 2" in text
     assert "num_layers_per_pipeline_stage: 4" in text
@@ -301,7 +301,7 @@ def test_a_pin_of_two_in_one_place_is_read_once_and_the_rest_is_listed(tmp_path:
     path = tmp_path / "c.yaml"
     path.write_text("MODEL_ARGS:\n  --tensor-model-parallel-size: 2\n  --micro-batch-size: 1\n  --lr: 1.0e-4\n  --my-flag: true\nmicro_batch_size: 1\n")
     found = read_configuration(path, 8)
-    assert found.settings == Settings(4, data=4, model=2) and found.left == ("MODEL_ARGS.--lr", "MODEL_ARGS.--my-flag")
+    assert found.settings == Settings(4, data=4, tensor=2) and found.left == ("MODEL_ARGS.--lr", "MODEL_ARGS.--my-flag")
 
 
 def test_each_network_of_maxtext_may_leave_one_axis_open(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_each_network_of_maxtext_may_leave_one_axis_open(tmp_path: Path) -> None
     path = tmp_path / "c.yml"
     path.write_text("dcn_data_parallelism: -1\nici_fsdp_parallelism: -1\nici_tensor_parallelism: 2\nper_device_batch_size: 1.0\nremat_policy: 'full'\n")
     found = read_configuration(path, 64, domain=8)
-    assert found.settings == Settings(64, data=32, model=2, zero=3, recompute="block") and found.notes == ("hybrid sharding is priced as sharding over all replicas",)
+    assert found.settings == Settings(64, data=32, tensor=2, zero=3, recompute="block") and found.notes == ("hybrid sharding is priced as sharding over all replicas",)
     assert read_configuration(path, 8).notes == ()
     path.write_text("dcn_data_parallelism: 2\nici_fsdp_parallelism: 8\n")
     with pytest.raises(PlanError, match="12 of them on fast links"):

@@ -48,10 +48,10 @@ def spec(model: Any, node: str, tensor: str) -> Any:
 
 def test_shards_and_devices_are_those_of_the_plan(cut: tuple[Path, Strategy, Any]) -> None:
     _, plan, model = cut
-    assert dict(plan.mesh_shape) == {"data": 2, "model": 4} and plan.nodes["up"]["split"] == {"m": ["data"], "n": ["model"]}
+    assert dict(plan.mesh_shape) == {"data": 2, "tensor": 4} and plan.nodes["up"]["split"] == {"m": ["data"], "n": ["tensor"]}
     assert model.ir_version == 11 and faults(model) == []
     (config,) = model.configuration
-    assert config.num_devices == 8 and list(config.device)[:5] == ["data=0,model=0", "data=0,model=1", "data=0,model=2", "data=0,model=3", "data=1,model=0"]
+    assert config.num_devices == 8 and list(config.device)[:5] == ["data=0,tensor=0", "data=0,tensor=1", "data=0,tensor=2", "data=0,tensor=3", "data=1,tensor=0"]
     weight = spec(model, "up", "w1")
     assert [(d.axis, d.simple_sharding[0].dim_value, d.simple_sharding[0].num_shards) for d in weight.sharded_dim] == [(1, 32, 4)]
     assert list(weight.device) == [-1, -2, -3, -4] and [list(e.value) for e in weight.index_to_device_group_map] == [[0, 4], [1, 5], [2, 6], [3, 7]]
@@ -109,7 +109,7 @@ def test_annotations_of_others_find_their_mesh(cut: tuple[Path, Strategy, Any], 
     del model.metadata_props[:]
     onnx.save(model, tmp_path / "other.onnx")
     again = planner.plan(tmp_path / "other.onnx", devices=8, pins="annotated", baselines=False)
-    assert dict(again.mesh_shape) == {"data": 2, "model": 4}
+    assert dict(again.mesh_shape) == {"data": 2, "tensor": 4}
     assert {n: splits(again)[n] for n in ("up", "act", "down")} == {n: splits(plan)[n] for n in ("up", "act", "down")}
 
 

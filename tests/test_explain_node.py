@@ -67,11 +67,11 @@ def test_after_an_edit_by_hand_the_model_is_asked(tmp_path: Path, capsys: pytest
     path = tmp_path / "s.json"
     s.save(path)
     data = json.loads(path.read_text())
-    data["nodes"][node]["split"] = {"b0": ["data"], "n": ["model"]}
+    data["nodes"][node]["split"] = {"b0": ["data"], "n": ["tensor"]}
     path.write_text(json.dumps(data))
     assert main(["explain", str(path), node]) == 0
     edited = capsys.readouterr().out
-    assert "split   b0/data, n/model\n" in edited and "[k, n/model]" in edited
+    assert "split   b0/data, n/tensor\n" in edited and "[k, n/tensor]" in edited
     s.save(path)
     assert main(["explain", str(path), node]) == 0
     from_file = capsys.readouterr().out

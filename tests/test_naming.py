@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 import planner
 from planner.api import make_request
 from planner.evaluate import price_plan
+from planner.explore import Explorer
+from planner.families import batch_only
+from planner.joined import joined, used_alike
+from planner.meshes import pinned_mesh
 from planner.model import Model, Workload
 from planner.naming import ROLES, axis_names, renamed_cost, renamed_mesh, renamed_plan, role_named
 from planner.price import Pricer
@@ -57,7 +62,7 @@ def test_an_axis_does_what_it_is_called_in_most_of_the_work(source: str, devices
 def test_renaming_there_and_back() -> None:
     found, _ = search("zoo:gpt2-small,layers=2", 8, 64, pins="dp=4,tp=2", mode="semi-auto", baselines=False)
     assert found.best is not None
-    there, back = {"data": "model", "model": "data"}, {"model": "data", "data": "model"}
+    there, back = {"data": "tensor", "tensor": "data"}, {"tensor": "data", "data": "tensor"}
     best = found.best
     assert renamed_plan(renamed_plan(best.plan, there), back) == best.plan
     assert renamed_plan(best.plan, there) != best.plan
@@ -69,7 +74,7 @@ def test_file_and_program_use_the_names() -> None:
     source = "zoo:gpt2-small,layers=2,seq=64"
     s = planner.plan(source, devices=8, batch=8, baselines=False)
     names = [a["name"] for a in s.mesh]
-    assert names[0] == "model"  # nothing is gained by cutting a batch of one row a device
+    assert names[0] == "tensor"  # nothing is gained by cutting a batch of one row a device
     used = {a for row in s.nodes.values() for axes in row["split"].values() for a in axes}
     used |= {a for row in s.tensors.values() for axes in row["layout"] for a in axes}
     used |= {a for kinds in s.costs["communication_bytes_per_device"].values() for axes in kinds for a in axes.split("+")}
@@ -80,8 +85,8 @@ def test_file_and_program_use_the_names() -> None:
     assert all(f"'{n}'" in text or f'"{n}"' in text for n in names)
 
 
-@pytest.mark.parametrize(("pins", "forbidden"), [("model=2", {"model": {"data"}, "data": {"model", "sequence"}}), ("sequence=4", {"sequence": {"data", "model"}}),
-                                                 ("sequence=2,tp=2", {"data": {"model", "sequence"}, "sequence": {"data", "model"}, "model": {"data"}})])  # fmt: skip
+@pytest.mark.parametrize(("pins", "forbidden"), [("tensor=2", {"tensor": {"data"}, "data": {"tensor", "sequence"}}), ("sequence=4", {"sequence": {"data", "tensor"}}),
+                                                 ("sequence=2,tp=2", {"data": {"tensor", "sequence"}, "sequence": {"data", "tensor"}, "tensor": {"data"}})])  # fmt: skip
 def test_pinned_axes_do_what_they_are_called(pins: str, forbidden: dict[str, set[str]]) -> None:
     found, _ = search("zoo:gpt2-small,layers=2", 8, 64, pins=pins, mode="semi-auto", baselines=False)
     assert found.best is not None
@@ -92,3 +97,57 @@ def test_pinned_axes_do_what_they_are_called(pins: str, forbidden: dict[str, set
     attention = next(n.id for n in found.base.graph.nodes if n.op == "Attention")
     if "sequence" in dict(found.best.plan.mesh):
         assert "sequence" in found.best.plan.splits[attention].axes("s")
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("sizes", [{"data": 2, "data2": 8}, {"data": 8, "data2": 2}])
+def test_neighbours_that_every_decision_uses_as_one_are_one_axis_of_the_same_price(sizes: dict[str, int], zero: int) -> None:
+    request = make_request(devices=16, hardware=None, topology=None)
+    search = Search(Model.open("zoo:gpt2-small,layers=2,seq=64", Workload("train", batch=64), 16), request)
+    two = Explorer(search, "plan", (pinned_mesh(request.topology, sizes),), lambda base, mesh: batch_only(base, mesh.shape), (zero,)).run()
+    assert two is not None
+    one, space, choice, problem = joined(search, two, *search._among_all(two))
+    assert one.mesh == pinned_mesh(request.topology, {"data": 16}) and one.plan.mesh == one.mesh.shape == space.pricer.mesh.shape
+    assert one.cost.step_time_s == pytest.approx(two.cost.step_time_s, rel=1e-12) and one.cost.memory == two.cost.memory
+    assert {kind: sum(row["payload"] for row in rows.values()) for kind, rows in one.cost.traffic.items()} == {
+        kind: sum(row["payload"] for row in rows.values()) for kind, rows in two.cost.traffic.items()}  # fmt: skip
+    assert len(choice) == len(space.variables) == len(problem.cost)
+    named, _ = search._named(one, space)
+    assert named.mesh.shape == ((("fsdp" if zero == 3 else "data"), 16),)
+
+
+def test_neighbours_that_one_decision_tells_apart_stay_two_axes() -> None:
+    found, request = search("zoo:gpt2-small,layers=2,seq=64", 16, 64, pins="dp=16,zero=1,zero_group=8,micro=1", mode="semi-auto", baselines=False)
+    assert found.best is not None
+    mesh, plan = found.best.mesh, found.best.plan
+    assert len(set(used_alike(mesh, plan).values())) == len(mesh.axes), "a group of optimizer sharding ends between them"
+    node, split = next((n, s) for n, s in plan.splits.items() if len(s.used) > 1)
+    apart = {**plan.splits, node: type(split).of({f: axes[:1] for f, axes in split.pairs})}
+    whole = type(mesh)(mesh.axes)
+    assert len(set(used_alike(whole, plan).values())) < len(mesh.axes)
+    assert len(set(used_alike(whole, dataclasses.replace(plan, splits=apart)).values())) > len(set(used_alike(whole, plan).values()))
+    assert used_alike(whole, plan, kept=tuple(a.name for a in mesh.axes)) == {a.name: a.name for a in mesh.axes}, "the user named them"
+    assert request.pins.named == {"data"}
+
+
+def test_an_axis_that_cuts_nothing_is_not_called_data() -> None:
+    s = planner.plan("zoo:mlp-tiny", devices=8, batch=1, mode="data-parallel")
+    assert [a["name"] for a in s.mesh] == ["replicated"] and s.costs["distinct_work"] == pytest.approx(1 / 8, rel=0.01)
+    assert not any(n > 1 for row in s.baselines.values() for a, n in row["mesh"].items() if a == "data")
+    one = planner.plan("zoo:mlp-tiny", devices=1, batch=1)
+    assert [a["name"] for a in one.mesh] == ["data"]
+
+
+def test_parameters_cut_over_the_batch_axis_make_it_fsdp() -> None:
+    source = "zoo:gpt2-small,layers=2,seq=64"
+    s = planner.plan(source, devices=8, batch=64, mode="data-parallel", pins="zero=3")
+    assert s.mesh_shape == (("fsdp", 8),) and s.techniques["zero_group"] == ["fsdp"]
+    assert s.baselines["zero3"]["mesh"] == {"fsdp": 8} and s.baselines["replicated"]["mesh"] == {"replicated": 8} and s.baselines["data_parallel"]["mesh"] == {"data": 8}
+    assert all("fsdp" in axes for rows in s.costs["communication_bytes_per_device"].values() for axes in rows)
+    again = planner.plan(source, devices=8, batch=64, pins="fsdp=8", baselines=False)
+    assert again.mesh_shape == s.mesh_shape and again.costs["step_time_s"] == pytest.approx(s.costs["step_time_s"], rel=1e-6)
+
+
+def test_old_names_are_read() -> None:
+    assert [role_named(a) for a in ("model", "model2", "tensor", "fsdp", "fsdp2", "data3", "replicated", "stage", "x")] == [
+        "tensor", "tensor", "tensor", "data", "data", "data", "", "", ""]  # fmt: skip

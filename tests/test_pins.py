@@ -22,7 +22,7 @@ GPT = "zoo:gpt2-small,layers=2"
 
 def test_short_form() -> None:
     pins = parse_pins("tp=8,dp=2,micro=4,zero=3,recompute=selective")
-    assert pins.mesh == {"model": (8,), "data": (2,)}
+    assert pins.mesh == {"tensor": (8,), "data": (2,)}
     assert pins.techniques == {"microbatches": 4, "zero_stage": 3, "recompute": "block-keep"}
 
 
@@ -62,9 +62,9 @@ def test_what_is_not_built_or_misspelt_makes_no_axis(text: str, said: str) -> No
 
 def test_file(tmp_path: Path) -> None:
     file = tmp_path / "pins.toml"
-    file.write_text('[mesh]\nmodel = { size = 2 }\n[techniques]\nzero_stage = 1\n[forbid]\nfactors = ["s"]\n["*.mlp.*"]\nsplit = { n = ["model"] }\n')
+    file.write_text('[mesh]\nmodel = { size = 2 }\n[techniques]\nzero_stage = 1\n[forbid]\nfactors = ["s"]\n["*.mlp.*"]\nsplit = { n = ["tensor"] }\n')
     pins = parse_pins(file)
-    assert pins.mesh == {"model": (2,)} and pins.forbidden_factors == {"s"} and list(pins.nodes) == ["*.mlp.*"]
+    assert pins.mesh == {"tensor": (2,)} and pins.forbidden_factors == {"s"} and list(pins.nodes) == ["*.mlp.*"]
     file.write_text("[mesh\n")
     with pytest.raises(PlanError) as e:
         parse_pins(file)
@@ -72,8 +72,8 @@ def test_file(tmp_path: Path) -> None:
 
 
 def test_mesh_choices() -> None:
-    pins = from_table({"mesh": {"model": [2, 4]}})
-    assert pins.mesh_choices(8) == [{"data": 4, "model": 2}, {"data": 2, "model": 4}]
+    pins = from_table({"mesh": {"tensor": [2, 4]}})
+    assert pins.mesh_choices(8) == [{"data": 4, "tensor": 2}, {"data": 2, "tensor": 4}]
     with pytest.raises(PlanError):
         pins.mesh_choices(7)
 
@@ -86,53 +86,53 @@ def node(text: str) -> str:
 
 def test_a_pinned_split_holds() -> None:
     name = node("mlp")
-    split = {"n": ["model"]}
-    s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"model": 2}, name: {"split": split}}), baselines=False)
+    split = {"n": ["tensor"]}
+    s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"tensor": 2}, name: {"split": split}}), baselines=False)
     assert s.nodes[name]["split"]["n"] == split["n"]
-    assert {a["name"]: a["size"] for a in s.mesh} == {"data": 2, "model": 2}
+    assert {a["name"]: a["size"] for a in s.mesh} == {"data": 2, "tensor": 2}
 
 
 def test_axes_that_a_pin_does_not_name_are_free() -> None:
     """The pinned product shares its batch with the rest of the model instead of doing it twice."""
     name = node("mlp")
     free = planner.plan(GPT, devices=4, batch=8, pins="dp=2,tp=2", baselines=False)
-    pinned = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"model": 2}, name: {"split": {"n": ["model"]}}}), baselines=False)
+    pinned = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"tensor": 2}, name: {"split": {"n": ["tensor"]}}}), baselines=False)
     assert [f for f, axes in pinned.nodes[name]["split"].items() if "data" in axes] == [f for f, axes in free.nodes[name]["split"].items() if "data" in axes]
     assert pinned.cost.distinct_work == pytest.approx(free.cost.distinct_work)
 
 
 def test_a_factor_pinned_whole_stays_whole() -> None:
     name = node("mlp")
-    one = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"model": 2}, name: {"split": {"n": ["model"]}}}), baselines=False)
+    one = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"tensor": 2}, name: {"split": {"n": ["tensor"]}}}), baselines=False)
     factor = next(f for f, axes in one.nodes[name]["split"].items() if "data" in axes)
-    table = {"mesh": {"model": 2}, name: {"split": {"n": ["model"], factor: []}}}
+    table = {"mesh": {"tensor": 2}, name: {"split": {"n": ["tensor"], factor: []}}}
     s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table(table), baselines=False)
-    assert factor not in s.nodes[name]["split"] and s.nodes[name]["split"]["n"] == ["model"]
+    assert factor not in s.nodes[name]["split"] and s.nodes[name]["split"]["n"] == ["tensor"]
 
 
 def test_a_pin_may_say_something_else_than_the_axis_is_called() -> None:
     name = node("mlp")
-    table = {"mesh": {"model": 2}, name: {"split": {"n": ["data"]}}}
+    table = {"mesh": {"tensor": 2}, name: {"split": {"n": ["data"]}}}
     s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table(table), baselines=False)
     assert s.nodes[name]["split"]["n"] == ["data"]
 
 
 def test_a_split_needs_only_one_mesh_that_can_follow_it() -> None:
     name = node("mlp")
-    s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({name: {"split": {"n": ["model"]}}}), baselines=False)
-    assert s.nodes[name]["split"]["n"] == ["model"]
+    s = planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({name: {"split": {"n": ["tensor"]}}}), baselines=False)
+    assert s.nodes[name]["split"]["n"] == ["tensor"]
 
 
 def test_contradicting_pins_are_both_named() -> None:
     name = node("mlp")
-    pins = from_table({"mesh": {"model": 2}, name: {"split": {"n": ["model"]}}, name[:-1] + "*": {"split": {"k": ["model"]}}})
+    pins = from_table({"mesh": {"tensor": 2}, name: {"split": {"n": ["tensor"]}}, name[:-1] + "*": {"split": {"k": ["tensor"]}}})
     with pytest.raises(PlanError) as e:
         planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=pins)
     assert e.value.code == "P024" and name in str(e.value) and name[:-1] + "*" in str(e.value)
 
 
 @pytest.mark.parametrize(("table", "code"), [
-    ({"no.such.node": {"split": {"n": ["model"]}}}, "P023"), ({"mesh": {"model": 3}}, "P022"), ({"techniques": {"microbatches": 3}}, "P035"),
+    ({"no.such.node": {"split": {"n": ["tensor"]}}}, "P023"), ({"mesh": {"tensor": 3}}, "P022"), ({"techniques": {"microbatches": 3}}, "P035"),
 ])  # fmt: skip
 def test_impossible_pins(table: dict, code: str) -> None:
     with pytest.raises(PlanError) as e:
@@ -142,16 +142,16 @@ def test_impossible_pins(table: dict, code: str) -> None:
 
 def test_a_factor_that_does_not_exist() -> None:
     with pytest.raises(PlanError) as e:
-        planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"model": 4}, node("mlp"): {"split": {"zz": ["tp"], "n": ["model"]}}}))
+        planner.plan(GPT, devices=4, batch=8, mode="semi-auto", pins=from_table({"mesh": {"tensor": 4}, node("mlp"): {"split": {"zz": ["other"], "n": ["tensor"]}}}))
     assert e.value.code == "P025"
-    assert [h.partition(":")[0] for h in e.value.help] == ["the mesh has no axis 'tp'", "the operator has no factor 'zz'"]
+    assert [h.partition(":")[0] for h in e.value.help] == ["the mesh has no axis 'other'", "the operator has no factor 'zz'"]
 
 
 @pytest.mark.parametrize(("pins", "nodes", "help"), [
     ("sequence=4,dp=2", {"*Attention": {"split": {"g": ["sequence"]}}}, "'g' is not cut into 4 by sequence: it is into 2"),
     ("sequence=4,dp=2", {"*Attention": {"split": {"t": ["sequence"]}}}, "'t' is not cut into 4 by sequence: it stays whole"),
-    ("tp=4,dp=2", {"*q_proj.weight": {"layout": [["model"], ["model"]]}}, "`plan ops MODEL` prints the factors"),
-    ("tp=4,dp=2", {"zzz.qqq": {"split": {"n": ["model"]}}}, "`plan ops MODEL` prints the names"),
+    ("tp=4,dp=2", {"*q_proj.weight": {"layout": [["tensor"], ["tensor"]]}}, "`plan ops MODEL` prints the factors"),
+    ("tp=4,dp=2", {"zzz.qqq": {"split": {"n": ["tensor"]}}}, "`plan ops MODEL` prints the names"),
     ("dp=8,micro=3", {}, "--batch 33, or micro=1"),
     ("pp=2,micro=4,schedule=gpipe,zero=2", {}, "schedule=1f1b"),
     ("pp=4,micro=1", {}, "micro=4"),
@@ -169,15 +169,15 @@ def test_tensor_pin_cuts_columns_and_rows_as_megatron_does() -> None:
     def traffic(kind: str) -> dict[str, dict[str, dict[str, float]]]:
         s = planner.plan("zoo:llama3-8b,layers=2", devices=4, batch=16, baselines=False, pins=f"dp=2,tp=2,micro=4,zero=0,recompute=none,tensor={kind}")
         cut = {row["label"]: row["layout"] for row in s.tensors.values() if row.get("label", "").startswith("model.layers.0.")}
-        assert cut["model.layers.0.self_attn.q_proj.weight"] == [[], ["model"]] and cut["model.layers.0.mlp.down_proj.weight"] == [["model"], []]
-        assert all(["model"] not in row["layout"][1:-1] or kind == "megatron-sp" for row in s.tensors.values() if len(row["shape"]) == 3)
+        assert cut["model.layers.0.self_attn.q_proj.weight"] == [[], ["tensor"]] and cut["model.layers.0.mlp.down_proj.weight"] == [["tensor"], []]
+        assert all(["tensor"] not in row["layout"][1:-1] or kind == "megatron-sp" for row in s.tensors.values() if len(row["shape"]) == 3)
         found: dict[str, dict[str, dict[str, float]]] = s.costs["communication_bytes_per_device"]
         return found
 
     plain, positions = traffic("megatron"), traffic("megatron-sp")
     block = 16 // 2 * 8192 * 4096 * 2  # bfloat16: half of the rows, positions, features
-    assert plain["all-reduce"]["model"]["payload"] >= 2 * 4 * block
-    assert positions["all-gather"]["model"]["payload"] >= 2 * 4 * block and positions["all-reduce"].get("model", {"payload": 0})["payload"] < block
+    assert plain["all-reduce"]["tensor"]["payload"] >= 2 * 4 * block
+    assert positions["all-gather"]["tensor"]["payload"] >= 2 * 4 * block and positions["all-reduce"].get("tensor", {"payload": 0})["payload"] < block
 
 
 def test_tensor_pin_in_a_file_and_its_words(tmp_path: Path) -> None:
@@ -213,14 +213,14 @@ def test_of_a_list_of_sizes_those_that_lie_on_the_links_are_left(tmp_path: Path)
     """Two nodes of six: an axis of 4 would lie across them, one of 6 does not."""
     path = tmp_path / "p.toml"
     path.write_text("[mesh]\nmodel = [4, 6]\n")
-    assert dict(planner.plan("zoo:gpt-tiny", devices=12, batch=24, pins=path, baselines=False).mesh_shape) == {"data": 2, "model": 6}
+    assert dict(planner.plan("zoo:gpt-tiny", devices=12, batch=24, pins=path, baselines=False).mesh_shape) == {"data": 2, "tensor": 6}
     path.write_text("[mesh]\nmodel = 4\n")
     with pytest.raises(PlanError, match="P015"):
         planner.plan("zoo:gpt-tiny", devices=12, batch=24, pins=path)
 
 
 def test_pinned_stages_leave_the_other_axes_to_the_search() -> None:
-    assert parse_pins("pp=2").mesh_choices(8) == [{"stage": 2, "data": 4}, {"stage": 2, "data": 2, "model": 2}]
+    assert parse_pins("pp=2").mesh_choices(8) == [{"stage": 2, "data": 4}, {"stage": 2, "data": 2, "tensor": 2}]
     assert parse_pins("pp=8").mesh_choices(8) == [{"stage": 8}]
     step = {pins: planner.plan(GPT, devices=8, batch=16, pins=pins, baselines=False).costs["step_time_s"] for pins in ("pp=2", "pp=2,dp=4", "pp=2,dp=2,tp=2")}
     assert step["pp=2"] <= min(step.values()) * (1 + 1e-3)
@@ -237,7 +237,7 @@ def test_a_pinned_schedule_means_stages() -> None:
     ('[techniques]\nvirtual = 2\n[mesh]\nstage = 1\ndata = 8', {}, ["virtual = 2", "stage, data"]),
     ('[techniques]\nschedule = "1f1b"', {"mode": "data-parallel"}, ["schedule = '1f1b'", "leaves no pipeline stages"]),
     ("[techniques]\nzero_stage = 0\nzero_group = 4", {}, ["zero_stage = 0", "zero_group = 4"]),
-    ('[mesh]\nmodel = 8\n[forbid]\nfactors = ["n"]\n["*c_fc*"]\nsplit = { n = ["model"] }', {}, ["[forbid] n", "'*c_fc*'"]),
+    ('[mesh]\nmodel = 8\n[forbid]\nfactors = ["n"]\n["*c_fc*"]\nsplit = { n = ["tensor"] }', {}, ["[forbid] n", "'*c_fc*'"]),
 ])  # fmt: skip
 def test_pins_that_contradict_each_other_are_named(text: str, options: dict, says: list[str], tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
@@ -277,8 +277,8 @@ def test_short_names_of_axes_mean_the_same_in_a_file(tmp_path: Path) -> None:
     short, full = tmp_path / "short.toml", tmp_path / "full.toml"
     text = '[mesh]\n{0} = 2\n{1} = 2\n{2} = {{ size = 2, level = "node" }}\n["*mlp*"]\nsplit = {{ n = ["{2}"] }}\n["x"]\nlayout = [["{1}"], ["{2}"], []]\n'
     short.write_text(text.format("pp", "dp", "tp"))
-    full.write_text(text.format("stage", "data", "model"))
-    assert parse_pins(short) == parse_pins(full) and parse_pins(full).mesh == {"stage": (2,), "data": (2,), "model": (2,)}
+    full.write_text(text.format("stage", "data", "tensor"))
+    assert parse_pins(short) == parse_pins(full) and parse_pins(full).mesh == {"stage": (2,), "data": (2,), "tensor": (2,)}
     short.write_text("[mesh]\npp = 2\ndp = 4\n")
     assert parse_pins(short) == parse_pins("pp=2,dp=4")
     assert planner.plan(GPT, devices=8, batch=16, pins=short, baselines=False).mesh_shape == (("stage", 2), ("data", 4))
@@ -290,7 +290,7 @@ def test_short_names_of_axes_mean_the_same_in_a_file(tmp_path: Path) -> None:
         assert says in f"{e.value} {e.value.help}", wrong
 
 
-@pytest.mark.parametrize(("devices", "pins", "mesh"), [(4, "pp=1,tp=1,dp=4", {"data": 4, "model": 1}), (1, "pp=1", {"data": 1}), (4, "pp=1,dp=2", {"data": 2, "model": 2})])
+@pytest.mark.parametrize(("devices", "pins", "mesh"), [(4, "pp=1,tp=1,dp=4", {"data": 4, "tensor": 1}), (1, "pp=1", {"data": 1}), (4, "pp=1,dp=2", {"data": 2, "replicated": 2})])
 def test_one_stage_is_no_pipeline(devices: int, pins: str, mesh: dict[str, int]) -> None:
     """It used to be an axis of one device, in files that nothing could read again."""
     made = planner.plan("zoo:gpt-tiny", devices=devices, batch=8, pins=pins, baselines=False)
@@ -312,3 +312,47 @@ def test_the_summary_says_what_baselines_were_tuned_over(options: dict[str, Any]
     pinned = made.provenance.get("pins", {}).get("techniques", {})
     for row in made.baselines.values():
         assert all(row[key] == pinned[key] for key in ("microbatches", "recompute") if key in pinned)
+
+
+@pytest.mark.parametrize(("text", "mesh", "techniques"), [
+    ("tp=2,pp=2,dp=2", {"tensor": 2, "stage": 2, "data": 2}, {}),
+    ("TP=2, Pipeline-Parallel-Size=2", {"tensor": 2, "stage": 2}, {}),
+    ("tensor_model_parallel_size=2,context_parallel_size=4,expert_parallel=2", {"tensor": 2, "sequence": 4, "expert": 2}, {}),
+    ("cp=4,ep=2", {"sequence": 4, "expert": 2}, {}), ("model=2,model2=4", {"tensor": 2, "tensor2": 4}, {}),
+    ("fsdp=8", {"fsdp": 8}, {"zero_stage": 3}), ("fsdp=4,dp=2", {"fsdp": 4, "data": 2}, {"zero_stage": 3}), ("fsdp=4,ddp=2", {"fsdp": 4, "data": 2}, {"zero_stage": 3}),
+    ("ddp=8", {"data": 8}, {"zero_stage": 0}), ("zero=2,micro=4,recompute=full", {}, {"zero_stage": 2, "microbatches": 4, "recompute": "block"}),
+    ("pp=4,vpp=2", {"stage": 4}, {"virtual": 2}), ("tp=4,sp=on", {"tensor": 4}, {"tensor": "megatron-sp"}), ("tp=4,sp=4", {"tensor": 4}, {"tensor": "megatron-sp"}),
+    ("sp=4", {"tensor": 4}, {"tensor": "megatron-sp"}), ("tp=4,sp=off", {"tensor": 4}, {"tensor": "megatron"}), ("tensor=4,tensor=megatron", {"tensor": 4}, {"tensor": "megatron"}),
+])  # fmt: skip
+def test_dialects(text: str, mesh: dict[str, int], techniques: dict[str, object]) -> None:
+    pins = parse_pins(text)
+    assert pins.mesh == {a: (n,) for a, n in mesh.items()} and pins.techniques == techniques
+    assert from_table(pins.table()) == pins
+
+
+@pytest.mark.parametrize(("text", "code", "said"), [
+    ("fsdp=8,zero=1", "P024", ["fsdp = 8", "zero_stage = 1", "dp=8,zero=1"]), ("ddp=8,zero=3", "P024", ["ddp = 8", "zero_stage = 3", "dp=8,zero=3"]),
+    ("tp=4,sp=2", "P024", ["sp = 2", "tensor = 4", "cp=2"]), ("tp=4,sp=on,tensor=megatron", "P024", ["sp = on", "tensor = 'megatron'"]),
+    ("dp=4,ddp=4", "P020", ["ddp", "dp"]), ("sp=x", "P020", ["sp = 'x'", "on or off"]), ("tp=4,sp=1", "P020", ["sp=on or sp=off"]), ("cp=x", "P020", ["cp = 'x'", "number"]),
+    ("pp=2,vpp=2,schedule=1f1b", "P024", ["virtual = 2", "schedule = '1f1b'"]),
+])  # fmt: skip
+def test_dialects_that_contradict_each_other_name_both(text: str, code: str, said: list[str]) -> None:
+    with pytest.raises(PlanError) as e:
+        parse_pins(text)
+    assert e.value.code == code and all(s in str(e.value) for s in said), str(e.value)
+
+
+@pytest.mark.parametrize("text", ["xp=2", "ab=2", "lr=2", "foobar=3", "zzz=1"])
+def test_what_is_like_no_pin_gets_no_suggestion(text: str) -> None:
+    with pytest.raises(PlanError) as e:
+        parse_pins(text)
+    assert "did you mean" not in str(e.value) and "tp, dp, pp, cp, ep, sp, fsdp, ddp, zero, vpp, micro, recompute" in str(e.value)
+
+
+def test_copies_of_fsdp_groups() -> None:
+    """HSDP: parameters are cut inside a group, and each group has all of them."""
+    s = planner.plan(GPT, devices=8, batch=16, pins="fsdp=4,dp=2,micro=1", baselines=False)
+    assert s.mesh_shape == (("data", 2), ("fsdp", 4)) and s.techniques["zero_stage"] == 3 and s.techniques["zero_group"] == ["fsdp"]
+    assert {axes for kind, rows in s.costs["communication_bytes_per_device"].items() if kind != "all-reduce" for axes in rows} == {"fsdp"}
+    alone = planner.plan(GPT, devices=8, batch=16, pins="fsdp=4,micro=1", baselines=False)
+    assert alone.mesh_shape == s.mesh_shape, "what is left are copies"

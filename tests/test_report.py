@@ -157,7 +157,7 @@ def test_explain_with_the_model_shows_layouts_and_collectives() -> None:
     name = next(n for n in s.nodes if n.endswith("mlp/c_fc/MatMul"))
     text = explain_node(s, name, 140, detail=s.details[name])
     assert spell_rule(detail.base.rules[[n.id for n in detail.base.graph.nodes].index(name)]) in text
-    assert "/model" in text and "over model" in text and "bound by arithmetic" in text
+    assert "/tensor" in text and "over tensor" in text and "bound by arithmetic" in text
     assert detail.cost.step_time_s == pytest.approx(s.costs["step_time_s"], rel=1e-5)
 
 

@@ -76,7 +76,7 @@ def test_no_pinned_plan_is_below_the_bound(pins: str) -> None:
     assert free.best.cost.step_time_s <= pinned.best.cost.step_time_s * 1.002
     t = pinned.best.techniques
     for key, value in (p.split("=") for p in pins.split(",")):
-        held = {"zero": t.zero, "recompute": t.recompute, "micro": t.microbatches, "dp": dict(pinned.best.plan.mesh).get("data"), "tp": dict(pinned.best.plan.mesh).get("model")}
+        held = {"zero": t.zero, "recompute": t.recompute, "micro": t.microbatches, "dp": dict(pinned.best.plan.mesh).get("data"), "tp": dict(pinned.best.plan.mesh).get("tensor")}
         assert str(held[key]) == value
 
 
@@ -106,12 +106,12 @@ def test_three_axes_are_tried_around_the_best_plan(monkeypatch: pytest.MonkeyPat
     assert finer.bound_s <= finer.best.cost.step_time_s * (1 + 1e-9)
 
 
-def test_a_wide_model_axis_is_parted_where_the_links_are() -> None:
+def test_a_wide_tensor_axis_is_parted_where_the_links_are() -> None:
     """Of plans with a model axis as wide as a node: one axis of a node's devices and one over a few nodes, for each number of stages of the best few."""
     topology = make_request(devices=256, hardware="h100", topology=None).topology
-    assert [m.shape for m in across(topology, 4)] == [(("stage", 4), ("data", 4), ("model", 2), ("model2", 8)), (("stage", 4), ("data", 2), ("model", 4), ("model2", 8))]
+    assert [m.shape for m in across(topology, 4)] == [(("stage", 4), ("data", 4), ("tensor", 2), ("tensor2", 8)), (("stage", 4), ("data", 2), ("tensor", 4), ("tensor2", 8))]
     assert [m.shape for m in across(topology, 16)] == []  # nothing would be left for replicas but at two nodes, all of a stage's
-    assert [m.shape for m in across(topology, 8)] == [(("stage", 8), ("data", 2), ("model", 2), ("model2", 8))]
+    assert [m.shape for m in across(topology, 8)] == [(("stage", 8), ("data", 2), ("tensor", 2), ("tensor2", 8))]
     assert all(len(m.axes[-1].parts) == 1 and m.axes[-1].parts[0][0] == 0 for m in across(topology, 1)) and len(across(topology, 1)) == 2
     assert across(make_request(devices=8, hardware="h100", topology=None).topology, 1) == ()
 
@@ -230,7 +230,7 @@ def test_same_bytes_whatever_the_hash_seed() -> None:
     assert len(outs) == 1
 
 
-@pytest.mark.parametrize(("options", "pins"), [({}, {}), ({"pins": "tp=2", "mode": "semi-auto"}, {"model": 2}), ({"mode": "data-parallel"}, {"data": 8})])
+@pytest.mark.parametrize(("options", "pins"), [({}, {}), ({"pins": "tp=2", "mode": "semi-auto"}, {"tensor": 2}), ({"mode": "data-parallel"}, {"data": 8})])
 def test_an_interrupt_after_a_report_returns_what_was_reported(options: dict[str, Any], pins: dict[str, int]) -> None:
     def interrupted(at: int) -> tuple[Found, list[float]]:
         """A search that is interrupted while it reports its plan number `at`, and the step times reported."""

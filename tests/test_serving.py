@@ -78,7 +78,7 @@ def test_a_llama_generates_what_onnxruntime_does(tmp_path) -> None:
     """Heads cut over four devices, two replicas, prompts passed two at once, one of them shorter; the file's plan is what is run."""
     on_mesh(LLAMA, 2, 4, prefill_tokens=8).save(tmp_path / "plan.json")
     made = Serving.load(tmp_path / "plan.json")
-    assert {tuple(a) for t in made.step.tensors.values() if str(t.get("label", "")).endswith(".key") for a in t["layout"]} >= {("data",), ("model",)}
+    assert {tuple(a) for t in made.step.tensors.values() if str(t.get("label", "")).endswith(".key") for a in t["layout"]} >= {("data",), ("tensor",)}
     assert main(["emit", str(tmp_path / "plan.json"), "-o", str(tmp_path / "serve.py")]) == 0
     ids = prompts(4, 8)
     assert (generated(tmp_path, "serve.py", ids) == greedy(models_zoo.build(LLAMA), ids, 6)).all()
@@ -154,15 +154,15 @@ def test_grouped_heads_spread_attention_and_experts_generate_alike(source, tmp_p
 def test_a_cache_cut_along_positions_generates_alike(tmp_path) -> None:
     """Pinned: no search of so small a model would choose it."""
     made = serve(LLAMA, prompt=8, generate=8, concurrency=4, devices=8)
-    models, mesh = reopened(made, LLAMA), {"data": (2,), "model": (4,)}
+    models, mesh = reopened(made, LLAMA), {"data": (2,), "tensor": (4,)}
     request = make_request(devices=8, hardware=None, topology=None, workload="infer", baselines=False)
     joint = Joint(models[0], models[1], request)
-    step = joint.solve(models[1], Pins(mesh, TECHNIQUES, nodes={"*/self_attn/Attention": {"split": {"t": ["model"]}}}))
+    step = joint.solve(models[1], Pins(mesh, TECHNIQUES, nodes={"*/self_attn/Attention": {"split": {"t": ["tensor"]}}}))
     assert step is not None and step.best is not None
     first = joint.solve(models[0], Pins(mesh, TECHNIQUES, nodes=weight_pins(step.base, step.best.plan, models[0].graph(1))))
     assert first is not None
     made = replace(made, prompts=compose(models[0], request, first, {}, ()), step=compose(models[1], request, step, {}, ()))
-    assert [["data"], [], ["model"], []] in [t["layout"] for t in made.step.tensors.values() if str(t.get("label", "")).startswith("cache.")]
+    assert [["data"], [], ["tensor"], []] in [t["layout"] for t in made.step.tensors.values() if str(t.get("label", "")).startswith("cache.")]
     ids = prompts(4, 8)
     assert (generated(tmp_path, emitted(tmp_path, LLAMA, made), ids) == greedy(models_zoo.build(LLAMA), ids, 8)).all()
 

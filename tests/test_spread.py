@@ -18,10 +18,10 @@ from planner.strategy import Strategy
 from planner.topology import for_devices
 
 LLAMA = "zoo:llama-tiny,heads=8,kv_heads=4"
-MESH = {"data": 2, "model": 4}
+MESH = {"data": 2, "tensor": 4}
 COLUMNS, ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
-BY_HAND = {"mesh": MESH, **{f"*.{n}.weight": {"layout": [[], ["model"]]} for n in COLUMNS}, **{f"*.{n}.weight": {"layout": [["model"], []]} for n in ROWS}}
-A_FEW = {"mesh": MESH, "*.q_proj.weight": {"split": {"b0": ["data"], "n": ["model"]}}, "*.up_proj.weight": {"split": {"n": ["model"]}}}
+BY_HAND = {"mesh": MESH, **{f"*.{n}.weight": {"layout": [[], ["tensor"]]} for n in COLUMNS}, **{f"*.{n}.weight": {"layout": [["tensor"], []]} for n in ROWS}}
+A_FEW = {"mesh": MESH, "*.q_proj.weight": {"split": {"b0": ["data"], "n": ["tensor"]}}, "*.up_proj.weight": {"split": {"n": ["tensor"]}}}
 
 
 def plan(mode: str, table: dict[str, Any], source: str = LLAMA, **more: Any) -> Strategy:
@@ -41,14 +41,14 @@ def test_hybrid_is_what_was_said_and_the_data_axis(hybrid: Strategy) -> None:
     found = layouts(hybrid)
     for name, layout in found.items():
         part = name.split(".")[-2]
-        assert layout == ([[], ["model"]] if part in COLUMNS else [["model"], []] if part in ROWS else [[] for _ in layout]), name
+        assert layout == ([[], ["tensor"]] if part in COLUMNS else [["tensor"], []] if part in ROWS else [[] for _ in layout]), name
     t = hybrid.techniques
     assert (t["zero_stage"], t["microbatches"], t["recompute"]) == (0, 1, "none")
     rows, layers = 16 // 2 * 16, 2
-    assert hybrid.costs["communication_bytes_per_device"]["all-reduce"]["model"]["payload"] == layers * 4 * rows * 64 * 2, "Megatron's two all-reduces forward and two backward"
+    assert hybrid.costs["communication_bytes_per_device"]["all-reduce"]["tensor"]["payload"] == layers * 4 * rows * 64 * 2, "Megatron's two all-reduces forward and two backward"
     assert set(hybrid.costs["communication_bytes_per_device"]) == {"all-reduce"}
     attention = next(row for row in hybrid.nodes.values() if row["op"] == "Attention")
-    assert attention["split"] == {"b": ["data"], "g": ["model"]}, "follows its neighbours"
+    assert attention["split"] == {"b": ["data"], "g": ["tensor"]}, "follows its neighbours"
 
 
 def test_techniques_of_hybrid_are_those_pinned() -> None:
@@ -75,17 +75,17 @@ def test_annotations_hold_and_what_none_reaches_stays_whole(source: str) -> None
     base, mesh = _base(source), pinned_mesh(for_devices("h100", 8), MESH)
     i = next(i for i, node in enumerate(base.graph.nodes) if node.op == "MatMul" and i == base.shared[i])
     node = base.graph.nodes[i]
-    held = from_table({"mesh": MESH, node.id: {"split": {"n": ["model"]}}}).allowed(base, MESH)
+    held = from_table({"mesh": MESH, node.id: {"split": {"n": ["tensor"]}}}).allowed(base, MESH)
     found = propagated(base, mesh, held)
     assert set(found) == set(base.times) and all(len(splits) == 1 for splits in found.values())
-    assert found[base.shared[i]][0].axes("n") == ("model",)
-    assert all(split.used <= {"model"} for (split,) in found.values()), "nobody spoke of the data axis"
+    assert found[base.shared[i]][0].axes("n") == ("tensor",)
+    assert all(split.used <= {"tensor"} for (split,) in found.values()), "nobody spoke of the data axis"
     nothing = propagated(base, mesh, Pins().allowed(base, MESH))
     assert all(not split.used for (split,) in nothing.values())
     assert propagated(base, mesh, held) == found
 
 
-@pytest.mark.parametrize(("mode", "table"), [("hybrid", {"mesh": MESH}), ("propagate", {"*.q_proj.weight": {"split": {"n": ["model"]}}}), ("hybrid", {})])
+@pytest.mark.parametrize(("mode", "table"), [("hybrid", {"mesh": MESH}), ("propagate", {"*.q_proj.weight": {"split": {"n": ["tensor"]}}}), ("hybrid", {})])
 def test_both_modes_need_a_mesh_and_splits(mode: str, table: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=f"P059.*--mode {mode}") as e:
         plan(mode, table)
@@ -94,16 +94,16 @@ def test_both_modes_need_a_mesh_and_splits(mode: str, table: dict[str, Any]) -> 
 
 def test_a_parameter_s_layout_that_cannot_be_is_refused() -> None:
     with pytest.raises(PlanError, match="P025"):
-        plan("hybrid", {"mesh": MESH, "*.q_proj.weight": {"layout": [["model"], ["model"]]}})
+        plan("hybrid", {"mesh": MESH, "*.q_proj.weight": {"layout": [["tensor"], ["tensor"]]}})
 
 
 @pytest.mark.parametrize(("mode", "pins"), [
-    ("hybrid", '[mesh]\ndata = 2\nmodel = 2\n["layers.0.linear.weight"]\nlayout = [[], ["model"]]\n'),
-    ("propagate", '[mesh]\ndata = 2\nmodel = 2\n["layers.0.linear.weight"]\nsplit = { m = ["data"], n = ["model"] }\n'),
+    ("hybrid", '[mesh]\ndata = 2\ntensor = 2\n["layers.0.linear.weight"]\nlayout = [[], ["tensor"]]\n'),
+    ("propagate", '[mesh]\ndata = 2\ntensor = 2\n["layers.0.linear.weight"]\nsplit = { m = ["data"], n = ["tensor"] }\n'),
 ])  # fmt: skip
 def test_what_is_planned_so_is_verified(mode: str, pins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pins.toml").write_text(pins)
     assert main(["zoo:mlp-tiny", "--devices", "4", "--batch", "8", "--mode", mode, "--pin", "pins.toml", "-o", "p.json", "--precision", "fp32"]) == 0
-    assert "model=2" in capsys.readouterr().out
+    assert "tensor=2" in capsys.readouterr().out
     assert main(["verify", "p.json"]) == 0

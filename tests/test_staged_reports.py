@@ -211,7 +211,7 @@ def test_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 of 9 ticks" in summary(interleaved, 100)
     text = explain_node(interleaved, name, 140, detail=interleaved.details[name], asked="h.3.mlp.c_fc.weight")
     assert "stage 0: repeats 0 to 0 and 2 to 2" in text and "repeat 3 is on stage 1" in text
-    assert baseline_name("megatron", {"mesh": {"stage": 16, "data": 16, "model": 4}, "zero_stage": 1}) == "tensor 4 x data 16 x pipeline 16 + ZeRO-1"
+    assert baseline_name("megatron", {"mesh": {"stage": 16, "data": 16, "tensor": 4}, "zero_stage": 1}) == "tensor 4 x data 16 x pipeline 16 + ZeRO-1"
     s.save(tmp_path / "s.json")
     capsys.readouterr()
     assert main(["explain", str(tmp_path / "s.json"), "h.1.mlp.c_fc"]) == 0
@@ -254,4 +254,4 @@ def test_differences_name_what_the_program_names(pins: str) -> None:
     assert set(flops) <= said and sum(flops.values()) == found.flops and "/transformer/h.*/mlp/c_fc/MatMul" in flops
     uses = as_spoken(found.flow.graph, found.runs, found.uses)
     assert not [u.what for u in uses if re.search(r"\bh\.\d", u.what)] and [u.total_bytes for u in uses] == [u.total_bytes for u in found.uses]
-    assert {u.what for u in uses if u.phase in ("forward", "backward") and u.axes == ("model",)} <= said
+    assert {u.what for u in uses if u.phase in ("forward", "backward") and u.axes == ("tensor",)} <= said

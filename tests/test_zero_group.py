@@ -45,12 +45,12 @@ def plan(pins: str, **options: object) -> Strategy:
 
 def test_programs_reduce_inside_a_group_and_sum_what_is_left_between_groups() -> None:
     strategy = plan("dp=8,zero=3,zero_group=4,micro=1")
-    assert strategy.mesh_shape == (("data", 2), ("data2", 4)) and strategy.techniques["zero_group"] == ["data2"] and strategy.plan.zero_axes == ("data2",)
+    assert strategy.mesh_shape == (("data", 2), ("fsdp", 4)) and strategy.techniques["zero_group"] == ["fsdp"] and strategy.plan.zero_axes == ("fsdp",)
     report = worker.verify(strategy, GPT)
     assert report.ok and not report.findings(), report.text()
     seen = {f.what: f.compiled for f in report.figures}
-    assert {"reduce-scatter over data2", "all-gather over data2", "all-reduce over data"} <= seen.keys()
-    assert not any(what.startswith(("reduce-scatter", "all-gather")) and what != f"{what.split()[0]} over data2" for what in seen)
+    assert {"reduce-scatter over fsdp", "all-gather over fsdp", "all-reduce over data"} <= seen.keys()
+    assert not any(what.startswith(("reduce-scatter", "all-gather")) and what != f"{what.split()[0]} over fsdp" for what in seen)
 
 
 def test_a_group_holds_more_and_reduces_nearer_than_all_replicas() -> None:
@@ -64,8 +64,8 @@ def test_a_file_says_its_group(tmp_path: Path) -> None:
     strategy = plan("dp=4,tp=2,zero=2,zero_group=4,micro=2")
     strategy.save(tmp_path / "s.json")
     back = Strategy.load(tmp_path / "s.json")
-    assert strategy.graph is not None and back.plan_for(strategy.graph) == strategy.plan and back.techniques["zero_group"] == ["data2", "model"]
-    assert "optimizer level 2 over data2+model" in str(strategy)
+    assert strategy.graph is not None and back.plan_for(strategy.graph) == strategy.plan and back.techniques["zero_group"] == ["data2", "tensor"]
+    assert "optimizer level 2 over data2+tensor" in str(strategy)
 
 
 @pytest.mark.parametrize("pins", ["dp=8,zero=1,zero_group=3", "pp=4,dp=2,zero=1,zero_group=4"])

@@ -76,7 +76,7 @@ def pattern(texts: Sequence[str]) -> str:
 
 
 def rule_cells(rule: Rule, slot: int, split: Split) -> str:
-    """A result's dims in plain notation, such as [b/data, s, n/model]."""
+    """A result's dims in plain notation, such as [b/data, s, n/tensor]."""
     cells = []
     for dim in rule.results[slot]:
         axes = [a for f in dim for a in rule.axes(f, split)]

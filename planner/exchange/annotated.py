@@ -1,8 +1,8 @@
 """ONNX multi-device annotations read and checked: `faults` holds them to the IR's rules, `pins_of` makes pins of them.
 
-The mesh is read from the devices' names where they are coordinates ("data=0,model=1"), else found: every sharded dim says which shard each device has, and
+The mesh is read from the devices' names where they are coordinates ("data=0,tensor=1"), else found: every sharded dim says which shard each device has, and
 one axis of the mesh is behind every way in which the devices are counted off, (device // stride) % size. Axes that are found are called by what they cut
-in the graph's inputs: data where it is their first dim, model elsewhere.
+in the graph's inputs: data where it is their first dim, tensor elsewhere.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _found(read: list[tuple[Any, dict[str, Any]]], devices: int, stages: int, gr
         if stride % at:
             raise PlanError("P193", "the annotations follow no mesh of devices", detail=[f"devices counted off in {size} at {stride}"])
         axes += [("", stride // at)] if stride > at else []
-        axes.append(("data" if first else "model", size))
+        axes.append(("data" if first else "tensor", size))
         at = stride * size
     if inner % at:
         raise PlanError("P193", "the annotations follow no mesh of devices", detail=[f"{inner} devices, axes of {at}"])
@@ -188,7 +188,7 @@ def _found(read: list[tuple[Any, dict[str, Any]]], devices: int, stages: int, gr
     used: dict[str, int] = {}
     named = []
     for name, size in axes:
-        name = name or "model"
+        name = name or "tensor"
         used[name] = used.get(name, 0) + 1
         named.append((name if used[name] == 1 else f"{name}{used[name]}", size))
     return (*(((STAGE, stages),) if stages > 1 else ()), *reversed(named))

@@ -55,8 +55,8 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
 def write(s: Settings, facts: Facts) -> str:
     """The settings as one JSON table."""
     table: dict[str, Any] = {
-        "distributed_config": {"tp_size": s.model}, "tp_plan": dict(s.styles),
-        "parallelism_config": {"dp_replicate_size": 1 if s.zero else s.data, "dp_shard_size": s.data if s.zero else 1, "cp_size": s.sequence, "tp_size": s.model},
+        "distributed_config": {"tp_size": s.tensor}, "tp_plan": dict(s.styles),
+        "parallelism_config": {"dp_replicate_size": 1 if s.zero else s.data, "dp_shard_size": s.data if s.zero else 1, "cp_size": s.sequence, "tp_size": s.tensor},
         "training_arguments": {"per_device_train_batch_size": s.rows, "gradient_accumulation_steps": s.microbatches, "gradient_checkpointing": s.recompute == "block"},
     }  # fmt: skip
     if s.zero:
@@ -89,7 +89,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     keys.whole(2, "fsdp_version")
     reshard = keys.flag(True, "reshard_after_forward")
     rows, turns = keys.whole(8, "per_device_train_batch_size"), keys.whole(1, "gradient_accumulation_steps")
-    return Settings(rows * data * turns, data=data, sequence=cp, model=tp, microbatches=turns, zero=LEVELS[reshard] if shard > 1 or (cp > 1 and fsdp) else 0,
+    return Settings(rows * data * turns, data=data, sequence=cp, tensor=tp, microbatches=turns, zero=LEVELS[reshard] if shard > 1 or (cp > 1 and fsdp) else 0,
                     recompute="block" if keys.flag(False, "gradient_checkpointing") else "none", styles=styles if tp > 1 else ()), notes  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _tp_plan(keys: Keys) -> tuple[tuple[tuple[str, str], ...], bool]:
 
 
 def node_pins(styles: Iterable[tuple[str, str]], base: Base) -> dict[str, dict[str, Any]]:
-    """Pins of the products and tables that a plan by module decides: what it names is cut by "model" so, all other weights of products and tables are whole.
+    """Pins of the products and tables that a plan by module decides: what it names is cut by "tensor" so, all other weights of products and tables are whole.
 
     Raises PlanError P191: a pattern that is no module of the model, a style that its operator has no dim for, layers that are alike and cut differently.
     """
@@ -127,7 +127,7 @@ def node_pins(styles: Iterable[tuple[str, str]], base: Base) -> dict[str, dict[s
             continue
         if op == "Gather" and CUTS[style] == COLUMNS:
             raise PlanError("P191", f"tp_plan: {pattern!r} is {style}, and {module!r} is a table", help=[f"{VOCABULARY}, or leave it out"])
-        pin = {"split": {dim[0]: ["model"] if CUTS[style] == (COLUMNS if kept else ROWS) else [] for dim in dims
+        pin = {"split": {dim[0]: ["tensor"] if CUTS[style] == (COLUMNS if kept else ROWS) else [] for dim in dims
                          for kept in [any(dim[0] in result for result in base.rules[i].results[0])]}}  # fmt: skip
         if found.setdefault(base.shared[i], pin) != pin:
             raise PlanError("P191", f"tp_plan: {module!r} is {style}, and a layer that is alike is not", help=["one pattern with * for all layers"])
@@ -144,11 +144,11 @@ def starred(module: str) -> str:
 
 
 def styles_of(strategy: Strategy, base: Base) -> tuple[tuple[str, str], ...]:
-    """Module pattern and style of the weights that "model" cuts; layer numbers starred, in the order of the graph."""
+    """Module pattern and style of the weights that "tensor" cuts; layer numbers starred, in the order of the graph."""
     graph, found = base.graph, dict[str, str]()
     for name in graph.weights:
         row = strategy.tensors.get(name)
-        cut = [d for d, axes in enumerate(row["layout"]) if any(role_named(a) == "model" for a in axes)] if row else []
+        cut = [d for d, axes in enumerate(row["layout"]) if any(role_named(a) == "tensor" for a in axes)] if row else []
         label = graph.labels.get(name, name)
         module, _, leaf = label.rpartition(".")
         if not cut or leaf != "weight":

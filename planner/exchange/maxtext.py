@@ -2,7 +2,7 @@
 
     ici_*_parallelism, dcn_*_parallelism       degrees within a fast domain (node or slice) and between them, multiplied
     data, fsdp, pipeline, expert               replicas without and with sharded parameters (levels 0 and 3), stage, expert
-    context (or sequence), tensor              sequence, model; tensor_sequence: model that cuts positions between products
+    context (or sequence), tensor              sequence, tensor; tensor_sequence: tensor that cuts positions between products
     shard_optimizer_over_data                  level 1
     per_device_batch_size                      rows of all devices of a microbatch / devices
     gradient_accumulation_steps                microbatches; with stages num_pipeline_microbatches, a multiple of the stages
@@ -24,7 +24,7 @@ from planner.meshes import pinned_mesh
 from planner.pipeline import MOST_LEVEL
 
 NAME, SUFFIX = "maxtext", ".yml"
-SUMS = {"stage": ("pipeline",), "data": ("data", "fsdp"), "expert": ("expert",), "sequence": ("context", "sequence"), "model": ("tensor", "tensor_sequence")}
+SUMS = {"stage": ("pipeline",), "data": ("data", "fsdp"), "expert": ("expert",), "sequence": ("context", "sequence"), "tensor": ("tensor", "tensor_sequence")}
 WRITTEN = ("data", "fsdp", "context", "tensor", "tensor_sequence", "pipeline", "expert")
 REMAT = {"none": "none", "full": "block"}
 
@@ -50,7 +50,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
 def write(s: Settings, facts: Facts) -> str:
     """The keys that the plan decides, to be merged into a configuration."""
     named = {"pipeline": "stage", "fsdp" if s.zero == 3 else "data": "data", "expert": "expert", "context": "sequence",
-             "tensor_sequence" if s.positions else "tensor": "model"}  # fmt: skip
+             "tensor_sequence" if s.positions else "tensor": "tensor"}  # fmt: skip
     inner = _inner(s, facts)
     lines = [f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. Merge into a configuration that starts from base.yml."]
     for word, part in (("ici", 0), ("dcn", 1)):

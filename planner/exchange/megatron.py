@@ -1,6 +1,6 @@
 """Megatron-LM: keys of `--yaml-cfg` files, which are its command line's with underscores.
 
-    tensor_model_parallel_size, context_parallel_size, pipeline_model_parallel_size    model, sequence, stage
+    tensor_model_parallel_size, context_parallel_size, pipeline_model_parallel_size    tensor, sequence, stage
     expert_model_parallel_size                                                         expert: taken from the data-parallel ranks
     micro_batch_size, global_batch_size                                                rows, batch
     use_distributed_optimizer                                                          level 1
@@ -37,7 +37,7 @@ def write(s: Settings, facts: Facts) -> str:
     recompute = ["  recompute_granularity: full", "  recompute_method: uniform", "  recompute_num_layers: 1"] if s.recompute == "block" else ["  recompute_granularity: null"]
     chunks = s.virtual if s.virtual > 1 else "null"
     lines = [f"# {facts.model} on {s.devices} devices: data_parallel_size {s.replicas}, {s.microbatches} microbatches. Merge into a file for --yaml-cfg.",
-             "language_model:", *recompute, "model_parallel:", f"  tensor_model_parallel_size: {s.model}", f"  context_parallel_size: {s.sequence}",
+             "language_model:", *recompute, "model_parallel:", f"  tensor_model_parallel_size: {s.tensor}", f"  context_parallel_size: {s.sequence}",
              f"  pipeline_model_parallel_size: {s.stage}", f"  virtual_pipeline_model_parallel_size: {chunks}", f"  sequence_parallel: {flag[s.positions]}",
              f"  expert_model_parallel_size: {s.expert}", f"micro_batch_size: {s.rows}", f"global_batch_size: {s.batch}",
              *([f"seq_length: {s.length}"] if s.length else []), f"use_distributed_optimizer: {flag[s.zero > 0]}"]  # fmt: skip

@@ -1,6 +1,6 @@
 """Settings of launchers, priced: what a plan loses when it is handed over, and what a configuration costs as it is.
 
-Both go the way of any pinned plan (planner.pins, planner.search): the degrees are pins of the mesh, techniques are pinned, "model" cuts columns and rows.
+Both go the way of any pinned plan (planner.pins, planner.search): the degrees are pins of the mesh, techniques are pinned, "tensor" cuts columns and rows.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
             last = None
             rows.append(Row(says, None, e.what))
     settings = rounds.now
-    if to == hf.NAME and last is not None and settings.model > 1:
+    if to == hf.NAME and last is not None and settings.tensor > 1:
         settings = replace(settings, styles=hf.styles_of(last, Search(model, planned.request).base(settings.microbatches) or planned.base))
         named = priced(model, replace(planned.request, baselines=False), settings).costs
         if any(named[key] != last.costs[key] for key in ("step_time_s", "memory_per_device_bytes")):

@@ -1,6 +1,6 @@
 """What every launcher of training says of a plan: degrees of parallelism and a few techniques.
 
-    devices = stage * data * expert * sequence * model        replicas of the dense weights: data * expert
+    devices = stage * data * expert * sequence * tensor      replicas of the dense weights: data * expert
     batch   = replicas * microbatches * rows of a replica
 
 A plan says more: a split for every operator. What a launcher cannot say is a *rounding*: the settings after it, and a sentence. Roundings follow one
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from planner.strategy import Strategy
     from planner.topology import Topology
 
-AXES = (STAGE, "data", "expert", "sequence", "model")
+AXES = (STAGE, "data", "expert", "sequence", "tensor")
 """Mesh axes, outermost first."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Degrees, and techniques as the planner calls them. positions: what lies between products is cut along the sequence over "model" (Megatron's
-    sequence parallelism). length: tokens of a row, 0 where rows have none. virtual: chunks of blocks a stage holds. styles: how "model" cuts single modules,
+    """Degrees, and techniques as the planner calls them. positions: what lies between products is cut along the sequence over "tensor" (Megatron's
+    sequence parallelism). length: tokens of a row, 0 where rows have none. virtual: chunks of blocks a stage holds. styles: how "tensor" cuts single modules,
     pattern and style (planner.exchange.hf); none: as it costs least."""
 
     batch: int
@@ -39,7 +39,7 @@ class Settings:
     data: int = 1
     expert: int = 1
     sequence: int = 1
-    model: int = 1
+    tensor: int = 1
     microbatches: int = 1
     zero: int = 0
     recompute: str = "none"
@@ -81,7 +81,7 @@ class Settings:
         techniques: dict[str, Any] = {"zero_stage": self.zero, "recompute": self.recompute, "microbatches": self.microbatches}
         if self.stage > 1:
             techniques |= {"schedule": self.schedule, **({"virtual": self.virtual} if self.virtual > 1 else {})}
-        if self.model > 1:
+        if self.tensor > 1:
             techniques["tensor"] = "megatron-sp" if self.positions else "megatron"
         return Pins({a: (n,) for a, n in self.mesh.items()}, techniques)
 
@@ -149,7 +149,7 @@ def settings_of(strategy: Strategy) -> Rounds:
     several += ["optimizer state on the devices instead of in the host's memory"] if "optimizer" in offload_of(t) else []
     graph = strategy.graph
     rounds = Rounds(Settings(int(strategy.workload["batch"]), **degrees, microbatches=int(t["microbatches"]), zero=int(t["zero_stage"]), recompute=str(t["recompute"]),
-                             schedule=str(t["schedule"]) if degrees[STAGE] > 1 else "", positions=degrees["model"] > 1 and cuts_positions(strategy),
+                             schedule=str(t["schedule"]) if degrees[STAGE] > 1 else "", positions=degrees["tensor"] > 1 and cuts_positions(strategy),
                              length=row_length(graph) if graph is not None else 0, virtual=virtual_of(t), styles=()))  # fmt: skip
     if several:
         rounds.steps.append((rounds.now, ", ".join(several)))
@@ -157,9 +157,9 @@ def settings_of(strategy: Strategy) -> Rounds:
 
 
 def cuts_positions(strategy: Strategy) -> bool:
-    """Whether norms see part of the positions: what lies between products is cut along the sequence over "model"."""
+    """Whether norms see part of the positions: what lies between products is cut along the sequence over "tensor"."""
     rows = [strategy.tensors[o] for n in strategy.nodes.values() if n["op"] in ("LayerNormalization", "RMSNormalization") for o in n["outputs"] if o in strategy.tensors]
-    return any(role_named(a) == "model" for row in rows for dim in row["layout"][1:-1] for a in dim)
+    return any(role_named(a) == "tensor" for row in rows for dim in row["layout"][1:-1] for a in dim)
 
 
 def row_length(graph: Graph) -> int:

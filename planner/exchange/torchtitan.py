@@ -1,6 +1,6 @@
 """torchtitan: tables [parallelism], [training] and [activation_checkpoint] of its TOML files.
 
-    tensor_parallel_degree, context_parallel_degree, pipeline_parallel_degree     model, sequence, stage
+    tensor_parallel_degree, context_parallel_degree, pipeline_parallel_degree     tensor, sequence, stage
     expert_parallel_degree                                                        expert: taken from the sharded data-parallel ranks
     data_parallel_replicate_degree                                                data without sharding (level 0)
     data_parallel_shard_degree, fsdp_reshard_after_forward                        data with parameters gathered: "never" again is level 2, "always" 3
@@ -33,7 +33,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
         rounds.to(f"context and expert ranks shard parameters: optimizer level {level}", zero=level)
     if s.zero == 1:
         rounds.to("sharded ranks scatter gradients too: optimizer level 2", zero=level)
-    if s.model > 1:
+    if s.tensor > 1:
         rounds.to("tensor parallelism cuts positions between products", positions=True)
     return [f"{facts.layers} blocks on {s.stage} stages: pipeline_parallel_layers_per_stage says how they are dealt"] if facts.layers % s.stage else []
 
@@ -44,7 +44,7 @@ def write(s: Settings, facts: Facts) -> str:
     lines = [f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. Merge into a job's file.", "[training]", f"local_batch_size = {local}",
              f"global_batch_size = {s.batch}", *([f"seq_len = {s.length}"] if s.length else []), "", "[parallelism]",
              f"data_parallel_replicate_degree = {1 if s.zero else s.replicas}", f"data_parallel_shard_degree = {s.replicas if s.zero else 1}",
-             *([f'fsdp_reshard_after_forward = "{RESHARD[s.zero]}"'] if s.zero else []), f"tensor_parallel_degree = {s.model}",
+             *([f'fsdp_reshard_after_forward = "{RESHARD[s.zero]}"'] if s.zero else []), f"tensor_parallel_degree = {s.tensor}",
              f"context_parallel_degree = {s.sequence}", f"expert_parallel_degree = {s.expert}", f"pipeline_parallel_degree = {s.stage}"]  # fmt: skip
     if s.stage > 1:
         lines += [f'pipeline_parallel_schedule = "{SCHEDULES[s.schedule]}"', f"pipeline_parallel_microbatch_size = {s.rows}"]

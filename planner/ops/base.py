@@ -85,7 +85,7 @@ class Call:
         return self.rule.axes(factor, self.split, tuple(self.mesh))
 
     def axis_text(self, factor: str) -> str:
-        """The axes as a literal for lax: `"model"` or `("data", "model")`."""
+        """The axes as a literal for lax: `"tensor"` or `("data", "tensor")`."""
         return axes_text(self.axes(factor))
 
     def start(self, factor: str) -> str:

@@ -237,6 +237,6 @@ def _detailed(d: Mapping[str, Any], width: int, style: Style) -> list[str]:
 
 
 def _side(row: Mapping[str, Any], width: int) -> str:
-    """`x [b/data, k/model]` of an operand or result, with what is pending."""
+    """`x [b/data, k/tensor]` of an operand or result, with what is pending."""
     pending = f" partial sums over {'+'.join(row['partial'])}" if row["partial"] else ""
     return f"{short(row['tensor'], width // 2)} {cells(row['dims'], row['layout'])}{pending}"

@@ -1,4 +1,4 @@
-"""Layouts in plain notation: `W[d, f/model]` says that the second dim is cut over the mesh axis "model".
+"""Layouts in plain notation: `W[d, f/tensor]` says that the second dim is cut over the mesh axis "tensor".
 
 Dims of weights are named by their extent, with a legend: d the extent most weights share, f the widest other one of the repeated blocks,
 v the rows of the longest table that is looked up in; an extent that plays no such part is written as its number.
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"(?<=[./])\d+(?=[./])")
 
 
 def cells(names: Sequence[str], dims: Sequence[Sequence[str]]) -> str:
-    """`[d, f/model]` of dim names and the axes that cut each."""
+    """`[d, f/tensor]` of dim names and the axes that cut each."""
     return "[" + ", ".join(n + ("/" + "+".join(a) if a else "") for n, a in zip(names, dims, strict=True)) + "]"
 
 
@@ -40,7 +40,7 @@ def spell_rule(rule: Rule) -> str:
 
 
 def spell_split(split: Mapping[str, Sequence[str]]) -> str:
-    """`n/model` of a split; "whole on every device" when nothing is cut."""
+    """`n/tensor` of a split; "whole on every device" when nothing is cut."""
     return ", ".join(("pending sum" if f == "+" else f) + "/" + "+".join(a) for f, a in split.items()) or "whole on every device"
 
 
@@ -124,7 +124,7 @@ def extent_names(strategy: Strategy) -> dict[int, str]:
 
 
 def spell_weight(group: WeightGroup, names: Mapping[int, str]) -> str:
-    """`W[d, f/model]` of a group of parameters."""
+    """`W[d, f/tensor]` of a group of parameters."""
     return "W" + cells([names.get(n, str(n)) for n in group.shape], group.dims)
 
 

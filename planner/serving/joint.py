@@ -128,7 +128,7 @@ class Joint:
         """The mesh's axes. Where a replica has more devices than the cache has heads, two axes: one for these, the other for query heads or positions."""
         assert self.step.form is not None
         heads = gcd(split, *(h for h, _ in self.step.form.sizes.values()))
-        over = {"model": (heads,), "model2": (split // heads,)} if 1 < heads < split else {"model": (split,)}
+        over = {"tensor": (heads,), "tensor2": (split // heads,)} if 1 < heads < split else {"tensor": (split,)}
         return {"data": (replicas,), **over}
 
     def candidates(self, replicas: int, split: int) -> Iterator[Priced]:

@@ -1,7 +1,7 @@
 """From a compiled instruction back to the line of the emitted program it came from, and so to the operator or tensor that line names.
 
 HLO text ends its metadata with `stack_frame_id=N`; the tables at its head lead from there to files, functions and lines. Every line of an
-emitted program says what it is for in a comment (`# /h.0/fc/MatMul -> [...]`, `# all-reduce over model: NAME`). Of a stack of frames the
+emitted program says what it is for in a comment (`# /h.0/fc/MatMul -> [...]`, `# all-reduce over tensor: NAME`). Of a stack of frames the
 innermost one with such a line counts; optimizer and gradient code has none and is called by its functions' names.
 """
 
