@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
+from planner.findings import Finding
 from planner.graph import Graph
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def _read(model: Checked, folder: Path | None, name: str, **options: Any) -> Gra
             if e.code != "P146" or options["batch"] is not None or options["tokens_per_step"] is not None:
                 raise
             graph = _read(model, folder, name, **{**options, "batch": bound.exported})  # the other batch was a default, which nobody asked for
-            note = f"batch {bound.exported}: the exported one; another is not possible: {e.what.partition(': ')[2]} (export with a dynamic batch to set it)"
-            return replace(graph, notes=(note, *graph.notes))
+            why = e.what.partition(": ")[2]
+            told = Finding("batch", f"batch {bound.exported}: the exported one, as another cannot be traced: {why}; export with a dynamic batch to set it")
+            return replace(graph, notes=(told, *graph.notes))
     return finish(draft)

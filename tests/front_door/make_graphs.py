@@ -78,7 +78,9 @@ def hugging_face(kind: str, auto: str = CAUSAL, **settings: Any) -> Callable[[Ca
         config = transformers.AutoConfig.for_model(kind, **settings)
         if "expert" in str(settings):
             config._experts_implementation = "batched_mm" if case.exporter == "dynamo" else "eager"
-        model = getattr(transformers, auto).from_config(config, attn_implementation="eager" if case.exporter == "torchscript" or kind in ("t5", "mamba", "bloom") else "sdpa")
+        # What the library picks, but for two that cannot be exported so: TorchScript's fused form, and T5's by dynamo.
+        attention = {"attn_implementation": "eager"} if case.exporter == "torchscript" or kind == "t5" else {}
+        model = getattr(transformers, auto).from_config(config, **attention)
         ids = torch.randint(3, VOCABULARY, (case.batch, TOKENS))
         named = {"input_ids": ids}
         # Without a mask transformers looks for packed sequences, by an operator that the TorchScript exporter has not.
