@@ -195,11 +195,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _failed(error: PlanError) -> int:
     from planner.commands import console
+    from planner.emphasis import emphasised
 
     text = str(error)
     if console.colour(sys.stderr):
         head, sep, rest = text.partition(":")
-        text = f"\x1b[31;1m{head}\x1b[0m{sep}{rest}"
+        text = f"{emphasised('31;1', head)}{sep}{rest}"
     console.say(text)
     return error.exit_code
 

@@ -24,6 +24,7 @@ import planner.verify.worker
 from planner.check import Limit, Report
 from planner.check import Row as CheckRow
 from planner.cli import main
+from planner.emphasis import printable
 from planner.errors import NO_PLAN, PlanError
 from planner.report.sweep import Asked, sweep_text
 from planner.strategy import Strategy
@@ -154,7 +155,7 @@ def test_golden(view: str, width: int, files: Path, once: Any, monkeypatch: pyte
 def shown(view: str, width: int, colour: bool, files: Path, once: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """Everything that is printed, in its order."""
     if view == "sweep":
-        return swept(width, colour) + "\n"
+        return printable(swept(width, colour)) + "\n"
     typed, given = VIEWS[view]
     with monkeypatch.context() as m:
         m.chdir(files)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import sys
@@ -13,9 +12,9 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
+from planner.emphasis import printable
+
 NARROWEST, WIDEST, USUAL = 60, 140, 100
-_CONTROL = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
-_PLAIN = str.maketrans({"·": "-", "×": "x", "…": "."})
 
 
 def width() -> int:
@@ -44,17 +43,6 @@ def _write(stream: TextIO, text: str) -> None:
     text = printable(text, stream.encoding or "utf-8")
     stream.write(text if text.endswith("\n") else text + "\n")
     stream.flush()
-
-
-def printable(text: str, encoding: str = "utf-8") -> str:
-    """Text without what an encoding cannot show, and without control characters (names come from models and may try to steer a terminal):
-    only line breaks, tabs and our own emphasis are left."""
-    text = _CONTROL.sub("?", text)
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        text = text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
-    return text
 
 
 class Live:
@@ -90,7 +78,7 @@ class Live:
 
     def _tick(self) -> None:
         while not self._done.wait(0.25):
-            sys.stderr.write(f"\r\x1b[2K{self.line()[: width() - 1]}")
+            sys.stderr.write(f"\r\x1b[2K{printable(self.line())[: width() - 1]}")
             sys.stderr.flush()
 
 

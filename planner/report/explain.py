@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from planner.emphasis import one_line
 from planner.errors import PlanError, did_you_mean
 from planner.report.baselines import baseline_name, ties, tuned_words
 from planner.report.explain_stages import asked_repeat, named_repeat, on_stages, plain, why_stages
@@ -188,7 +189,7 @@ def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False,
     style = Style(colour)
     row = s.nodes[name]
     times = row.get("times", 1)
-    lines = [style.bold(f"{name} ({row['op']})") + (f", decided once for {times} equal nodes" if times > 1 else "")]
+    lines = [style.bold(one_line(f"{name} ({row['op']})")) + (f", decided once for {times} equal nodes" if times > 1 else "")]
     if stages(s) > 1:
         where = asked_repeat(s, name, asked)
         lines += labelled("stage", [on_stages(s, name), *([where] if where else [])], width, style)

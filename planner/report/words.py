@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from costmodels.units import show_bytes, show_time
+from planner.emphasis import ANSI, emphasised, one_line
 
 __all__ = ["Style", "bar", "count", "flops", "hang", "labelled", "listed", "pack", "percent", "short", "show_bytes", "show_time", "signed_time", "table", "visible"]
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _QUANTITY = re.compile(r"(\d) (%|[KMGT]?i?B\b|[mu]?s\b|[EPTGM]?FLOP\b)")
 _LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 _FLOPS = ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
@@ -33,7 +33,7 @@ class Style:
     colour: bool = False
 
     def _wrap(self, code: str, text: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self.colour and text else text
+        return emphasised(code, text) if self.colour and text else text
 
     def bold(self, text: str) -> str:
         """Headings and the figures one looks for."""
@@ -62,7 +62,7 @@ class Style:
 
 def visible(text: str) -> int:
     """Columns a text takes in a terminal."""
-    return len(_ANSI.sub("", text))
+    return len(ANSI.sub("", text))
 
 
 def count(n: float) -> str:
@@ -104,10 +104,10 @@ def pack(items: Iterable[str], width: int, indent: int = LABEL, gap: str = "   "
     """Items side by side on lines of at most `width` columns after `indent`; an item longer than a line is wrapped at spaces."""
     room = max(width - indent, 20)
     lines: list[str] = []
-    for item in items:
+    for item in map(one_line, items):
         if lines and visible(lines[-1]) + len(gap) + visible(item) <= room:
             lines[-1] += gap + item
-        elif visible(item) <= room or item != _ANSI.sub("", item):
+        elif visible(item) <= room or item != ANSI.sub("", item):
             lines.append(item)
         else:
             lines += _wrapped(item, room)
@@ -136,7 +136,7 @@ def table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), gap: str = "
     """Rows as aligned columns; `right` lists the columns aligned to the right."""
     if not rows:
         return []
-    right = set(right)
+    right, rows = set(right), [[one_line(cell) for cell in row] for row in rows]
     widths = [max(visible(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
