@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hand_plans import data_parallel, megatron, mlp_megatron
+from planner.emit.program import Training, emit
 from planner.errors import PlanError
 from planner.flow import Plan
 from planner.graph import Graph
@@ -136,8 +137,8 @@ def check(case: Case, named: bool) -> dict[str, Any]:
     plan = plan_of(case.model, case.mesh, graph)
     target = parse_target(case.target, plan.devices)
     memory = planned(case, graph, plan)
-    found = ahead.check(graph, plan, target, memory, workload="train", backend=case.backend, optimizer="adamw", compute=case.compute, unroll=True,
-                        named=named)  # fmt: skip
+    program = emit(graph, plan, workload="train", backend=case.backend, unroll=True, training=Training("adamw"), compute=case.compute)  # type: ignore[arg-type]
+    found = ahead.check(graph, plan, program, target, memory, workload="train", backend=case.backend, optimizer="adamw", compute=case.compute, named=named)
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {**asdict(case), "named": named, "figures": [asdict(f) for f in found.figures], "differences": list(found.differences), "nodes": len(graph.nodes), "memory": memory,
             "host_bytes": used.ru_maxrss * 1024, "cpu_s": round(used.ru_utime, 1), "seconds": round(time.perf_counter() - start, 1)}  # fmt: skip

@@ -58,7 +58,7 @@ weights hub/config.json --from hub --tokens-per-step 64 --workload train -o w.sa
 weights hub/config.json --from hub --tie lm_head.weight=model.embed_tokens.weight --partial
 weights hub/config.json --from hub {LORA} --partial
 weights free.onnx --from bare {SIZES} {TABLES}
-verify p.json --model m.onnx --backend jit --target cpu --compute plan --no-run --tolerance 0.01 --time-limit 300
+verify p.json --model m.onnx --backend jit --unroll --target cpu --compute plan --no-run --tolerance 0.01 --time-limit 300
 check m.onnx --against p.json --cache kept
 check m.onnx --against p.json --no-cache
 compare {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} {SEARCH}

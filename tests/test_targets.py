@@ -26,9 +26,10 @@ from planner.verify.chips import CHIPS, chip
 from planner.verify.hlo import traffic
 from planner.verify.hlo_flops import dot_flops, dots
 from planner.verify.origins import Origins
-from planner.verify.passes import history, pieces, totals
+from planner.verify.paddings import Padding
+from planner.verify.passes import history, pieces, products, totals
 from planner.verify.predicted import flops_by_node, predict
-from planner.verify.report import Figure, VerifyReport
+from planner.verify.report import TRAFFIC, Figure, VerifyReport
 from planner.verify.targets import Target, parse_target, require
 
 ROOT = Path(__file__).parents[1]
@@ -110,13 +111,16 @@ def test_products_are_named_by_their_operators() -> None:
         found[origins(text).name(instruction.attributes)] += flops
     # Batch 8 a device: forward and weight gradient of the first layer, and the operand's gradient too of the second.
     assert found == {FIRST: 2 * 2 * 8 * 8 * 4, SECOND: 3 * 2 * 8 * 4 * 4} and dot_flops(text) == sum(found.values())
-    lines = differences.of_flops(text, sample("mlp_program"), {FIRST: 1024, SECOND: 1024})
+    lines = differences.of_flops(differences.apart(text, sample("mlp_program"), {FIRST: 1024, SECOND: 1024}))
     assert lines == (f"products of {SECOND}: predicted 1,024 FLOPs, compiled 768",)
 
 
 def test_small_products_are_padded_for_cublas_and_said() -> None:
-    lines = differences.of_flops(sample("gpu_mlp"), sample("mlp_program"), {FIRST: 1024, SECOND: 768})
+    nodes = differences.apart(sample("gpu_mlp"), sample("mlp_program"), {FIRST: 1024, SECOND: 768})
+    lines = differences.of_flops(nodes)
     assert lines == (f"products of {SECOND}: predicted 768 FLOPs, compiled 3,072", f"products of {FIRST}: predicted 1,024 FLOPs, compiled 2,048")
+    assert differences.spoken(nodes, {FIRST: 1024, SECOND: 768}, ("cublas-pad-for-gemms",)) == f"{SECOND} +2,304 FLOPs by the compiler (cublas-pad-for-gemms)"
+    assert differences.spoken([(FIRST, 0, 5), (SECOND, 9, 1)], {FIRST: 0, SECOND: 9}, ()) == f"{SECOND} -8 FLOPs"  # what went the same way as all together
 
 
 def test_convolutions_of_the_gpu_compiler_count_like_their_forward() -> None:
@@ -298,17 +302,42 @@ def test_lines_about_collectives_add_up_or_say_so() -> None:
     uses = [Use("all-gather", ("data",), 112, 1, "optimizer", "w"), Use("reduce-scatter", ("data",), 100, 1, "gradient", "w"),
             Use("all-reduce", ("data",), 4, 1, "forward", "loss"), Use("all-reduce", ("model",), 64, 1, "forward", "h")]  # fmt: skip
     final = {("all-reduce", "model"): 64, ("all-reduce", "data"): 132, ("all-gather", "data"): 96}
-    lines = differences.of_traffic(SAMPLES / "tpu_passes", MESH, uses, final, sample("mlp_program"), True)
+    sent = differences.of_traffic(SAMPLES / "tpu_passes", MESH, uses, final, sample("mlp_program"), True)
+    lines = sent.lines
+    # What passes did is the compiler's own; what the program has otherwise from the start, or nobody saw, is not.
+    assert sent.own == {("all-reduce", "data"): 128, ("reduce-scatter", "data"): 88, ("all-gather", "data"): 16}
+    assert set(sent.by) == {"all_gather_decomposer", "reduce-scatter-decomposer"}
     assert len(lines) == 3 and not any("all-reduce over model" in line or "seen in no pass" in line for line in lines)
     assert lines[0].startswith("all-reduce over data +128 B by all_gather_decomposer +16 B, reduce-scatter-decomposer +112 B; not predicted: bf16[8,4]")
     gone = "reduce-scatter over data -100 B by as emitted +12 B, reduce-scatter-decomposer -112 B; predicted and not there: 100 B (gradient of w)"
     assert lines[1] == gone
-    lines = differences.of_traffic(SAMPLES / "tpu_passes", MESH, uses, {**final, ("all-gather", "data"): 90}, sample("mlp_program"), True)
+    sent = differences.of_traffic(SAMPLES / "tpu_passes", MESH, uses, {**final, ("all-gather", "data"): 90}, sample("mlp_program"), True)
+    lines = sent.lines
+    assert sent.own["all-gather", "data"] == 22 - 6
     assert lines[-1].startswith("all-gather over data -22 B by all_gather_decomposer -16 B, seen in no pass -6 B; ")
 
 
 def test_a_folder_without_dumps_is_said(tmp_path: Path) -> None:
-    assert "no dumps" in differences.of_traffic(tmp_path, MESH, (), {}, "", True)[0]
+    assert "no dumps" in differences.of_traffic(tmp_path, MESH, (), {}, "", True).lines[0]
+    assert differences.by_passes(tmp_path, 1, False) == ("", ())
+
+
+def test_passes_that_change_products_are_named(tmp_path: Path) -> None:
+    """A product made twice, one padded (which has a line of its own), and one taken away: all add up from the program as emitted."""
+
+    def text(*rows: int) -> str:
+        products = "\n".join(f"%d.{k} = f32[{n},4] dot(%p.{n}, %q), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}" for k, n in enumerate(rows))
+        given = "\n".join(f"%p.{n} = f32[{n},8] parameter({k + 1})" for k, n in enumerate(sorted(set(rows))))
+        return f"HloModule m\n\nENTRY %main (q: f32[8,4]) -> f32[] {{\n%q = f32[8,4] parameter(0)\n{given}\n{products}\nROOT %c = f32[] constant(0)\n}}\n"
+
+    stages = {"pipeline-start": text(2, 3), "cse": text(2, 3), "rematerialization": text(2, 3, 3), "pad": text(2, 3, 4), "algsimp": text(3, 4)}
+    for k, (name, dumped) in enumerate(stages.items()):
+        (tmp_path / f"module_0001.jit_step.{k:04}.some.after_{name}.before_next.txt").write_text(dumped)
+    found = products(tmp_path)
+    assert found == (2 * 5 * 32, {"rematerialization": 2 * 3 * 32, "pad": 2 * 32, "algsimp": -2 * 2 * 32})
+    line, names = differences.by_passes(tmp_path, 2 * 5 * 32, False, [Padding("pad", "node", ((3, 4),), 64)])
+    assert line == "dot FLOPs +64 by rematerialization +192, algsimp -128" and names == ("rematerialization", "algsimp")
+    assert differences.by_passes(tmp_path, 300, False)[0] == "dot FLOPs +148 by as emitted +20, rematerialization +192, algsimp -128, pad +64"
 
 
 def test_pieces_multiply_by_loops() -> None:
@@ -318,8 +347,10 @@ def test_pieces_multiply_by_loops() -> None:
 
 def test_figures_have_tolerances_and_sums_that_do_not_cancel() -> None:
     exact, near, far = Figure("a", 100, 100), Figure("b", 100, 104, tolerance=0.05), Figure("c", 100, 110, tolerance=0.05)
-    assert (exact.ok, near.ok, far.ok) == (True, True, False) and far.mark == "DIFFERS +10.00 %" and near.mark == "+4.00 %, within 5 %"
-    swapped = Figure("all collectives", 100, 100, tolerance=0.01, off=50)
+    assert (exact.ok, near.ok, far.ok) == (True, True, False) and far.mark == "+10.00 %, beyond 5 %" and near.mark == "+4.00 %, within 5 %"
+    swapped = Figure("all collectives", 100, 100, tolerance=0.01, off=50, of=TRAFFIC)
+    assert not swapped.ok and swapped.mark.startswith("DIFFERS")
+    assert replace(swapped, own=50).ok and replace(swapped, own=50).mark == "sum of differences 50.00 %, the compiler's own" and not replace(swapped, own=48).ok
     assert not swapped.ok and "50.00 %" in swapped.mark
     assert Figure("new", 0, 7, judged=False, shown=True).mark == "+7 B"
     report = VerifyReport("m", "shard_map", {"data": 2}, "train", "from shapes", (near, swapped), None, "", False, (), "h100 GPUs", ("cse: all-reduce over data -2 B",))

@@ -17,6 +17,7 @@ from planner.reader import read_model
 from planner.training import add_loss
 from planner.verify import worker
 from planner.verify.numerics import compare, seeded_values
+from planner.verify.predicted import predict
 
 MESH = (("data", 2), ("model", 4))
 ODD_GPT = "zoo:gpt-tiny,vocab=259,layers=2,seq=8"
@@ -62,7 +63,7 @@ def test_other_models(spec: str, batch: int, sequence: bool, recompute: str) -> 
 def test_memory_and_work_are_those_of_pieces() -> None:
     """Arguments and outputs to the byte, and no product done twice."""
     graph, plan = megatron_of("zoo:gpt-tiny,vocab=259,layers=1")
-    compiled = worker.compile_program(graph, plan, "train", "jit", "adamw")
-    found = {f.what: f for f in worker.figures(graph, plan, compiled, "train", "jit", "adamw", 0)}
+    compiled = worker.compile_program(emit(graph, plan, workload="train", backend="jit"), "train")
+    found = {f.what: f for f in worker.figures(predict(graph, plan, workload="train"), plan, compiled, "jit", 0)}
     for what in ("argument bytes", "output bytes", "dot FLOPs"):
         assert found[what].predicted == found[what].compiled

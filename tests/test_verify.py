@@ -23,7 +23,7 @@ from planner.pins import Pins
 from planner.rule import legal
 from planner.verify import worker
 from planner.verify.extents import Extents, window
-from planner.verify.report import Figure, Numbers, VerifyReport
+from planner.verify.report import FLOPS, TRAFFIC, Figure, Numbers, VerifyReport
 from planner.verify.shrink import fewer_repeats, fits, follow, shrink, within_goals
 
 ROOT = Path(__file__).parents[1]
@@ -89,7 +89,7 @@ def test_the_caller_does_not_import_jax() -> None:
 def test_a_report_fails_for_each_kind_of_difference() -> None:
     base = VerifyReport("m", "shard_map", {"data": 2}, "train", "from shapes", (Figure("dot FLOPs", 8, 8, "FLOPs"),), Numbers("full size", 4, 1e-7, 1e-6, "w", 1e-4))
     assert base.ok
-    assert not replace(base, figures=(Figure("dot FLOPs", 8, 9, "FLOPs"),)).ok
+    assert not replace(base, figures=(Figure("all-reduce over data", 8, 9, of=TRAFFIC),)).ok
     assert replace(base, figures=(Figure("temporaries", None, 9, judged=False),)).ok
     assert base.numbers is not None
     for numbers in (replace(base.numbers, gradients=1e-3), replace(base.numbers, error=math.nan), replace(base.numbers, gradients=math.inf)):
@@ -97,6 +97,71 @@ def test_a_report_fails_for_each_kind_of_difference() -> None:
         assert not bad.ok and "NOT VERIFIED" in bad.text() and not VerifyReport.from_dict(json.loads(bad.to_json())).ok
     missing = replace(base, numbers=None, not_run="not finished within 5 s")
     assert not missing.ok and "not finished" in missing.text() and replace(missing, asked=False).ok
+
+
+def states(report: VerifyReport) -> dict[str, str]:
+    return {v.name: v.state for v in report.verdicts}
+
+
+def test_prices_are_verdicts_of_their_own_and_no_error() -> None:
+    """Numbers and traffic decide; FLOPs and memory that a compiler makes others are said, each in its own words."""
+    sent, dots = Figure("all-reduce over data", 64, 64, of=TRAFFIC), Figure("dot FLOPs", 10_000, 10_068, "FLOPs", of=FLOPS)
+    peak = Figure("peak", 2 * 2**30, 3 * 2**30, tolerance=0.1)
+    numbers = Numbers("full size", 4, 1e-7, 2e-6, "w", 1e-4)
+    right = VerifyReport("m", "shard_map", {"data": 2}, "train", "from shapes", (sent, replace(dots, by="up +68 FLOPs by the compiler (rematerialization)"), peak), numbers)
+    assert right.ok and not right.findings() and states(right) == {"numbers": "ok", "traffic": "ok", "FLOPs": "apart", "memory": "apart"}
+    assert right.text(200).splitlines()[-2:] == [
+        "numbers: equal within 2.0e-06 · traffic: exact · FLOPs: +0.68 %, up +68 FLOPs by the compiler (rematerialization) · memory: 3.0 GiB where 2.0 GiB were planned",
+        "verified"]  # fmt: skip
+    data = right.to_dict()
+    assert data["ok"] and data["verdicts"]["FLOPs"]["state"] == "apart" and {"findings", "figures", "numbers", "notes"} < set(data)
+    assert VerifyReport.from_dict(data) == right
+    wrong = replace(right, figures=(replace(sent, compiled=96), dots, peak))
+    assert not wrong.ok and states(wrong)["traffic"] == "wrong" and wrong.findings() == ("all-reduce over data predicted 64 B, compiled 96 B",)
+    changed = replace(right, figures=(replace(sent, compiled=96, own=32, by="cse"), dots, peak))  # all of it by a pass of the compiler
+    assert changed.ok and states(changed)["traffic"] == "apart" and "all-reduce over data +50.00 % by the compiler (cse)" in changed.text(200)
+    assert not replace(right, figures=(replace(sent, compiled=96, own=31), dots, peak)).ok
+    placed = replace(right, program="jit", figures=(replace(sent, judged=False), replace(dots, judged=False)), asked=False, numbers=None)
+    assert placed.ok and set(states(placed).values()) == {"not judged"}
+
+
+def test_what_is_compiled_is_the_text_that_emit_writes(mlp: planner.Strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops and all, with the same options, and the same program is run."""
+    from planner.verify import compiled, numerics
+
+    source = "zoo:gpt-tiny,layers=3"
+    wide(source, "train").save(tmp_path / "s.json")
+    loaded: list[str] = []
+    real = numerics.load_program
+    for module in (numerics, compiled):
+        monkeypatch.setattr(module, "load_program", lambda program, *more, **options: loaded.append(program.text) or real(program, *more, **options))
+    strategy = planner.Strategy.load(tmp_path / "s.json")
+    for unroll in (False, True):
+        loaded.clear()
+        reports: list[VerifyReport] = []
+        request = {"strategy": str(tmp_path / "s.json"), "source": source, "backend": "shard_map", "run": True, "tolerance": None, "timeout_s": 600.0, "unroll": unroll}
+        worker.work(request, lambda phase, report, reports=reports: reports.append(report))
+        written = planner.api.program(strategy, source, unroll=unroll).text
+        assert loaded.count(written) == 2 and ("lax.scan" in written.split("def loss_of")[1].split("def ")[0]) is not unroll
+        assert reports[-1].ok and ("as loops" in reports[-1].compiled) is not unroll and {v.says for v in reports[-1].verdicts[1:]} == {"exact", "arguments and outputs exact"}
+
+
+def test_what_the_cpu_compiler_expands_is_named_and_counted_apart(tmp_path: Path) -> None:
+    """The gradient of a depthwise convolution's weight: a grouped convolution, which XLA for CPU multiplies out and reads the diagonal of."""
+    import onnx
+
+    from tests.reader_models import model, rand
+
+    text = "(float[8,16,12] x) => (float[8,16,12] y) { h = MatMul(x, v) y = Conv <group = 16, pads = [1, 1]> (h, w) }"
+    onnx.save(model(text, 18, v=rand(12, 12), w=rand(16, 1, 3)), tmp_path / "m.onnx")
+    wide(str(tmp_path / "m.onnx"), "train").save(tmp_path / "s.json")
+    reports: list[VerifyReport] = []
+    request = {"strategy": str(tmp_path / "s.json"), "source": str(tmp_path / "m.onnx"), "backend": "shard_map", "run": True, "tolerance": None, "timeout_s": 600.0}
+    worker.work(request, lambda phase, report: reports.append(report))
+    found = reports[-1]
+    assert found.ok, found.text()
+    assert states(found)["FLOPs"] == "apart" and "by the compiler (convolution-group-converter" in found.verdicts[2].says
+    assert any(line.startswith("dot FLOPs +") and "convolution-group-converter +" in line for line in found.differences)
 
 
 def test_what_is_too_large_runs_shrunk_under_the_same_splits(tmp_path: Path) -> None:

@@ -152,6 +152,6 @@ def verify(args: argparse.Namespace) -> int:
     what = f"for {args.target}" if args.target != "cpu" else "on virtual devices" if args.no_run else "and running it on virtual devices"
     with console.live(True, f"compiling the program {what} (at most {limit:.0f} s, --time-limit)"):
         report = check(strategy, source, backend=args.backend, target=args.target, run=not args.no_run, tolerance=args.tolerance,
-                       compute=COMPUTE[args.compute], timeout_s=limit)  # fmt: skip
+                       compute=COMPUTE[args.compute], unroll=args.unroll, timeout_s=limit)  # fmt: skip
     console.data(report.text(console.width(), console.colour(sys.stdout)))
     return 0 if report.ok else FINDING

@@ -285,7 +285,8 @@ def weights(p: argparse.ArgumentParser) -> None:
 def verify(p: argparse.ArgumentParser) -> None:
     """Options of `plan verify`."""
     saved(p)
-    p.add_argument("--backend", default="shard_map", metavar="NAME", help="shard_map (default) or jit")
+    p.add_argument("--backend", default="shard_map", metavar="NAME", help="shard_map (default) or jit, as for plan emit, whose program is what is compiled")
+    p.add_argument("--unroll", action="store_true", help="the program of plan emit --unroll")
     p.add_argument("--target", default="cpu", metavar="WHERE", help="cpu (virtual devices, default), gpu:h100 or tpu:v5e:4x4: compiled without the hardware")
     p.add_argument("--compute", default="plan", metavar="TYPE", help="with another target than cpu: plan (default), bfloat16 or float32")
     p.add_argument("--no-run", action="store_true", help="compile and compare figures, run nothing")

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,7 +22,7 @@ from planner.verify.hlo import dot_flops, traffic
 from planner.verify.origins import Origins
 from planner.verify.paddings import Padding, paddings
 from planner.verify.predicted import Predicted, Traffic, as_spoken, flops_by_node, predict
-from planner.verify.report import CompiledSizes, Figure
+from planner.verify.report import FLOPS, PEAK, TRAFFIC, CompiledSizes, Figure
 from planner.verify.targets import Target
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ LARGE = 10**9
 """Programs below this many bytes a device are not judged by their peak: what compilers keep for themselves is a large part of them."""
 PEAK_TOLERANCE = {"gpu": 0.10, "tpu": 0.25}
 TRAFFIC_TOLERANCE = 0.01
+ALL, DOTS = "all collectives", "dot FLOPs"
 PADDING = "padding of products"
 """The figure of what compiler passes added to products; it is there only where they did."""
 PARKED = "arguments on the host"
@@ -41,6 +42,8 @@ PARKED = "arguments on the host"
 ASSIGNED = "*.after_optimizations_after_buffer_assignment.txt"
 """The last dump before the TPU compiler makes machine code: the program, with all that was dumped about its buffers before it."""
 POLL_S = 0.1
+SPOKEN = 3
+"""Passes that a verdict names."""
 FLOPS_TOLERANCE = {"cpu": 0.0, "gpu": 0.0, "tpu": 0.01}
 
 
@@ -146,18 +149,18 @@ def figures(predicted: Predicted, compiled: Compiled, plan: Plan, target: Target
     actual = compiled_traffic(compiled.text, plan, exact)
     rows = []
     for key in sorted({*predicted.traffic, *actual}):
-        rows.append(Figure(f"{key[0]} over {key[1]}", predicted.traffic.get(key, 0), actual.get(key, 0), judged=False, shown=True))
+        rows.append(Figure(f"{key[0]} over {key[1]}", predicted.traffic.get(key, 0), actual.get(key, 0), judged=False, shown=True, of=TRAFFIC))
     off = sum(abs(predicted.traffic.get(k, 0) - actual.get(k, 0)) for k in {*predicted.traffic, *actual})
     inside, results = differences.entry_bytes(compiled.text)
 
-    def judged(what: str, a: int, b: int, own: float, unit: str = "bytes", off: int | None = None) -> Figure:
-        return Figure(what, a, b, unit, tolerance=own if tolerance is None else tolerance, off=off)
+    def judged(what: str, a: int, b: int, own: float, **more: Any) -> Figure:
+        return Figure(what, a, b, tolerance=own if tolerance is None else tolerance, **more)
 
-    rows.append(judged("all collectives", sum(predicted.traffic.values()), sum(actual.values()), TRAFFIC_TOLERANCE, off=off))
+    rows.append(judged(ALL, sum(predicted.traffic.values()), sum(actual.values()), TRAFFIC_TOLERANCE, off=off, of=TRAFFIC))
     added = sum(p.flops for p in padded)
-    rows.append(judged("dot FLOPs", predicted.flops, dot_flops(compiled.text) - added, FLOPS_TOLERANCE[target.kind], "FLOPs"))
+    rows.append(judged(DOTS, predicted.flops, dot_flops(compiled.text) - added, FLOPS_TOLERANCE[target.kind], unit="FLOPs", of=FLOPS))
     if added:
-        rows.append(Figure(PADDING, None, added, "FLOPs", judged=False, note=f"beside them, by {', '.join(dict.fromkeys(p.by for p in padded))}"))
+        rows.append(Figure(PADDING, None, added, "FLOPs", judged=False, of=FLOPS, note=f"beside them, by {', '.join(dict.fromkeys(p.by for p in padded))}"))
     rows.append(judged("argument bytes", predicted.argument_bytes, inside, 0.0))
     rows.append(judged("output bytes", predicted.output_bytes, results, 0.0))
     if predicted.host_argument_bytes and target.kind == "gpu":
@@ -170,9 +173,9 @@ def figures(predicted: Predicted, compiled: Compiled, plan: Plan, target: Target
         rows.append(Figure("temporaries on the host", None, compiled.host_temporary_bytes, judged=False))
     own = PEAK_TOLERANCE.get(target.kind)
     if own is None or (compiled.peak_bytes < LARGE and tolerance is None):
-        rows.append(Figure("peak", total, compiled.peak_bytes, judged=False, shown=True))
+        rows.append(Figure(PEAK, total, compiled.peak_bytes, judged=False, shown=True))
     else:
-        rows.append(judged("peak", total, compiled.peak_bytes, own))
+        rows.append(judged(PEAK, total, compiled.peak_bytes, own))
     return tuple(rows)
 
 
@@ -181,23 +184,28 @@ def _temporaries(predicted: Predicted, memory: Mapping[str, int]) -> tuple[int, 
     return max(0, memory["activations"] - predicted.batch_bytes), memory["gradients"] + memory["temporary"]
 
 
-def explain(predicted: Predicted, compiled: Compiled, rows: tuple[Figure, ...], plan: Plan, program: Program, exact: bool, memory: Mapping[str, int],
-            folder: Path, padded: Sequence[Padding]) -> tuple[str, ...]:  # fmt: skip
-    """A line per tensor, operator or pass behind a difference. memory: as in `figures`; folder: dumps after every pass, where collectives or products differ."""
-    by = {f.what: f for f in rows}
+def explain(rows: tuple[Figure, ...], predicted: Predicted, text: str, plan: Plan, program: Program, exact: bool, folder: Path,
+            padded: Sequence[Padding] = ()) -> tuple[tuple[Figure, ...], tuple[str, ...]]:  # fmt: skip
+    """The figures with what the compiler's passes made of them on their own, and a line per tensor, operator and pass behind a difference of collectives or products.
+    folder: dumps after every pass, where there is one."""
     lines: list[str] = []
-    if by["all collectives"].distance:
-        actual = compiled_traffic(compiled.text, plan, exact)
+    if any(f.of == TRAFFIC and f.distance for f in rows):
         uses = as_spoken(predicted.flow.graph, predicted.runs, predicted.uses)
-        lines += differences.of_traffic(folder, plan.mesh, uses, actual, program.text, exact)
+        sent = differences.of_traffic(folder, plan.mesh, uses, compiled_traffic(text, plan, exact), program.text, exact)
+        lines += sent.lines
+        own = {ALL: sum(sent.own.values()), **{f"{kind} over {axes}": size for (kind, axes), size in sent.own.items()}}
+        by = ", ".join(sent.by[:SPOKEN])
+        rows = tuple(replace(f, own=own.get(f.what, 0), by=by) if f.of == TRAFFIC and f.judged and f.distance else f for f in rows)
     lines += map(str, padded)
-    if by["dot FLOPs"].distance:
-        lines += differences.of_flops(compiled.text, program.text, flops_by_node(predicted.flow, predicted.runs), padded)
-    lines += differences.of_arguments(compiled.text, compiled.assignment)
-    if by["temporaries"].distance:
-        lines += differences.of_memory(compiled.text, program.text, compiled.assignment, *_temporaries(predicted, memory))
-        lines += differences.of_temporaries(compiled.text, program.text, compiled.assignment)
-    return tuple(lines)
+    if any(f.of == FLOPS and f.distance for f in rows):
+        by_node = flops_by_node(predicted.flow, predicted.runs)
+        line, passes = differences.by_passes(folder, predicted.flops, not exact, padded)
+        nodes = differences.apart(text, program.text, by_node, padded)
+        lines += [line] if line else []
+        lines += differences.of_flops(nodes)
+        words = differences.spoken(nodes, by_node, passes)
+        rows = tuple(replace(f, by=words) if f.of == FLOPS and f.judged and f.distance else f for f in rows)
+    return rows, tuple(lines)
 
 
 def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runtime: str, optimizer: str, *, unroll: bool = False,
@@ -238,14 +246,11 @@ class Outcome:
     compiled: Compiled
 
 
-def check(graph: Graph, plan: Plan, target: Target, memory: Mapping[str, int], *, workload: str, backend: str, optimizer: str, compute: str,
-          unroll: bool, tolerance: float | None = None, named: bool = True) -> Outcome:  # fmt: skip
-    """Emit, compile and compare one program. named: what is behind differences, for which the program is compiled a second time (for TPU at once with all dumps, which
+def check(graph: Graph, plan: Plan, program: Program, target: Target, memory: Mapping[str, int], *, workload: str, backend: str, optimizer: str, compute: str,
+          tolerance: float | None = None, named: bool = True) -> Outcome:  # fmt: skip
+    """Compile and compare one program. named: what is behind differences, for which the program is compiled a second time (for TPU at once with all dumps, which
     take less than that would). Needs jax and the target's environment."""
-    from planner.emit.program import Training, emit
-
     exact = backend == "shard_map"
-    program = emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training(optimizer), compute=compute)  # type: ignore[arg-type]
     predicted = predict(graph, plan, workload=workload, optimizer=optimizer, compute=compute)
 
     def build(passes: Path | None = None) -> Compiled:
@@ -258,9 +263,19 @@ def check(graph: Graph, plan: Plan, target: Target, memory: Mapping[str, int], *
         if not named:
             return Outcome(rows, (), compiled)
         by = {f.what: f for f in rows}
-        if not at_once and (by["all collectives"].distance or by["dot FLOPs"].distance):
+        if not at_once and (by[ALL].distance or by[DOTS].distance):
             build(folder)
-        if by["dot FLOPs"].distance:
+        if by[DOTS].distance:
             padded = paddings(folder, lambda text: Origins.of(text, program.text).name, placed=not exact)
             rows = figures(predicted, compiled, plan, target, exact, memory, tolerance, padded)
-        return Outcome(rows, explain(predicted, compiled, rows, plan, program, exact, memory, folder, padded), compiled)
+        rows, lines = explain(rows, predicted, compiled.text, plan, program, exact, folder, padded)
+        return Outcome(rows, (*lines, *of_memory(predicted, compiled, by, program, memory)), compiled)
+
+
+def of_memory(predicted: Predicted, compiled: Compiled, by: Mapping[str, Figure], program: Program, memory: Mapping[str, int]) -> tuple[str, ...]:
+    """A line per argument, value and moment behind a difference of memory. memory: as in `figures`."""
+    lines = [*differences.of_arguments(compiled.text, compiled.assignment)]
+    if by["temporaries"].distance:
+        lines += differences.of_memory(compiled.text, program.text, compiled.assignment, *_temporaries(predicted, memory))
+        lines += differences.of_temporaries(compiled.text, program.text, compiled.assignment)
+    return tuple(lines)

@@ -1,7 +1,7 @@
 """The tensors, operators and compiler passes behind every difference between a prediction and a compiled program, a line each.
 
     collectives   the passes whose changes add up to the difference, and the arrays that no predicted use explains (and the reverse)
-    products      nodes whose compiled dots are not those predicted, beside what passes padded (`paddings`)
+    products      the passes that changed them, and nodes whose compiled dots are not those predicted, beside what passes padded (`paddings`)
     arguments     parameters that take more memory than their elements (tiles of TPU layouts)
     temporaries   the largest values of the compiler's buffer assignment, and what they serve
     memory        what the difference of temporaries is made of when most of them are there: gaps, what came from the forward pass, what came after it
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -22,39 +22,56 @@ from planner.verify.hlo_groups import MeshAxes
 from planner.verify.hlo_text import Instruction, Module, parse
 from planner.verify.origins import Origins
 from planner.verify.paddings import Padding
-from planner.verify.passes import history, totals
+from planner.verify.passes import history, products, totals
 
 LINES = 6
 """Differences of one sort that are written out; the rest is counted."""
+NAMELESS = "no known operator (the compiler kept no note of the line)"
 _FLOATS = ("bf16", "f16", "f32")
 
 
-def of_traffic(folder: Path, mesh: MeshAxes, uses: Iterable[Use], compiled: Mapping[tuple[str, str], int], source: str, exact: bool) -> tuple[str, ...]:
-    """Lines about collectives. folder: the compiler's dumps after each pass; compiled: the final program's totals; what no pass explains of
+@dataclass(frozen=True)
+class Sent:
+    """What is behind differences of traffic. own: (kind, axes) -> bytes of the difference that passes of the compiler made, and no part of the program as emitted;
+    by: the passes, the one that changed most first."""
+
+    lines: tuple[str, ...] = ()
+    own: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    by: tuple[str, ...] = ()
+
+
+def of_traffic(folder: Path, mesh: MeshAxes, uses: Iterable[Use], compiled: Mapping[tuple[str, str], int], source: str, exact: bool) -> Sent:
+    """What is behind collectives that differ. folder: the compiler's dumps after each pass; compiled: the final program's totals; what no pass explains of
     them is said; exact: the program writes its collectives out (shard_map)."""
     seen = history(folder, mesh, lambda text: Origins.of(text, source).name, merge_ar_slice=not exact)
     if seen is None:
-        return ("the compiler wrote no dumps after its passes, so no pass can be named",)
+        return Sent(("the compiler wrote no dumps after its passes, so no pass can be named",))
     wanted: dict[tuple[str, str], Counter[tuple[int, str]]] = {}
-    for use in uses:
+    for use in (u for u in uses if not u.merged):
         label = "+".join(a for a, _ in mesh if a in use.axes)
         wanted.setdefault((use.kind, label), Counter())[use.payload_bytes, f"{use.phase} of {use.what}"] += use.count
     begun = totals(seen.first)
     rows = []
+    own: dict[tuple[str, str], int] = {}
+    changed: Counter[str] = Counter()
     for key in {*wanted, *compiled, *begun}:
         predicted = sum(size * n for (size, _), n in wanted.get(key, Counter()).items())
         delta = compiled.get(key, 0) - predicted
         if not delta:
             continue
-        by = {"as emitted" if exact else "partitioner": begun.get(key, 0) - predicted}
+        written = begun.get(key, 0) - predicted
+        by: dict[str, int] = {}
         for change in seen.later:
             if (change.kind, change.axes) == key:
                 by[change.by] = by.get(change.by, 0) + change.delta_bytes
-        by["seen in no pass"] = delta - sum(by.values())
+        unseen = delta - written - sum(by.values())
+        own[key] = max(0, abs(delta) - abs(written) - abs(unseen))
+        changed.update({name: abs(size) for name, size in by.items()})
+        by = {"as emitted" if exact else "partitioner": written, **by, "seen in no pass": unseen}
         passes = ", ".join(f"{name} {size:+,} B" for name, size in by.items() if size)
         what = _unexplained(wanted.get(key, Counter()), seen.settled.get(key, Counter()))
         rows.append((-abs(delta), f"{key[0]} over {key[1]} {delta:+,} B by {passes}{f'; {what}' if what else ''}"))
-    return _limited([line for _, line in sorted(rows)])
+    return Sent(_limited([line for _, line in sorted(rows)]), own, tuple(name for name, _ in changed.most_common()))
 
 
 def _unexplained(wanted: Counter[tuple[int, str]], found: Counter[tuple[str, int, str]]) -> str:
@@ -78,21 +95,46 @@ def _unexplained(wanted: Counter[tuple[int, str]], found: Counter[tuple[str, int
     return "; ".join(parts + ([f"predicted and not there: {_few(missing)}"] if missing else []))
 
 
-def of_flops(text: str, source: str, predicted: Mapping[str, int], padded: Iterable[Padding] = ()) -> tuple[str, ...]:
-    """Lines about nodes whose dots differ. predicted: node id -> FLOPs (`predicted.flops_by_node`); padded: what passes added, left out of what is compiled."""
+def of_flops(nodes: Iterable[tuple[str, int, int]]) -> tuple[str, ...]:
+    """Lines about nodes whose dots differ, as `apart` found them."""
+    return _limited([f"products of {name}: predicted {a:,} FLOPs, compiled {b:,}" for name, a, b in nodes])
+
+
+def spoken(nodes: Iterable[tuple[str, int, int]], predicted: Mapping[str, int], passes: Sequence[str]) -> str:
+    """What a verdict says is behind a difference of products: the operator that differs most, and the passes that changed any."""
+    nodes = list(nodes)
+    total = sum(b - a for _, a, b in nodes)
+    node = next((f"{name} {b - a:+,} FLOPs" for name, a, b in nodes if name in predicted and (b - a) * total > 0), "")
+    by = f"by the compiler ({_few(passes, 3)})" if passes else ""
+    return " ".join(filter(None, (node, by)))
+
+
+def apart(text: str, source: str, predicted: Mapping[str, int], padded: Iterable[Padding] = ()) -> list[tuple[str, int, int]]:
+    """(node, predicted, compiled) where dots differ, the furthest first. predicted: node id -> FLOPs (`predicted.flops_by_node`); padded: what passes added, left
+    out of what is compiled."""
     origins = Origins.of(text, source)
     compiled: dict[str, int] = {}
     for one in padded:
         compiled[one.what] = compiled.get(one.what, 0) - one.flops
     for instruction, flops in dots(text):
-        name = origins.name(instruction.attributes) or instruction.name
+        name = origins.name(instruction.attributes) or NAMELESS
         compiled[name] = compiled.get(name, 0) + flops
-    rows = []
-    for name in {**predicted, **compiled}:
-        delta = compiled.get(name, 0) - predicted.get(name, 0)
-        if delta:
-            rows.append((-abs(delta), f"products of {name}: predicted {predicted.get(name, 0):,} FLOPs, compiled {compiled.get(name, 0):,}"))
-    return _limited([line for _, line in sorted(rows)])
+    rows = [(name, predicted.get(name, 0), compiled.get(name, 0)) for name in {**predicted, **compiled}]
+    return sorted((row for row in rows if row[1] != row[2]), key=lambda row: (-abs(row[2] - row[1]), row))
+
+
+def by_passes(folder: Path, predicted: int, placed: bool, padded: Iterable[Padding] = ()) -> tuple[str, tuple[str, ...]]:
+    """A line about the passes whose changes add up to the difference of all products, and their names, the one that changed most first; "" where there are no dumps.
+    Paddings have lines of their own."""
+    found = products(folder, placed)
+    if found is None:
+        return "", ()
+    first, by = found
+    for one in padded:
+        by[one.by] = by.get(one.by, 0) - one.flops
+    by = {"partitioner" if placed else "as emitted": first - predicted, **dict(sorted(by.items(), key=lambda row: -abs(row[1])))}
+    parts = [f"{name} {flops:+,}" for name, flops in by.items() if flops]
+    return f"dot FLOPs {sum(by.values()):+,} by {', '.join(parts)}", tuple(name for name, flops in list(by.items())[1:] if flops)
 
 
 def entry_bytes(text: str) -> tuple[int, int]:

@@ -82,14 +82,14 @@ def seeded_batch(module: types.ModuleType, given: Values, seed: int = 0) -> dict
 
 
 def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Values, batch: Values | None = None,
-            unroll: bool = False, twin: Twin | None = None, step: bool = False) -> tuple[Comparison, list[np.ndarray]]:  # fmt: skip
+            unroll: bool = False, twin: Twin | None = None, step: bool = False, program: Program | None = None) -> tuple[Comparison, list[np.ndarray]]:  # fmt: skip
     """Compare one program with the unsharded one (`twin`: one made before from the same graph, workload and values, to compile it once).
 
     values: label -> array of every weight. batch: input -> array (with microbatches, their count is the first dim); what is missing is seeded.
-    step: compile the whole training step and check what it does to the parameters, instead of gradients alone.
+    step: compile the whole training step and check what it does to the parameters, instead of gradients alone. program: the plan's, where it was emitted before.
     Returns the errors and the program's outputs (inference), unpadded.
     """
-    program = emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training())  # type: ignore[arg-type]
+    program = program or emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training())  # type: ignore[arg-type]
     module = load_program(program)
     feeds = seeded_batch(module, batch or {})
     mesh = module.make_mesh()

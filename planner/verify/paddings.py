@@ -11,7 +11,6 @@ wrote. Whatever else changes FLOPs (work done twice, work left out) is no paddin
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,9 +20,8 @@ from pathlib import Path
 
 from planner.verify.hlo_flops import dots
 from planner.verify.hlo_text import Module, parse
-from planner.verify.passes import stages
+from planner.verify.passes import PRODUCT, stages
 
-_PRODUCT = re.compile(r"= .*?\b(?:dot|convolution|custom-call)\(")
 _MOST = 3
 """Extents of one product: its rows, its columns and what it sums over."""
 
@@ -62,7 +60,7 @@ def paddings(folder: Path, namer: Callable[[str], Callable[[str], str]], placed:
     before: _Stage | None = None
     lines: list[str] = []
     for name, text in stages(folder, placed):
-        now = [line for line in text.splitlines() if _PRODUCT.search(line)]
+        now = [line for line in text.splitlines() if PRODUCT.search(line)]
         if now == lines and before is not None:
             continue
         try:

@@ -1,4 +1,4 @@
-"""Which compiler pass changed what a program communicates, read from the compiler's own dumps after each pass (`xla_dump_hlo_pass_re`).
+"""Which compiler pass changed what a program communicates or multiplies, read from the compiler's own dumps after each pass (`xla_dump_hlo_pass_re`).
 
 From the program as emitted (shard_map) or the partitioner's result (jit) on, the payload by kind and axes is totalled after every pass whose
 text differs in its collectives; a pass that changes a total is named with its bytes. Combining and renaming keep the totals and stay silent.
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.verify.hlo import collectives
+from planner.verify.hlo_flops import dot_flops
 from planner.verify.hlo_groups import MeshAxes
 from planner.verify.hlo_text import parse
 
 _FILE = re.compile(r"(?P<module>module_\d+)\..*?\.(?P<index>\d{4,})\.(?P<pipeline>[^.]+)\.after_(?P<name>.+?)\.before_.*\.txt$")
 _LINE = re.compile(r"= .*?\b(?:all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)(?:-start)?\(")
+PRODUCT = re.compile(r"= .*?\b(?:dot|convolution|custom-call)\(")
 PARTITIONED = ("spmd-partitioning", "tpu-spmd-partitioning")
 
 Pieces = dict[tuple[str, str], Counter[tuple[str, int, str]]]
@@ -130,6 +132,26 @@ def history(folder: Path, mesh: MeshAxes, namer: Callable[[str], Callable[[str],
             continue  # between passes a module may use forms that final programs do not have
         before = text, after
     return None if first is None else History(first, tuple(later), settled)
+
+
+def products(folder: Path, placed: bool = False) -> tuple[int, dict[str, int]] | None:
+    """FLOPs of the products as emitted (placed: as partitioned), and by how much every later pass changed them; None where there are no dumps."""
+    first, before, by, lines = None, 0, dict[str, int](), list[str]()
+    for name, text in stages(folder, placed):
+        now = [line for line in text.splitlines() if PRODUCT.search(line)]
+        if now == lines and first is not None:
+            continue
+        try:
+            after = dot_flops(text)
+        except (ValueError, KeyError, IndexError):
+            continue  # between passes a module may use forms that final programs do not have
+        lines = now
+        if first is None:
+            first = after
+        elif after != before:
+            by[name] = by.get(name, 0) + after - before
+        before = after
+    return None if first is None else (first, {name: flops for name, flops in by.items() if flops})
 
 
 def _sent(text: str, mesh: MeshAxes) -> dict[tuple[str, str], int]:

@@ -1,8 +1,11 @@
-"""What `plan verify` found: predicted beside compiled, figure by figure, and how far the program's numbers are from the unsharded model's.
+"""What `plan verify` found: predicted beside compiled, figure by figure, how far the program's numbers are from the unsharded model's, and the verdicts.
 
 A figure is *judged* when the prediction claims it: on virtual CPU devices payloads, dot FLOPs and argument bytes of shard_map programs, which must
 be equal; on other targets all collectives together, FLOPs, arguments, outputs and the peak of large programs, each within a tolerance.
 Others (compiler-placed collectives of jit programs, temporaries of the CPU compiler) are shown beside and decide nothing.
+
+Four verdicts are given, each with tolerances of its own: numbers, traffic, FLOPs and memory. Wrong numbers or traffic are a wrong program. FLOPs and memory
+are prices: where a compiler makes them others, it is said, and the program is as right as before. What compilers do on their own is told apart by their passes.
 """
 
 from __future__ import annotations
@@ -13,9 +16,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from costmodels.units import show_bytes
 from planner.report.words import Style, hang
 
+NUMBERS, TRAFFIC, FLOPS, MEMORY = "numbers", "traffic", "FLOPs", "memory"
+OK, APART, WRONG, UNKNOWN = "ok", "apart", "wrong", "not judged"
+"""States of a verdict. apart: a price is further from the plan than its tolerance, or the compiler changed something on its own; the program is right."""
 GAP = "  "
+PEAK = "peak"
 LEAST = 14
 """Columns that a mark keeps, however narrow the terminal."""
 
@@ -40,8 +48,9 @@ class CompiledSizes:
 class Figure:
     """One quantity of one device and one step; `predicted` is None where the plan predicts nothing comparable.
 
-    tolerance: largest distance allowed, as a fraction of what was compiled. off: the distance where it is not that of the two totals (a sum of
-    differences that could cancel). shown: the distance is printed though it is not judged.
+    of: the verdict it belongs to. tolerance: largest distance allowed, as a fraction of what was compiled. off: the distance where it is not that of the two
+    totals (a sum of differences that could cancel). shown: the distance is printed though it is not judged. own: how much of the distance the compiler's passes
+    made on their own, which is allowed; by: what made it, in words.
     """
 
     what: str
@@ -53,6 +62,9 @@ class Figure:
     tolerance: float = 0.0
     off: int | None = None
     shown: bool = False
+    of: str = MEMORY
+    own: int = 0
+    by: str = ""
 
     @property
     def distance(self) -> int:
@@ -62,7 +74,7 @@ class Figure:
     @property
     def ok(self) -> bool:
         """Within the tolerance (equal where there is none), or not judged."""
-        return not self.judged or (self.predicted is not None and self.distance <= self.tolerance * self.compiled)
+        return not self.judged or (self.predicted is not None and self.distance - self.own <= self.tolerance * self.compiled)
 
     @property
     def mark(self) -> str:
@@ -72,10 +84,13 @@ class Figure:
         if not self.distance:
             return "exact"
         if not self.judged:
-            return self._apart()
-        return f"{self._apart()}, within {100 * self.tolerance:.3g} %" if self.ok else f"DIFFERS {self._apart()}"
+            return self.apart
+        if self.ok:
+            return f"{self.apart}, the compiler's own" if self.own else f"{self.apart}, within {100 * self.tolerance:.3g} %"
+        return f"DIFFERS {self.apart}" if self.of == TRAFFIC else f"{self.apart}{f', beyond {100 * self.tolerance:.3g} %' if self.tolerance else ''}"
 
-    def _apart(self) -> str:
+    @property
+    def apart(self) -> str:
         """The distance as a fraction of the prediction, or in the figure's unit where nothing was predicted; a sum of differences has no sign."""
         sign = "sum of differences " if self.off is not None else "+" if self.compiled > (self.predicted or 0) else "-"
         return sign + (f"{100 * self.distance / self.predicted:.2f} %" if self.predicted and self.distance < 10 * self.predicted else _number(self.distance, self.unit))
@@ -102,6 +117,16 @@ class Numbers:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """One of what is verified: numbers, traffic, FLOPs or memory."""
+
+    name: str
+    state: str
+    """ok | apart | wrong | not judged"""
+    says: str
+
+
+@dataclass(frozen=True)
 class VerifyReport:
     """Everything verified, and what was not: `not_run` says why there are no numbers when they were asked for."""
 
@@ -120,9 +145,56 @@ class VerifyReport:
     """The tensor, operator or compiler pass behind each difference, a line each."""
 
     @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Numbers, traffic, FLOPs and memory."""
+        return self._of_numbers(), self._of_traffic(), self._of_flops(), self._of_memory()
+
+    @property
     def ok(self) -> bool:
-        """Every judged figure is as predicted, and the numbers, when asked for, were run and are within the tolerance."""
-        return all(f.ok for f in self.figures) and (not self.asked or (self.numbers is not None and self.numbers.ok))
+        """The program is right: traffic is as predicted, and the numbers, when asked for, were run and are within the tolerance."""
+        return all(v.state != WRONG for v in self.verdicts)
+
+    def _of_numbers(self) -> Verdict:
+        n = self.numbers
+        if n is None:
+            return Verdict(NUMBERS, WRONG if self.asked else UNKNOWN, f"not run ({self.not_run or 'not asked for'})")
+        worst = max(n.error, n.gradients or 0.0) if n.ok else math.nan
+        return Verdict(NUMBERS, OK, f"equal within {worst:.1e}") if n.ok else Verdict(NUMBERS, WRONG, f"beyond {n.tolerance:g} of the unsharded model's")
+
+    def _judged(self, verdict: str) -> list[Figure]:
+        return [f for f in self.figures if f.of == verdict and f.judged]
+
+    def _of_traffic(self) -> Verdict:
+        rows = self._judged(TRAFFIC)
+        bad = [f for f in rows if not f.ok]
+        if bad:
+            return Verdict(TRAFFIC, WRONG, "; ".join(map(_beside, bad)))
+        if not rows:
+            return Verdict(TRAFFIC, UNKNOWN, "none" if self._alone() else "placed by the compiler")
+        far = [f for f in rows if f.distance]
+        says = "; ".join(f"{f.what} {f.apart}{f' by the compiler ({f.by})' if f.by else ''}" for f in far)
+        return Verdict(TRAFFIC, APART if any(f.own for f in far) else OK, says or "exact")
+
+    def _alone(self) -> bool:
+        return math.prod(self.mesh.values()) == 1
+
+    def _of_flops(self) -> Verdict:
+        rows = self._judged(FLOPS)
+        bad = [f for f in rows if f.distance]
+        if bad:
+            return Verdict(FLOPS, OK if all(f.ok for f in bad) else APART, "; ".join(f"{f.apart}{f', {f.by}' if f.by else ''}" for f in bad))
+        return Verdict(FLOPS, OK, "exact") if rows else Verdict(FLOPS, UNKNOWN, "placed by the compiler")
+
+    def _of_memory(self) -> Verdict:
+        rows = self._judged(MEMORY)
+        bad = [f for f in rows if not f.ok]
+        if bad:
+            return Verdict(MEMORY, APART, "; ".join(f"{show_bytes(f.compiled)} where {show_bytes(f.predicted or 0)} were planned" if f.what == PEAK
+                                                    else f"{f.what} {f.apart}" for f in bad))  # fmt: skip
+        peak = next((f for f in rows if f.what == PEAK), None)
+        if peak is not None:
+            return Verdict(MEMORY, OK, f"{show_bytes(peak.compiled)} where {show_bytes(peak.predicted or 0)} were planned, {peak.mark}")
+        return Verdict(MEMORY, OK, "arguments and outputs exact") if rows else Verdict(MEMORY, UNKNOWN, "placed by the compiler")
 
     def text(self, width: int = 100, colour: bool = False) -> str:
         """The report for people, in `width` columns."""
@@ -134,6 +206,7 @@ class VerifyReport:
         lines += [line for text in self.differences for line in hang("  - ", text, width)]
         lines += hang("numbers ", self._numbers_text(), width)
         lines += [line for n in self.notes for line in hang("note: ", n, width)]
+        lines += hang("", " · ".join(f"{v.name}: {v.says}" for v in self.verdicts), width)
         if self.ok:
             return "\n".join([*lines, style.good("verified")])
         first, *more = hang("NOT VERIFIED: ", "; ".join(self.findings()), width)
@@ -164,8 +237,7 @@ class VerifyReport:
 
     def findings(self) -> tuple[str, ...]:
         """What is wrong, a phrase each; empty when `ok`."""
-        out = [f"{f.what} predicted {_number(f.predicted, f.unit)}, compiled {_number(f.compiled, f.unit)}"
-               + (f", beyond {100 * f.tolerance:.3g} %" if f.tolerance else "") for f in self.figures if not f.ok]  # fmt: skip
+        out = [_beside(f) for f in self.figures if f.of == TRAFFIC and not f.ok]
         if self.asked and self.numbers is None:
             out.append(f"numbers were not run: {self.not_run}")
         elif self.numbers is not None and not self.numbers.ok:
@@ -177,6 +249,7 @@ class VerifyReport:
         data = asdict(self)
         data["mesh"] = dict(self.mesh)
         data["ok"], data["findings"] = self.ok, list(self.findings())
+        data["verdicts"] = {v.name: {"state": v.state, "says": v.says} for v in self.verdicts}
         for figure, row in zip(self.figures, data["figures"], strict=True):
             row["ok"] = figure.ok
         if data["numbers"]:
@@ -202,6 +275,12 @@ class VerifyReport:
             numbers = Numbers(n["size"], n["parameters"], math.nan if n["error"] is None else n["error"], gradients, n["worst"], n["tolerance"])
         plain = {key: data[key] for key in ("model", "program", "mesh", "workload", "compiled", "not_run", "asked", "machine")}
         return cls(**plain, figures=figures, numbers=numbers, notes=tuple(data["notes"]), differences=tuple(data["differences"]))
+
+
+def _beside(figure: Figure) -> str:
+    """A figure that is not as predicted."""
+    beyond = f", beyond {100 * figure.tolerance:.3g} %" if figure.tolerance else ""
+    return f"{figure.what} predicted {_number(figure.predicted, figure.unit)}, compiled {_number(figure.compiled, figure.unit)}{beyond}"
 
 
 def _number(value: int | None, unit: str) -> str:

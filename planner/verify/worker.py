@@ -4,10 +4,11 @@
 a crash, a hang or exhausted memory of the compiler is an error message. For a GPU or TPU target nothing is run: `planner.verify.ahead`.
 The worker writes its report after each phase:
 
-    compile    from shapes alone, in float32, unrolled where the graph is small enough to unroll: nothing is allocated
+    compile    the text that `plan emit` writes, from shapes alone, in float32: nothing is allocated
     run        outputs or gradients against the unsharded program, on the full model when the host memory it would take (what the compiler says
                each device needs, times devices, plus the unsharded model) is below half of what there is and it would end in time; else on
                `planner.verify.shrink`'s smaller model under the same splits
+    explain    where collectives or products are not as predicted, the program compiled again with dumps: which pass changed them
 """
 
 from __future__ import annotations
@@ -18,37 +19,38 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
-from planner.possible import IN_LOOPS
 from planner.verify.host import free_bytes, host_bytes, refuse_if_too_large
-from planner.verify.report import CompiledSizes, Figure, Numbers, VerifyReport
+from planner.verify.predicted import predict
+from planner.verify.report import FLOPS, PEAK, TRAFFIC, CompiledSizes, Figure, Numbers, VerifyReport
+from planner.verify.targets import Target
 
 if TYPE_CHECKING:
+    from planner.emit.program import Program
     from planner.flow import Plan
     from planner.graph import Graph
     from planner.model import Model
     from planner.strategy import Strategy
+    from planner.verify.predicted import Predicted
 
 TOLERANCE = 1e-4
 TIMEOUT_S = 900.0
-UNROLLED_NODES = 700
-"""Graphs of more nodes are compiled with their repeated blocks as loops: unrolled they would take minutes."""
 CORE_FLOPS_PER_S = 5e9
 """What one core is counted on to do; decides only whether the full model is run."""
 
 
 def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map", target: str = "cpu", run: bool = True, tolerance: float | None = None,
-           compute: str = "", timeout_s: float = TIMEOUT_S) -> VerifyReport:  # fmt: skip
+           compute: str = "", unroll: bool = False, timeout_s: float = TIMEOUT_S) -> VerifyReport:  # fmt: skip
     """Compile, and with `run` on virtual CPU devices execute, the program of a strategy, in a process of its own.
 
     source: the model the strategy was made for. target: cpu, gpu:NAME or tpu:SLICE (compiled only). tolerance: on cpu the largest error of outputs,
     loss and gradients (a fraction, default TOLERANCE), else the largest difference of every judged figure instead of the target's own ones.
-    compute: float32 or bfloat16 on other targets than cpu, default as the plan computes.
+    compute: float32 or bfloat16 on other targets than cpu, default as the plan computes. backend, unroll: as for `plan emit`, whose text is what is compiled.
     Raises PlanError: another model, no jax or no compiler, an unknown target, devices that cannot be had, a host with too little memory, or a
     compilation that fails or exceeds timeout_s. Running out of time after compiling is no error: the report says that numbers are missing.
     """
@@ -63,7 +65,7 @@ def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map"
         asked, answered, planned = (Path(folder, name) for name in ("request.json", "answer.json", "strategy.json"))
         strategy.save(planned)
         request = {"strategy": str(planned), "source": str(source), "backend": backend, "run": run, "tolerance": tolerance, "timeout_s": timeout_s,
-                   "target": target, "compute": compute}  # fmt: skip
+                   "target": target, "compute": compute, "unroll": unroll}  # fmt: skip
         asked.write_text(json.dumps(request))
         late, log, code = False, "", 0
         try:
@@ -82,6 +84,8 @@ def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map"
     report = VerifyReport.from_dict(answer["report"])
     if answer["phase"] == "done":
         return report
+    if answer["phase"] == "ran":
+        return replace(report, notes=(*report.notes, f"which passes of the compiler are behind the differences was not found within {timeout_s:g} s"))
     return replace(report, not_run=f"not finished within {timeout_s:g} s" if late else f"the process ended with code {code} while running: {_last(log)}")
 
 
@@ -114,60 +118,50 @@ def _last(log: str) -> str:
     return lines[-1][:300] if lines else ""
 
 
-@dataclass(frozen=True)
-class Compiled(CompiledSizes):
-    """A program compiled for virtual CPU devices."""
-
-    unrolled: bool
+def written_out(graph: Graph, plan: Plan, unroll: bool) -> int:
+    """How many operators a program has."""
+    return len(graph.nodes) - (0 if unroll else sum(period * (repeats - 1) for _, period, repeats in plan.runs))
 
 
-def written_out(graph: Graph, plan: Plan) -> tuple[bool, int]:
-    """Whether repeated blocks are unrolled, and how many operators the program then has."""
-    if (len(graph.nodes) <= UNROLLED_NODES and not set(plan.offload) & set(IN_LOOPS)) or not plan.runs:
-        return True, len(graph.nodes)
-    return False, len(graph.nodes) - sum(period * (repeats - 1) for _, period, repeats in plan.runs)
-
-
-def compile_program(graph: Graph, plan: Plan, workload: str, backend: str, optimizer: str) -> Compiled:
-    """Compile the training step (or the forward pass) from shapes alone. Needs jax and the plan's devices."""
-    from planner.emit.program import Training, emit
+def compile_program(program: Program, workload: str) -> CompiledSizes:
+    """Compile the training step (or the forward pass) from shapes alone, in float32. Needs jax and the plan's devices."""
     from planner.verify.compiled import compile_step
 
-    unroll, _ = written_out(graph, plan)
-    program = emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training(optimizer))  # type: ignore[arg-type]
-    return measured(compile_step(program, workload), unroll)  # type: ignore[arg-type]
-
-
-def measured(done: Any, unrolled: bool) -> Compiled:
-    """What the compiler says of a compiled step."""
+    done = compile_step(program, workload)  # type: ignore[arg-type]
     stats = done.memory_analysis()
-    return Compiled(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes, unrolled)
+    return CompiledSizes(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes)
 
 
-def figures(graph: Graph, plan: Plan, compiled: Compiled, workload: str, backend: str, optimizer: str, planned_bytes: int) -> tuple[Figure, ...]:
+def figures(predicted: Predicted, plan: Plan, compiled: CompiledSizes, backend: str, planned_bytes: int) -> tuple[Figure, ...]:
     """Predicted beside compiled. planned_bytes: memory per device the strategy claims, in its own precision."""
+    from planner.verify.ahead import DOTS, compiled_traffic
     from planner.verify.differences import entry_bytes
-    from planner.verify.hlo import dot_flops, traffic
-    from planner.verify.predicted import predict
+    from planner.verify.hlo import dot_flops
 
     exact = backend == "shard_map"
-    predicted = predict(graph, plan, workload=workload, optimizer=optimizer)
-    actual = traffic(compiled.text, plan.mesh, merge_ar_slice=not exact)
-    found = {(kind, axes): int(cell["payload"]) for kind, by in actual.items() for axes, cell in by.items()}
-    placed = "" if exact else "placed by the compiler"
+    found = compiled_traffic(compiled.text, plan, exact)
+    note = "" if exact else "placed by the compiler"
     rows = []
     for key in sorted({*predicted.traffic, *found}):
-        rows.append(Figure(f"{key[0]} over {key[1]}", predicted.traffic.get(key, 0), found.get(key, 0), judged=exact, note=placed))
-    rows.append(Figure("dot FLOPs", predicted.flops, dot_flops(compiled.text), "FLOPs", exact, placed))
-    note = "" if exact else "placed by the compiler"
+        rows.append(Figure(f"{key[0]} over {key[1]}", predicted.traffic.get(key, 0), found.get(key, 0), judged=exact, note=note, of=TRAFFIC))
+    rows.append(Figure(DOTS, predicted.flops, dot_flops(compiled.text), "FLOPs", exact, note, of=FLOPS))
     rows.append(Figure("argument bytes", predicted.argument_bytes, compiled.argument_bytes, judged=exact, note=note))
     rows.append(Figure("output bytes", predicted.output_bytes, entry_bytes(compiled.text)[1], judged=exact, note=note))
     rows.append(Figure("temporaries", None, compiled.temporary_bytes, judged=False, note="CPU, not representative"))
-    rows.append(Figure("peak", planned_bytes, compiled.peak_bytes, judged=False, note="planned for the target in its precision; CPU, not representative"))
+    rows.append(Figure(PEAK, planned_bytes, compiled.peak_bytes, judged=False, note="planned for the target in its precision; CPU, not representative"))
     return tuple(rows)
 
 
-def too_large(graph: Graph, plan: Plan, compiled: Compiled, training: bool, timeout_s: float) -> str:
+def explained(rows: tuple[Figure, ...], predicted: Predicted, plan: Plan, program: Program, workload: str) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
+    """The figures and the lines behind their differences, for which the program is compiled again with dumps after every pass."""
+    from planner.verify.ahead import compile_ahead, explain
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        text = compile_ahead(program, workload, Target("cpu"), "float32", plan.devices, Path(name)).text
+        return explain(rows, predicted, text, plan, program, True, Path(name))
+
+
+def too_large(graph: Graph, plan: Plan, compiled: CompiledSizes, training: bool, timeout_s: float) -> str:
     """Why the full model is not run; "" when it is: its estimated memory is below half the host's, and its work ends in a quarter of the time."""
     from costmodels.units import show_bytes
     from planner.flow import rule_of
@@ -182,13 +176,14 @@ def too_large(graph: Graph, plan: Plan, compiled: Compiled, training: bool, time
     return f"it would take about {seconds:.0f} s" if seconds > timeout_s / 4 else ""
 
 
-def numbers(model: Model, plan: Plan, compiled: Compiled, backend: str, tolerance: float, timeout_s: float) -> tuple[Numbers | None, str, tuple[str, ...]]:
+def numbers(model: Model, plan: Plan, program: Program, compiled: CompiledSizes, backend: str, tolerance: float, timeout_s: float) -> tuple[Numbers | None, str, tuple[str, ...]]:
     """Run the program, full or shrunk, against the unsharded one: (numbers or None, why not, notes)."""
     from planner.verify.numerics import compare, seeded_values
     from planner.weights import load
 
     workload = model.workload.kind
     graph, size = model.graph(plan.microbatches), "full size"
+    own: Program | None = program
     notes: tuple[str, ...] = ()
     reason = too_large(graph, plan, compiled, workload == "train", timeout_s)
     if reason:
@@ -199,9 +194,9 @@ def numbers(model: Model, plan: Plan, compiled: Compiled, backend: str, toleranc
         if not within_goals(small):
             return None, f"at full size {reason}, and the model does not shrink far enough", notes
         plan, size = replace(follow(plan, graph, small), microbatches=1), f"shrunk model ({reason} at full size)"
-        graph = small
+        graph, own = small, None
     values = seeded_values(graph, load(graph, model.folder, seed_missing=True))
-    found, _ = compare(graph, plan, workload=workload, backend=backend, values=values)
+    found, _ = compare(graph, plan, workload=workload, backend=backend, values=values, program=own)
     gradients = found.gradients if workload == "train" else None
     return Numbers(size, graph.parameters, found.outputs, gradients, found.worst, tolerance), "", notes
 
@@ -211,7 +206,6 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     import jax
 
     from planner.strategy import Strategy
-    from planner.verify.targets import Target
 
     strategy = Strategy.load(request["strategy"])
     devices = prod(n for _, n in strategy.mesh_shape)
@@ -225,23 +219,39 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     if have != devices:
         raise PlanError("P160", f"jax made {have} virtual CPU devices instead of {devices}", help=["unset JAX settings in the environment"])
     model = recorded_model(strategy, request["source"])
-    kind, backend = model.workload.kind, request["backend"]
+    kind, backend, unroll = model.workload.kind, request["backend"], request.get("unroll", False)
     graph = model.graph(int(strategy.techniques["microbatches"]))
-    plan = strategy.plan_for(graph)
-    optimizer = model.workload.optimizer
-    refuse_if_too_large(Target("cpu"), written_out(graph, plan)[1], free_bytes())
-    compiled = compile_program(graph, plan, kind, backend, optimizer)
-    how = f"from shapes, {'unrolled' if compiled.unrolled else 'repeated blocks as loops'}, float32"
+    plan, program = strategy.plan_for(graph), emitted(strategy, request)
+    refuse_if_too_large(Target("cpu"), written_out(graph, plan, unroll), free_bytes())
+    compiled, predicted = compile_program(program, kind), predict(graph, plan, workload=kind, optimizer=model.workload.optimizer)
     precision = strategy.workload.get("precision", "fp32")
     notes = (f"the plan computes in {precision}; CPU collectives would widen it, so its float32 twin is verified",) if precision != "fp32" else ()
     notes = (*notes, *parked(plan, "cpu"), *at_balance(graph))
-    rows = figures(graph, plan, compiled, kind, backend, optimizer, int(strategy.costs["memory_per_device_bytes"]))
-    report = VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how, rows, None, "", request["run"], notes)
-    write("compiled" if request["run"] else "done", report)
+    rows = figures(predicted, plan, compiled, backend, int(strategy.costs["memory_per_device_bytes"]))
+    report = VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how(plan, unroll, "float32"), rows, None, "", request["run"], notes)
+    write("compiled" if request["run"] else "ran", report)
     if request["run"]:
         tolerance = TOLERANCE if request["tolerance"] is None else request["tolerance"]
-        found, why, more = numbers(model, plan, compiled, backend, tolerance, request["timeout_s"])
-        write("done", replace(report, numbers=found, not_run=why, notes=(*notes, *more)))
+        found, why, more = numbers(model, plan, program, compiled, backend, tolerance, request["timeout_s"])
+        report = replace(report, numbers=found, not_run=why, notes=(*notes, *more))
+        write("ran", report)
+    if any(f.of in (TRAFFIC, FLOPS) and f.judged and f.distance for f in rows):
+        rows, lines = explained(rows, predicted, plan, program, kind)
+        report = replace(report, figures=rows, differences=lines)
+    write("done", report)
+
+
+def emitted(strategy: Strategy, request: Mapping[str, Any]) -> Program:
+    """The program that `plan emit` writes with the same options."""
+    from planner.api import program
+
+    made: Program = program(strategy, request["source"], backend=request["backend"], unroll=request.get("unroll", False))
+    return made
+
+
+def how(plan: Plan, unroll: bool, compute: str) -> str:
+    """How the program was compiled, in words."""
+    return f"from shapes, {'' if not plan.runs else 'repeated blocks written out, ' if unroll else 'repeated blocks as loops, '}{compute}"
 
 
 def parked(plan: Plan, kind: str) -> tuple[str, ...]:
@@ -277,18 +287,16 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     compute = request["compute"] or ("bfloat16" if precision == "bf16-mixed" else "float32")
     graph = model.graph(int(strategy.techniques["microbatches"]))
     plan = strategy.plan_for(graph)
-    unroll, written = written_out(graph, plan)
-    target = parse_target(request["target"], plan.devices)
-    refuse_if_too_large(target, written, free_bytes())
+    unroll, target = request.get("unroll", False), parse_target(request["target"], plan.devices)
+    refuse_if_too_large(target, written_out(graph, plan, unroll), free_bytes())
     memory = ahead.planned_memory(graph, plan, compute, kind == "train", str(strategy.workload["runtime"]), optimizer, kind=target.kind)
-    found = ahead.check(graph, plan, target, memory, workload=kind, backend=backend, optimizer=optimizer, compute=compute, unroll=unroll,
+    found = ahead.check(graph, plan, emitted(strategy, request), target, memory, workload=kind, backend=backend, optimizer=optimizer, compute=compute,
                         tolerance=request["tolerance"])  # fmt: skip
-    how = f"from shapes, {'unrolled' if unroll else 'repeated blocks as loops'}, {compute}"
     notes = ["peak and temporaries are predicted without the allowance for fragmentation that a plan adds"]
     if precision not in ("bf16-mixed", "fp32"):
         notes.append(f"the plan is priced in {precision}, which programs are not emitted in")
     notes += [*parked(plan, target.kind), *at_balance(graph)]
-    return VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how, found.figures, None, f"{target.text} is only compiled for", False,
+    return VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how(plan, unroll, compute), found.figures, None, f"{target.text} is only compiled for", False,
                         tuple(notes), target.machine, found.differences)  # fmt: skip
 
 
