@@ -189,7 +189,7 @@ def test_compare_sweep_ops_hardware(capsys: pytest.CaptureFixture[str]) -> None:
 def test_verify_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from planner.verify import worker
 
-    assert main(["zoo:mlp-tiny", "--devices", "2", "--precision", "fp32", "--quiet", "-o", "s.json"]) == 0
+    assert main(["zoo:mlp-tiny", "--devices", "2", "--precision", "fp32", "--pin", "dp=2", "--quiet", "-o", "s.json"]) == 0
     assert main(["verify", "s.json", "--no-run"]) == 0
     out = capsys.readouterr().out
     assert "argument bytes" in out and "traffic: exact" in out and "numbers: not run" in out

@@ -121,6 +121,7 @@ def test_prices_are_verdicts_of_their_own_and_no_error() -> None:
     changed = replace(right, figures=(replace(sent, compiled=96, own=32, by="cse"), dots, peak))  # all of it by a pass of the compiler
     assert changed.ok and states(changed)["traffic"] == "apart" and "all-reduce over data +50.00 % by the compiler (cse)" in changed.text(200)
     assert not replace(right, figures=(replace(sent, compiled=96, own=31), dots, peak)).ok
+    assert replace(right, figures=(dots, peak)).verdicts[1].says == "none"  # every device computes the same
     placed = replace(right, program="jit", figures=(replace(sent, judged=False), replace(dots, judged=False)), asked=False, numbers=None)
     assert placed.ok and set(states(placed).values()) == {"not judged"}
 

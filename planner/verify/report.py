@@ -170,13 +170,10 @@ class VerifyReport:
         if bad:
             return Verdict(TRAFFIC, WRONG, "; ".join(map(_beside, bad)))
         if not rows:
-            return Verdict(TRAFFIC, UNKNOWN, "none" if self._alone() else "placed by the compiler")
+            return Verdict(TRAFFIC, UNKNOWN, "placed by the compiler") if self.program == "jit" else Verdict(TRAFFIC, OK, "none")
         far = [f for f in rows if f.distance]
         says = "; ".join(f"{f.what} {f.apart}{f' by the compiler ({f.by})' if f.by else ''}" for f in far)
         return Verdict(TRAFFIC, APART if any(f.own for f in far) else OK, says or "exact")
-
-    def _alone(self) -> bool:
-        return math.prod(self.mesh.values()) == 1
 
     def _of_flops(self) -> Verdict:
         rows = self._judged(FLOPS)
