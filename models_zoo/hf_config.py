@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from costmodels.intake import read_text
 from models_zoo import bert, deepseek, gpt, llama, moe, resnet, ssm, t5, vit
 from models_zoo.hf_fields import Fields
-from models_zoo.spec import LAYERS_LIMIT, Family, Preset, make, parse_options
+from models_zoo.spec import LAYERS_LIMIT, Family, Preset, convert, make, parse_options, split_spec
+from models_zoo.spec import options as zoo_options
 from planner.errors import PlanError, did_you_mean
 
 if TYPE_CHECKING:
@@ -255,7 +256,12 @@ def from_config(path: str | Path, options: Mapping[str, str] | None = None) -> o
     Raises PlanError: P074 for a file that cannot be read or a field with a bad value, P075 for a model type that is not
     known, and those of `models_zoo.build`.
     """
-    path = Path(path)
+    family, config, kind, notes = _read(Path(path))
+    return make(family, kind, Preset(config, kind), parse_options(family, options or {}), notes)
+
+
+def _read(path: Path) -> tuple[Family, Any, str, tuple[str, ...]]:
+    """Family, configuration, model type and notes of a file."""
     data = _load(path)
     kind = data.get("model_type")
     if not isinstance(kind, str) or kind not in _KNOWN:
@@ -264,7 +270,32 @@ def from_config(path: str | Path, options: Mapping[str, str] | None = None) -> o
         raise PlanError("P075", what, help=[*([hint] if hint else []), "known: " + ", ".join(_KNOWN), "or export the model to ONNX"])
     fields = Fields(path, data)
     family, config = _KNOWN[kind](fields)
-    return make(family, kind, Preset(config, kind), parse_options(family, options or {}), tuple(fields.notes))
+    return family, config, kind, tuple(fields.notes)
+
+
+LENGTHS = ("seq", "target")
+"""Options that are dims of a graph's inputs: --dim sets them."""
+
+
+def split_config(text: str) -> tuple[str, dict[str, int]]:
+    """`config.json,seq=8k` -> the file and the lengths. Raises PlanError P071 for anything else behind the name."""
+    file, comma, rest = text.rpartition(".json,")
+    if not comma:
+        return text, {}
+    _, given = split_spec(f"config,{rest}")
+    for option in given:
+        if option not in LENGTHS:
+            raise PlanError("P071", f"{text!r}: of a config.json {' and '.join(LENGTHS)} can be set here, not {option!r}", help=["change the field in the file"])
+    return f"{file}.json", {option: int(convert(option, value, int)) for option, value in given.items()}  # type: ignore[call-overload]
+
+
+def with_lengths(path: str | Path, dims: Mapping[str, int]) -> tuple[onnx.ModelProto, dict[str, int], dict[str, int]]:
+    """(the model of a config.json with its lengths set by `dims`, those that were taken, those that are the file's or the default)."""
+    family, config = _read(Path(path))[:2]
+    own = [option for option in LENGTHS if option in zoo_options(family.config_type)]
+    taken = {option: dims[option] for option in own if option in dims}
+    left = {option: int(getattr(config, option)) for option in own if option not in dims and getattr(config, option, None)}
+    return from_config(path, {option: str(n) for option, n in taken.items()}), taken, left
 
 
 def _load(path: Path) -> dict[str, Any]:

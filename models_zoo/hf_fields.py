@@ -82,7 +82,7 @@ class Fields:
         """Sequence length to plan for: the context window, up to `LONGEST_DEFAULT`."""
         window = self.whole(key, default)
         if window > LONGEST_DEFAULT:
-            self.notes.append(f"The context window is {window}; the graph has sequence length {LONGEST_DEFAULT} (option seq).")
+            self.notes.append(f"The context window is {window}; the graph has sequence length {LONGEST_DEFAULT} (--dim seq sets it).")
         return min(window, LONGEST_DEFAULT)
 
     def only(self, key: str, value: Any, *also: Any) -> None:

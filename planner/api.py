@@ -260,6 +260,7 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
         out.append(f"--memory-limit {show_bytes(request.memory_limit_bytes)} is more than a device has: {show_bytes(request.limit_bytes)} are usable")
     if model.workload.batch is None and model.workload.tokens_per_step is None:
         out.append(f"batch {model.batch} (--batch)")
+    out += model.said
     if model.proto.configuration and request.pins.empty:
         devices = ", ".join(str(c.num_devices) for c in model.proto.configuration)
         out.append(f"the model's annotations for {devices} devices are not used (--pin annotated)")

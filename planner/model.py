@@ -77,6 +77,10 @@ class Model:
     devices: int
     folder: Path | None = None
     proto: Any = None
+    lengths: frozenset[str] = frozenset()
+    """Dims of the workload that the model was built with: the graph has no symbols for them."""
+    said: tuple[str, ...] = ()
+    """Lengths that nobody gave, for the assumptions."""
     _graphs: dict[int, Graph] = field(default_factory=dict)
     _plain: Graph | None = None
     _sketches: dict[int, Graph] = field(default_factory=dict)
@@ -95,10 +99,16 @@ class Model:
 
             return cls(text, workload, devices, None, models_zoo.build(text))
         path = Path(text)
-        if path.suffix == ".json":
-            from models_zoo.hf_config import from_config
+        if ".json" in path.name:
+            from models_zoo.hf_config import split_config, with_lengths
 
-            return cls(path.name, workload, devices, path.parent, from_config(path))
+            file, given = (text, dict[str, int]()) if path.exists() else split_config(text)
+            path = Path(file)
+            if path.suffix == ".json":
+                workload = replace(workload, dims={**given, **workload.dims})
+                proto, taken, left = with_lengths(path, workload.dims)
+                said = tuple(f"{dim} {n:,} (--dim {dim}={n})" for dim, n in left.items())
+                return cls(path.name, workload, devices, path.parent, proto, lengths=frozenset(taken), said=said)
         from planner.reader.file import load
 
         return cls(path.name, workload, devices, path.parent, load(path))
@@ -109,7 +119,8 @@ class Model:
 
         w = self.workload
         tokens = w.tokens_per_step if batch is None else None
-        graph = read_model(self._checked, self.folder, batch=batch, dims=w.dims, shapes=w.shapes, tokens_per_step=tokens, devices=self.devices)
+        dims = {k: v for k, v in w.dims.items() if k not in self.lengths}
+        graph = read_model(self._checked, self.folder, batch=batch, dims=dims, shapes=w.shapes, tokens_per_step=tokens, devices=self.devices)
         return replace(graph, name=self.name)
 
     @cached_property

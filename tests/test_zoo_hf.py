@@ -155,3 +155,40 @@ def test_any_fields_give_a_model_or_a_plan_error(tmp_path: Path, kind: str, fiel
     else:
         assert all(math.prod(t.dims) > 0 for t in model.graph.initializer if "." in t.name)
         onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+
+
+# lengths
+
+SMALL = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128, "max_position_embeddings": 64}
+
+
+def small(folder: Path) -> str:
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    return str(folder / "config.json")
+
+
+def test_the_sequence_length_is_a_dim_that_can_be_set(tmp_path: Path) -> None:
+    from planner.api import open_model, plan, program
+
+    file = small(tmp_path)
+    for source, options in ((file, {"dims": {"seq": 96}}), (f"{file},seq=96", {})):
+        opened = open_model(source, 1, **options).plain
+        assert opened.tensors["input_ids"].shape[1] == 96
+    strategy = plan(f"{file},seq=96", devices=2, batch=4, hardware="cpu", precision="fp32", baselines=False)
+    assert strategy.workload["dims"]["seq"] == 96 and not any(a.startswith("seq ") for a in strategy.assumptions)
+    assert "(4, 96)" in program(strategy, file).text.replace("[", "(").replace("]", ")")
+
+
+def test_a_length_that_nobody_gave_is_an_assumption(tmp_path: Path) -> None:
+    from planner.api import plan
+
+    strategy = plan(small(tmp_path), devices=2, batch=4, hardware="cpu", precision="fp32", baselines=False)
+    assert "seq 64 (--dim seq=64)" in strategy.assumptions
+
+
+@pytest.mark.parametrize(("behind", "options", "code"), [("layers=3", {}, "P071"), ("seq=x", {}, "P071"), ("seq", {}, "P071"), ("", {"dims": {"foo": 3}}, "P141")])
+def test_lengths_that_a_config_has_not(behind: str, options: dict[str, Any], code: str, tmp_path: Path) -> None:
+    from planner.api import open_model
+
+    with pytest.raises(PlanError, match=code):
+        open_model(f"{small(tmp_path)},{behind}".rstrip(","), 1, **options).plain  # noqa: B018

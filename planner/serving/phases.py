@@ -34,11 +34,12 @@ class PhaseModel(Model):
     def of(cls, model: Model, phase: Phase, service: Service) -> PhaseModel:
         """A phase of a model that was opened. Raises PlanError P220, P221 where it has no cache that is understood."""
         form = form_of(model.proto, model.name)
-        return cls(model.name, Workload("infer", dims=model.workload.dims), model.devices, model.folder, model.proto, phase=phase, service=service, form=form)
+        return cls(model.name, Workload("infer", dims=model.workload.dims), model.devices, model.folder, model.proto, model.lengths, phase=phase, service=service, form=form)
 
     def at(self, **changes: int) -> PhaseModel:
         """The same under another service: concurrency or wave."""
-        return PhaseModel(self.name, self.workload, self.devices, self.folder, self.proto, phase=self.phase, service=replace(self.service, **changes), form=self.form)  # type: ignore[arg-type]
+        service = replace(self.service, **changes)  # type: ignore[arg-type]
+        return PhaseModel(self.name, self.workload, self.devices, self.folder, self.proto, self.lengths, phase=self.phase, service=service, form=self.form)
 
     @property
     def rows(self) -> int:
