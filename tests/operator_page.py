@@ -54,8 +54,8 @@ FACTS = """
 - **Shapes**: static exports bake the batch into Reshape targets and index tables; another `--batch` is traced through them, or refused with the name of the constant.
 - **Mixture of experts**: exports gather the weights of the chosen experts per token, or let every expert work on every token, with stacked weights or with weights of
   its own for each expert; all are read as RoutedExperts, whose work is that of the chosen experts and whose tokens travel to their experts (weights of their own become
-  stacks). Forms that are not known get a note. Dispatch with a capacity stays as it is written: it drops tokens. A loop that looks up each expert's tokens (NonZero) has
-  sizes that depend on data and is refused: export with the library's `batched_mm`.
+  stacks). Forms that are not known get a note. Dispatch with a capacity stays as it is written: it drops tokens. A loop that looks up each expert's tokens
+  by NonZero, as the tracing exporter writes it, is read too where the trace saw every expert chosen. [Exporting](exporting.md#mixtures-of-experts) says what to export.
 - **Tables in every layer**: rotary tables and masks that are written anew in every layer are merged before layers are compared.
 - **Recurrences** are unrolled over the exported sequence by most exporters; LSTM, GRU and RNN stay operators.
 - **Large models**: files above 2 GiB keep weights beside the model; planning reads only the graph, so the weights may be absent.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planner.errors import PlanError
 from planner.graph import Graph
 from planner.reader import read_model
 from planner.weights import load
@@ -105,3 +106,62 @@ def test_stacks_are_named_by_what_the_experts_names_share_and_load_what_is_store
     assert {"mlp.experts.wg.weight", "mlp.experts.wu.weight", "mlp.experts.wd.weight"} <= set(graph.weights)
     stored = load(graph, None)["mlp.experts.wd.weight"]
     assert np.array_equal(stored, np.stack([arrays(GATED)[f"wd{e}"] for e in range(E)]))
+
+
+# looked up by NonZero, as the tracing exporter writes a loop over experts
+
+LOOKED_UP = (
+    "p{e} = Gather <axis = 0> (m, n{e}) pc{e} = Cast <to = 9> (p{e}) z{e} = NonZero(pc{e}) zt{e} = Transpose <perm = [1, 0]> (z{e}) "
+    "ka{e}, ta{e} = Split <axis = 1> (zt{e}, halves) k{e} = Squeeze(ka{e}, one) t{e} = Squeeze(ta{e}, one) x{e} = Gather <axis = 0> (f, t{e}) "
+    "gu{e} = Gather <axis = 0> (wgu, n{e}) gt{e} = Transpose <perm = [1, 0]> (gu{e}) "
+    "h{e} = MatMul(x{e}, gt{e}) g{e} = Slice(h{e}, nil, six, last) u{e} = Slice(h{e}, six, twelve, last) sg{e} = Sigmoid(g{e}) a{e} = Mul(g{e}, sg{e}) b{e} = Mul(a{e}, u{e}) "
+    "dw{e} = Gather <axis = 0> (wd, n{e}) dt{e} = Transpose <perm = [1, 0]> (dw{e}) d{e} = MatMul(b{e}, dt{e}) su{e} = Unsqueeze(s, two) sf{e} = Flatten <axis = 2> (su{e}) "
+    "tk{e} = Mul(t{e}, choices) at{e} = Add(k{e}, tk{e}) c{e} = Gather <axis = 0> (sf{e}, at{e}) r{e} = Mul(d{e}, c{e}) "
+    "tu{e} = Unsqueeze(t{e}, one) rs{e} = Shape(r{e}) ti{e} = Expand(tu{e}, rs{e}) y{e} = ScatterElements <axis = 0> (none, ti{e}, r{e}) "
+)
+CHOICES = "o = OneHot <axis = -1> (i, depth, offon) m = Transpose <perm = [2, 1, 0]> (o)"
+HIT = "ms = ReduceSum <keepdims = 0> (m, lasttwo) mg = Greater(ms, zero) hz = NonZero(mg) ht = Transpose <perm = [1, 0]> (hz) "
+HIT += "e0, e1, e2 = Split <axis = 0> (ht, ones) " + "".join(f"q{e} = Squeeze(e{e}, nil) n{e} = Gather <axis = 0> (q{e}, first) " for e in range(E))
+
+
+def looked_up(before: str = HIT, each: str = LOOKED_UP) -> str:
+    return (f"(float[2,5,8] x) => (float[2,5,8] y) {{ f = Reshape(x, rows) l = MatMul(f, router) p = Softmax <axis = -1> (l) v, i = TopK <axis = -1> (p, k) "
+            f"t = ReduceSum <keepdims = 1> (v, last) s = Div(v, t) {CHOICES} {before} {''.join(each.replace('{e}', str(e)) for e in range(E))} "
+            "s1 = Add(y0, y1) s2 = Add(s1, y2) y = Reshape(s2, whole) }")  # fmt: skip
+
+
+def stored(text: str) -> dict[str, np.ndarray]:
+    known: dict[str, np.ndarray] = {
+        "router": rand(H, E), "wgu": rand(E, 2 * W, H), "wd": rand(E, H, W), "rows": np.array([-1, H]), "whole": np.array([B, S, H]), "k": np.array([K]), "last": np.array([-1]),
+        "depth": np.int64(E + 1), "offon": np.array([0, 1]), "halves": np.array([1, 1]), "one": np.array([1]), "two": np.array([2]), "nil": np.array([0]), "six": np.array([W]),
+        "twelve": np.array([2 * W]), "choices": np.int64(K), "none": np.zeros((B * S, H), np.float32), "lasttwo": np.array([-1, -2]), "zero": np.int64(0), "first": np.int64(0),
+        "ones": np.ones(E, np.int64), "full": np.ones((B * S, H), np.float32), **({f"n{e}": np.int64(e) for e in range(E)} if "n0 =" not in text else {}),
+    }  # fmt: skip
+    words = set(text.replace("(", " ").replace(")", " ").replace(",", " ").split())
+    return {name: array for name, array in known.items() if name in words}
+
+
+@pytest.mark.parametrize("before", [HIT, ""], ids=["those that were chosen", "all"])
+def test_tokens_that_a_loop_looks_up(before: str) -> None:
+    text = looked_up(before)
+    graph = same(model(text, opset=17, **stored(text)), {"x": rand(B, S, H)})
+    assert ops(graph).count("RoutedExperts") == 1 and ops(graph).count("MatMul") == 1 and not {"OneHot", "ArgMax", "ScatterElements"} & set(ops(graph))
+    assert len(graph.trainable) == 4  # the router, gates and ups of the one stack, downs
+    again = read_model(model(text, opset=17, **stored(text)), batch=4)
+    assert again.tensors[again.outputs[0]].shape == (4, S, H) and ops(again).count("RoutedExperts") == 1
+
+
+def test_what_is_not_weighed_is_masked() -> None:
+    text = looked_up("", LOOKED_UP.replace("r{e} = Mul(d{e}, c{e})", "r{e} = Tanh(d{e})"))
+    graph = same(model(text, opset=17, **stored(text)), {"x": rand(B, S, H)})
+    assert "RoutedExperts" not in ops(graph)
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    (looked_up("", LOOKED_UP.replace("(none, ti{e}", "(full, ti{e}")), "in another way than adding"),
+    (looked_up("", LOOKED_UP.replace("Gather <axis = 0> (sf{e}, at{e})", "Gather <axis = 0> (sf{e}, k{e})")), "something else than shares"),
+    (looked_up(HIT.replace("e0, e1, e2 =", "e0, e1 =").replace("q2 = Squeeze(e2, nil)", "q2 = Squeeze(e1, nil)")), "only 2 of 3 experts were chosen"),
+])  # fmt: skip
+def test_lookups_that_mean_something_else_are_refused(text: str, words: str) -> None:
+    with pytest.raises(PlanError, match=f"(?s)P130.*{words}"):
+        read_model(model(text, opset=17, **stored(text)))

@@ -104,9 +104,13 @@ class Finder:
         if not self.changed:
             return self
         ops: list[Op] = []
-        for op in self.draft.ops:
-            if id(op) not in self.gone:
-                ops.extend(self.before.get(id(op), ()))
+        left = self.draft.ops[::-1]
+        while left:
+            op = left.pop()
+            before = [] if id(op) in self.gone else self.before.pop(id(op), [])
+            if before:  # which may have operations before them as well
+                left += [op, *before[::-1]]
+            elif id(op) not in self.gone:
                 ops.append(op)
         self.draft.ops = ops
         drop_dead(self.draft)

@@ -40,9 +40,19 @@ class _One(Form):
                     self.strip(op.inputs[k])
                     bias, op = leaf, self.take(op.inputs[1 - k], "MatMul")
                     break
-        if op is None or op.op != "MatMul" or op.attrs.get("trans_a") or not self.draft.is_leaf(op.inputs[1]) or len(self.draft.shape(op.inputs[1])) != 2:
+        if op is None or op.op != "MatMul" or op.attrs.get("trans_a") or len(self.draft.shape(op.inputs[1])) != 2:
             return None
-        return Product(op.inputs[1], bool(op.attrs.get("trans_b")), op.inputs[0], bias)
+        weight, turned = op.inputs[1], bool(op.attrs.get("trans_b"))
+        if (turn := self.find.maker(weight, "Transpose")) is not None:
+            self.inside.append(turn)
+            weight, turned = turn.inputs[0], not turned
+        if self.draft.is_leaf(weight):
+            return Product(weight, turned, op.inputs[0], bias)
+        cut = self.find.maker(weight, "Gather")
+        if cut is None or cut.attrs["axis"] != 0 or len(self.draft.shape(cut.inputs[0])) != 3 or not self.draft.is_leaf(cut.inputs[0]) or self.draft.scalar(cut.inputs[1]) is None:
+            return None
+        self.inside.append(cut)
+        return Product(weight, turned, op.inputs[0], bias)
 
 
 def experts_each(find: Finder) -> None:
@@ -135,7 +145,7 @@ def _column(find: Finder, one: _One, name: str) -> tuple[int, int, str] | None:
         return None
     whole = draft.shape(op.inputs[0])
     if op.op != "ReduceSum":
-        expert = _picked(draft, op, one.inside)
+        expert = _picked(draft, op, one.inside, len(whole) - 1)
         spread = None if expert is None else spread_share(find, one, op.inputs[0], whole[-1])
         if expert is None or spread is None:
             return None
@@ -158,25 +168,25 @@ def _column(find: Finder, one: _One, name: str) -> tuple[int, int, str] | None:
     return None
 
 
-def _picked(draft: Draft, op: Op, inside: Sequence[Op]) -> int | None:
-    """Which column of the last dim an operation takes alone."""
-    last = len(draft.shape(op.inputs[0])) - 1
+def _picked(draft: Draft, op: Op, inside: Sequence[Op], last: int) -> int | None:
+    """Which column of the last dim (or another) an operation takes alone."""
     if op.op == "Slice":
         one = op.attrs["axes"] == (last,) and op.attrs["ends"][0] - op.attrs["starts"][0] == 1
         return int(op.attrs["starts"][0]) if one else None
     if op.op == "Gather":
         at = draft.value(op.inputs[1])
-        return int(at.reshape(-1)[0]) % draft.shape(op.inputs[0])[-1] if op.attrs["axis"] == last and at is not None and at.size == 1 else None
+        return int(at.reshape(-1)[0]) % draft.shape(op.inputs[0])[last] if op.attrs["axis"] == last and at is not None and at.size == 1 else None
     name = next((o for user in inside for o in user.inputs if o in op.outputs), "")
-    alone = op.attrs["axis"] == last and name and all(draft.shape(o)[-1] == 1 for o in op.outputs)
+    alone = op.attrs["axis"] == last and name and all(draft.shape(o)[last] == 1 for o in op.outputs)
     return op.outputs.index(name) if alone else None
 
 
 def _mask(find: Finder, one: _One, name: str) -> int | None:
     """The expert e of a mask index = e [tokens, K]: Equal, or one of a OneHot's columns; sets the indices."""
-    op = one.take(name, "Equal", "Cast", "Gather", "Slice")
-    while op is not None and op.op == "Cast":
-        op = one.take(op.inputs[0], "Equal", "Cast", "Gather", "Slice")
+    kinds = ("Equal", "Cast", "Transpose", "Gather", "Slice")
+    op = one.take(name, *kinds)
+    while op is not None and op.op in ("Cast", "Transpose"):
+        op = one.take(op.inputs[0], *kinds)
     if op is None:
         return None
     if op.op == "Equal":
@@ -187,10 +197,13 @@ def _mask(find: Finder, one: _One, name: str) -> int | None:
                 one.index = index
                 return int(expert)
         return None
-    expert = _picked(find.draft, op, one.inside)
-    hot = one.take(op.inputs[0], "OneHot", "Cast")
-    if hot is not None and hot.op == "Cast":
-        hot = one.take(hot.inputs[0], "OneHot")
+    hot = one.take(op.inputs[0], "OneHot", "Cast", "Transpose")
+    last = len(find.draft.shape(op.inputs[0])) - 1  # where the experts are: last, or wherever a Transpose of all masks put them
+    while hot is not None and hot.op != "OneHot":
+        if hot.op == "Transpose":
+            last = hot.attrs["perm"].index(len(hot.attrs["perm"]) - 1)
+        hot = one.take(hot.inputs[0], "OneHot", "Cast")
+    expert = _picked(find.draft, op, one.inside, last)
     if expert is None or hot is None or (hot.attrs["off_value"], hot.attrs["on_value"]) != (0, 1) or hot.attrs["axis"] != len(find.draft.shape(hot.outputs[0])) - 1:
         return None
     one.index = source(find.draft, hot.inputs[0])
@@ -224,6 +237,8 @@ def _join(find: Finder, root: Op, form: Form, found: Sequence[tuple[_One, str, s
     stacks: dict[tuple[str, ...], str] = {}
     first, second, last = (_stack(find, [row[k] for row in layers], stacks) for k in range(3))
     assert second is not None and last is not None
+    if not second.stack or not last.stack or (first is not None and not first.stack):
+        return False
     mixture = (share, first, second, last, str(next(iter(kinds))[0]))
     if not rest:
         return fused(find, root, form, *mixture)
@@ -248,6 +263,10 @@ def _joined(draft: Draft, names: Sequence[str], made: dict[tuple[str, ...], str]
     key = tuple(names)
     if not names[0] or key in made:
         return made.get(key, "")
+    cuts = [draft.maker[name] for name in names if name in draft.maker]
+    if cuts:  # each expert's part of one stack
+        whole = cuts[0].inputs[0] if len(cuts) == len(names) else ""
+        return whole if all(cut.inputs[0] == whole and draft.scalar(cut.inputs[1]) == e for e, cut in enumerate(cuts)) and draft.shape(whole)[0] == len(names) else ""
     refs = []
     for name in names:
         ref = draft.refs.get(name) or WeightRef("inline", proto=draft.values[name])

@@ -19,6 +19,7 @@ from planner.reader.check import order_nodes
 from planner.reader.draft import FOLD_ELEMENTS, Draft, proto_array
 from planner.reader.guide import Guide
 from planner.reader.infer import ShapeError, Type
+from planner.reader.lower_select import Selected, follow, of_pair
 from planner.reader.opaque import keep_or_expand, schema_of
 from planner.reader.statement import Statement
 from planner.reader.tensors import check_tensor
@@ -44,6 +45,10 @@ class Lowering:
         self.within, self.nested = False, [0]  # whether this is a body's; bodies inside bodies, of the whole model
         self.sequences: dict[str, tuple[str, ...]] = {}
         """Sequences of tensors by their names, which are no tensors' (planner.reader.lower_sequence)."""
+        self.selected: dict[str, Selected] = {}
+        self.pairs: set[str] = set()
+        self.columns: dict[str, str] = {}
+        """Tokens that loops over experts look up (planner.reader.lower_select)."""
         self.expanded = [0]
         """Nodes that unrolled loops became; one list for the model and its bodies."""
 
@@ -143,9 +148,13 @@ class Lowering:
         call = Call(self, node, frame, id_, scope, inputs)
         start = len(self.draft.ops)
         try:
-            if self.sequences and call.op not in _OF_SEQUENCES and not self.sequences.keys().isdisjoint(inputs):
+            pair = bool(self.selected) and of_pair(call)
+            if not pair and self.sequences and call.op not in _OF_SEQUENCES and not self.sequences.keys().isdisjoint(inputs):
                 raise Unsupported("it works on a sequence of tensors")
-            self._lower(call)
+            if not pair:
+                self._lower(call)
+            if self.selected:
+                follow(call)
             self._sound(start)
             if self.guide is not None:
                 self.guide.step(start)

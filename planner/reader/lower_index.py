@@ -12,6 +12,7 @@ from planner.graph import DTYPE_BYTES, WeightRef
 from planner.reader.call import Call, Unsupported
 from planner.reader.draft import FOLD_ELEMENTS, LOOK_ELEMENTS, MOST_ELEMENTS, proto_array
 from planner.reader.infer import ShapeError
+from planner.reader.lower_select import added_back, non_zero, share_of
 from planner.reader.tensors import dtype_name
 
 Rule = Callable[[Call], None]
@@ -49,6 +50,8 @@ def _known_index(call: Call, k: int, n: int) -> np.ndarray | None:
 
 
 def _gather(call: Call) -> None:
+    if share_of(call):
+        return
     shape = call.shape()
     axis = call.axis(call.attr("axis", 0), len(shape))
     x, indices = call.arg(0), call.arg(1)
@@ -108,6 +111,8 @@ def _gather_elements(call: Call) -> None:
 
 
 def _scatter_elements(call: Call) -> None:
+    if added_back(call):
+        return
     axis = call.axis(call.attr("axis", 0), len(call.shape()))
     call.result("ScatterElements", call.inputs[:3], {"axis": axis, "reduction": call.attr("reduction", "none")})
 
@@ -186,6 +191,8 @@ def _eye_like(call: Call) -> None:
 
 
 def _non_zero(call: Call) -> None:
+    if call.draft.value(call.arg(0)) is None and non_zero(call):
+        return
     found = call.const(0, "its output size")
     call.bind(call.draft.leaf(call.draft.fresh(call.name()), np.asarray(np.nonzero(found), np.int64)))
 

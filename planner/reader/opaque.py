@@ -16,7 +16,7 @@ from planner.reader.infer import Type
 from planner.reader.tensors import dtype_name
 
 _NEVER = {
-    "NonZero": "its output size depends on data (a loop over experts or a boolean index writes it; docs/exporting.md says how experts are exported)",
+    "NonZero": "its output size depends on data (a boolean index writes it; docs/exporting.md says which loops over experts are read)",
     "Unique": "its output size depends on data", "Compress": "its output size depends on data",
     "NonMaxSuppression": "its output size depends on data",
 }  # fmt: skip
