@@ -307,11 +307,10 @@ def program(strategy: Strategy, source: str | Path, *, backend: str = "shard_map
     """The emitted program (text and constants) of a strategy on a model. Raises PlanError when the model is another one."""
     from planner.emit.header import header
     from planner.emit.program import Training, emit
+    from planner.reprice import own_model
 
     choose("backend", backend, ("shard_map", "jit"))
-    model = reopen(strategy, source)
-    if model.sha256() != strategy.model["sha256"]:
-        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again, or plan check to see what changed"])
+    model = own_model(strategy, source)
     graph = model.graph(int(strategy.techniques["microbatches"]))
     training = (strategy.workload.get("training") or {}) if strategy.workload["kind"] == "train" else {}
     return emit(graph, strategy.plan_for(graph), workload=strategy.workload["kind"], backend=backend, unroll=unroll, gpu_memory=_gpu_memory(strategy),  # type: ignore[arg-type]

@@ -15,9 +15,19 @@ from typing import Any, NoReturn
 
 from planner.collector import seldom_collecting
 from planner.commands import options
-from planner.errors import USAGE, PlanError, closest, did_you_mean
+from planner.errors import PlanError, closest, did_you_mean
 
 INTERRUPTED = 130
+START = """plan spreads a deep-learning model over many devices; it searches here and needs none of them.
+
+  plan zoo:llama3-8b --devices 64               try it: a model that ships, on 64 H100
+  plan model.onnx --devices 8 --batch 64        a model of yours, exported to ONNX
+  plan show model.plan.json --html report.html  the plan as a page
+  plan explain model.plan.json                  why it is as it is
+  plan emit model.plan.json -o program.py       the sharded JAX program
+  plan verify model.plan.json                   compile that program here and check it
+
+plan --help: every option and command   plan hardware: machines   python -m models_zoo: models"""
 Add = Callable[[argparse.ArgumentParser], None]
 
 
@@ -79,13 +89,24 @@ class Completion(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
         """The script of a shell, from the parsers of all verbs."""
+        import models_zoo
         from planner.commands.completion import SHELLS, script
 
         if values not in SHELLS:
             raise PlanError("P003", f"--completion {values!r}: unknown shell", help=[f"one of {', '.join(SHELLS)}"])
         verbs = {verb: (about, {o: a.help or "" for a in options_of(verb) for o in a.option_strings}) for verb, (_, _, about, _) in VERBS.items()}
-        sys.stdout.write(script(values, verbs))
+        sys.stdout.write(script(values, verbs, [f"zoo:{name}" for name in models_zoo.presets()], _values()))
         parser.exit()
+
+
+def _values() -> dict[str, list[str]]:
+    """Option -> what ships to be named by it."""
+    from costmodels.device import device_names, topology_names
+    from costmodels.precision import OPTIMIZERS, recipe_names
+    from costmodels.runtime import RUNTIMES
+
+    return {"--hardware": [*device_names(), *topology_names()], "--topology": list(topology_names()), "--runtime": list(RUNTIMES), "--precision": list(recipe_names()),
+            "--optimizer": list(OPTIMIZERS)}  # fmt: skip
 
 
 def options_of(verb: str) -> list[argparse.Action]:
@@ -169,8 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             verb, rest = choose_verb(argv)
             p = parser(verb)
             if not argv:
-                print(p.format_help(), file=sys.stderr)
-                return USAGE
+                print(START)
+                return 0
             args = p.read(rest)
             module, _, name = VERBS[verb][0].partition(":")
             with seldom_collecting():

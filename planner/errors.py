@@ -27,6 +27,8 @@ class PlanError(Exception):
         super().__init__("\n".join(lines))
 
 
+LIKE = 0.6
+"""How like the names of two files must be for one to be meant by the other."""
 SHORTEST = 3
 """Letters from which a word counts as the start of a longer name."""
 
@@ -54,5 +56,8 @@ def file_meant(path: str) -> list[str]:
         beside = sorted(b for b in os.listdir(folder or ".") if os.path.splitext(b)[1] == os.path.splitext(name)[1])
     except OSError:
         return [f"there is no folder {folder!r}"]
-    near = did_you_mean(name, [os.path.join(folder, b) for b in beside] if folder else beside)
-    return [near] if near else []
+    import difflib
+
+    stems = {os.path.splitext(b)[0]: b for b in beside}
+    near = difflib.get_close_matches(os.path.splitext(name)[0], list(stems), n=1, cutoff=LIKE)  # endings are alike in any case
+    return [f"did you mean {os.path.join(folder, stems[near[0]])!r}?"] if near else []

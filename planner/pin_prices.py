@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
 from planner.pins import Pins, pins_of
-from planner.reprice import answered, asked_again, open_recorded
+from planner.reprice import answered, asked_again, own_model
 from planner.spread import MODES
 from planner.topology import from_json
 
@@ -55,9 +55,7 @@ def price_pins(strategy: Strategy, source: str | Path) -> Iterator[PinPrice]:
     if mode in MODES:
         raise PlanError("P059", f"under --mode {mode} the pins are the plan: without one of them there is nothing to search",
                         help=["--mode semi-auto with the same pins, then explain that file"])  # fmt: skip
-    model = open_recorded(strategy, source)
-    if model.sha256() != strategy.model["sha256"]:
-        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again"])
+    model = own_model(strategy, source)
     held = _best(strategy, model, pins)
     step = held.costs["step_time_s"]
     several = pins.each()

@@ -31,6 +31,9 @@ from planner.space import Base
 from planner.strategy import Strategy, bucket_of, copies_of, offload_of, schedule_of, virtual_of, widths_of
 from planner.topology import Mesh, Topology, for_devices, from_json
 
+UNREAD = frozenset({"P070", "P071", "P072", "P101", "P102", "P103", "P104", "P105"})
+"""Errors of a file, or of a name of the zoo, that is no model at all."""
+
 
 @dataclass(frozen=True)
 class Priced:
@@ -99,6 +102,23 @@ def open_recorded(strategy: Strategy, source: str | Path) -> Model:
     model = reopen(strategy, source)
     assert isinstance(model, Model)
     return model
+
+
+def own_model(strategy: Strategy, source: str | Path) -> Model:
+    """The model under the strategy's workload. Raises PlanError P051 where it is another one, or has changed."""
+    own, given = str(strategy.model["name"]), str(source) if str(source).startswith("zoo:") else Path(source).name
+    another = f"{source} is another model: this strategy was made for {own!r}"
+    try:
+        model = open_recorded(strategy, source)
+        if model.sha256() == strategy.model["sha256"]:
+            return model
+    except PlanError as e:
+        if own == given or e.code in UNREAD:
+            raise
+        raise PlanError("P051", another, detail=[e.what], help=[f"--model with the file of {own!r}, or plan {source}"]) from e
+    if own == given:
+        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again, or plan check to see what changed"])
+    raise PlanError("P051", another, help=[f"--model with the file of {own!r}, plan check to see what differs, or plan {source}"])
 
 
 def plan_on(strategy: Strategy, base: Base) -> Plan:
@@ -177,10 +197,7 @@ def manual(strategy: Strategy, source: str | Path) -> Strategy:
     from planner.compose import COST_MODEL_VERSION, TOOL_VERSION, compose
 
     started = time.monotonic()
-    model = open_recorded(strategy, source)
-    if model.sha256() != strategy.model["sha256"]:
-        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)",
-                        help=["plan again, or plan check to see what changed"])  # fmt: skip
+    model = own_model(strategy, source)
     priced = reprice(strategy, model, from_json(strategy.topology))
     known = {n.id for n in priced.base.graph.nodes}
     strange = [n for n in strategy.nodes if n not in known]

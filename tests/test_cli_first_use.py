@@ -133,3 +133,77 @@ def test_the_bound_rises_while_the_search_goes_on() -> None:
     assert found.best is not None and bounds[0] < bounds[-1] <= found.best.cost.step_time_s
     assert all(0 <= bound <= best for best, bound in told) and [best for best, _ in told] == sorted((best for best, _ in told), reverse=True)
     assert told[-1][0] == pytest.approx(found.best.cost.step_time_s, rel=1e-9)
+
+
+def test_what_is_wrong_with_what_was_typed_comes_before_the_file_that_is_in_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.json").write_text("{}")
+    Path("mine.py").write_text("mine\n")
+    there = ("--devices", "2", "-o", "s.json", "--emit", "mine.py")
+    for code, words in {"P071": ("zoo:llama-tiny,seqlen=4",), "P010": (TINY, "--hardware", "none"), "P018": (TINY, "--solver", "none"), "P020": (TINY, "--pin", "none=2"),
+                        "P141": (small("llama-tiny", "m.onnx"), "--dim", "none=2"), "P101": ("none.onnx",), "P053": (TINY,)}.items():  # fmt: skip
+        assert f"error[{code}]" in error(capsys, *words, *there), code
+    assert Path("s.json").read_text() == "{}" and Path("mine.py").read_text() == "mine\n"
+
+
+def test_plans_of_two_sizes_of_a_model_have_names_of_their_own() -> None:
+    for spec in (TINY, f"{TINY},layers=3,seq=32"):
+        assert main([spec, "--devices", "2", "--batch", "2", "--quiet"]) == 0
+    assert {p.name for p in Path().glob("*.json")} == {"llama-tiny.plan.json", "llama-tiny-layers3-seq32.plan.json"}
+    assert main(["emit", "llama-tiny-layers3-seq32.plan.json"]) == 0 and Path("llama_tiny_layers3_seq32.py").is_file()
+
+
+def test_a_plan_says_that_it_is_of_another_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([TINY, "--devices", "2", "--batch", "2", "--quiet", "-o", "s.json"]) == 0
+    for command in (("emit",), ("explain", "mlp"), ("verify",)):
+        verb, *rest = command
+        said = error(capsys, verb, "s.json", *rest, "--model", "zoo:mlp-tiny")
+        assert "error[P051]: zoo:mlp-tiny is another model: this strategy was made for 'zoo:llama-tiny'" in said
+    plan = planner.Strategy.load("s.json")
+    replace(plan, workload={**plan.workload, "dims": {"tokens": 4}}).save("s.json")
+    said = error(capsys, "emit", "s.json", "--model", "zoo:mlp-tiny")  # a dim that the other has not
+    assert "error[P051]: zoo:mlp-tiny is another model" in said and "'tokens'" in said
+    assert "error[P070]" in error(capsys, "emit", "s.json", "--model", "zoo:none-of-these")
+
+
+@pytest.mark.parametrize(("name", "says"), [("train.py", "a Python program"), ("model.PT", "a PyTorch checkpoint"), ("w.safetensors", "a file of weights"), ("m.onnx", "")])
+def test_files_of_other_kinds_are_called_what_they_are(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(name).write_bytes(b"import torch\nmodel = 3\n")
+    said = error(capsys, name, "--devices", "2")
+    assert "error[P102]" in said and ("export the model to ONNX" in said) == bool(says) and says in said
+    Path(name).write_bytes(b"")
+    assert ("export the model to ONNX" in error(capsys, name, "--devices", "2")) == bool(says)
+
+
+def test_only_a_like_name_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty.onnx").write_bytes(b"")
+    assert "did you mean" not in error(capsys, "nofile.onnx", "--devices", "2")
+    assert "did you mean 'empty.onnx'?" in error(capsys, "emty.onnx", "--devices", "2")
+
+
+def test_a_renamed_model_is_known_by_what_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    small("mlp-tiny,layers=4", "model2.onnx"), small("mlp-tiny", "model.onnx")
+    assert main(["model.onnx", "--devices", "2", "--batch", "8", "--quiet", "-o", "s.json"]) == 0
+    Path("model.onnx").rename("renamed.onnx")
+    said = error(capsys, "check", "model.onnx", "--against", "s.json")
+    assert "error[P101]" in said and "'renamed.onnx' holds the model that s.json was made for" in said and "help: plan check renamed.onnx --against s.json" in said
+    assert "error[P058]" in (said := error(capsys, "emit", "s.json")) and "--model renamed.onnx" in said
+    Path("renamed.onnx").unlink()
+    assert "did you mean 'model2.onnx'?" in error(capsys, "check", "model.onnx", "--against", "s.json")
+    assert "holds the same" not in error(capsys, "emit", "s.json")
+
+
+@pytest.mark.parametrize("pages", [1, 1 << 40])
+def test_a_program_too_large_for_this_host_is_verified_not_run(pages: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([TINY, "--devices", "2", "--batch", "2", "--quiet", "-o", "s.json"]) == 0
+    monkeypatch.setattr("os.sysconf", lambda name: pages if name == "SC_PHYS_PAGES" else 4096)
+    assert main(["emit", "s.json"]) == 0
+    said = capsys.readouterr().err
+    assert ("next: plan verify s.json (a smaller copy: all devices together hold " in said) == (pages == 1) != ("next: python llama_tiny.py" in said)
+
+
+def test_show_ends_with_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([TINY, "--devices", "2", "--batch", "2", "-o", "s.json"]) == 0
+    made = capsys.readouterr()
+    assert main(["show", "s.json"]) == 0
+    again = capsys.readouterr()
+    assert again.out == made.out and again.err == "next: plan explain s.json · plan emit s.json\n" and again.err.strip() in made.err

@@ -75,7 +75,7 @@ def test_work_that_is_done_twice(gpt: Strategy) -> None:
     def words(distinct: float) -> str:
         return verdict(replace(gpt, costs={**gpt.costs, "distinct_work": distinct}))
 
-    assert "one device does as well, all 8 do the same" in words(0.125)
+    assert words(0.125).startswith("One device does as well: all 8 do the same work; fits with ")
     assert "50.0 % of the work is distinct, the rest padding or done twice" in words(0.5) and "distinct" not in words(1.0)
 
 

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner.commands import console, files
-from planner.errors import NO_PLAN
+from planner.errors import NO_PLAN, PlanError
+
+if TYPE_CHECKING:
+    from planner.strategy import Strategy
 
 FINDING = 1
+
+
+def refuse_missing(baseline: Strategy, source: str, against: str) -> None:
+    """Raises PlanError P101 where there is no such file and one beside it holds the baseline's model."""
+    if not source.startswith("zoo:") and not Path(source).exists() and (found := files.renamed(baseline, source)):
+        raise PlanError("P101", f"there is no file {source!r}", detail=[f"{found[0]!r} holds the model that {against} was made for"],
+                        help=[f"plan check {found[0]} --against {against}"])  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -20,7 +32,9 @@ def run(args: argparse.Namespace) -> int:
 
     choose("format", args.format, tuple(FORMATS))
     allowed, known = tolerances(args.tolerance), cache(args)
-    report = check(files.load(args.against), args.model, tolerance=allowed, budget=args.budget, baseline=args.against, cache=known)
+    baseline = files.load(args.against)
+    refuse_missing(baseline, args.model, args.against)
+    report = check(baseline, args.model, tolerance=allowed, budget=args.budget, baseline=args.against, cache=known)
     said = text(report, console.width(), console.colour(sys.stdout)) if args.format == "text" else FORMATS[args.format](report)
     console.data(said)
     tell(known)

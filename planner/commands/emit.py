@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     target = Path(args.output or f"{files.stem(source).replace('-', '_')}.py")
     written = write_program(strategy, source, target, args.backend, args.unroll, args.force)
-    console.say(f"wrote {', '.join(written)}   next: python {target} --virtual-devices {strategy.topology['devices']}")
+    large = files.too_large(strategy)
+    run = f"plan verify {args.strategy} (a smaller copy: {large})" if large else f"python {target} --virtual-devices {strategy.topology['devices']}"
+    console.say(f"wrote {', '.join(written)}   next: {run}")
     return 0
 
 

@@ -99,12 +99,14 @@ def run(args: argparse.Namespace) -> int:
 
     serving = serve.asked(args)
     target = _target(args)
+    try:
+        _refuse_others(args, target)
+    except PlanError:
+        if not serving:
+            _refuse_typed(args)  # what is wrong with what was typed is told first: --force would not help
+        raise
     if serving:
         return serve.run(args, target)
-    if args.emit:
-        from planner.commands.emit import refuse_other
-
-        refuse_other(Path(args.emit), args.force)
     given = arguments(args)
     with console.live(not args.quiet) as line:
         try:
@@ -131,8 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
         written += write_program(strategy, args.model, Path(args.emit), args.backend, False, args.force)
     if not args.quiet and written:
-        saved = f"plan explain {target} · plan emit {target}" if target else ""
-        console.say(("interrupted: " if interrupted else "") + f"wrote {', '.join(written)}" + (f"   next: {saved}" if saved and not args.emit else ""))
+        console.say(("interrupted: " if interrupted else "") + f"wrote {', '.join(written)}" + (f"   {files.next_steps(target)}" if target and not args.emit else ""))
     if not args.quiet:
         tell(given["cache"])
         if (known := given["cache"]) is not None and known.alike and not args.incremental:
@@ -149,18 +150,41 @@ def _target(args: argparse.Namespace) -> Path | None:
     if other or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise PlanError("P056", f"cannot write {str(path)!r}", detail=[other or f"{path.parent} is no folder one may write in"],
                         help=["-o a file in a folder that exists and is writable"])  # fmt: skip
-    if path.exists() and not args.force:
-        try:
-            old = _recorded(path)
-        except PlanError as e:
-            raise PlanError("P053", f"{path} exists and is not a strategy that this version reads", help=["-o another file, or --force"]) from e
-        mine = args.model if args.model.startswith("zoo:") else Path(args.model).name
-        if old.model["name"] != mine:
-            raise PlanError("P053", f"{path} exists and is a strategy of {old.model['name']!r}, not of {mine!r}", help=["-o another file, or --force"])
-        if not _same_model(old, args):
-            raise PlanError("P053", f"{path} exists and is a strategy of another {mine!r}", detail=[f"that of {old.provenance.get('source', 'an unknown place')}"],
-                            help=["-o another file, or --force"])  # fmt: skip
     return path
+
+
+def _refuse_others(args: argparse.Namespace, target: Path | None) -> None:
+    """Raises PlanError P053 where a file to be written is of another model, or of no plan at all."""
+    if args.emit:
+        from planner.commands.emit import refuse_other
+
+        refuse_other(Path(args.emit), args.force)
+    if target is not None and target.exists() and not args.force:
+        _refuse_other(target, args)
+
+
+def _refuse_typed(args: argparse.Namespace) -> None:
+    """Raises what a search of these options is refused for before it begins."""
+    import planner.api as api
+
+    if args.mode != "manual":
+        request = api.make_request(**machine(args), workload=args.workload, mode=args.mode, solver=args.solver, objective=args.objective, optimizer=args.optimizer,
+                                   pins=None if args.pin == "annotated" else args.pin, incremental=args.incremental, cache=cache(args))  # fmt: skip
+        api.open_model(args.model, request.topology.devices, **workload(args)).graph(1)
+
+
+def _refuse_other(path: Path, args: argparse.Namespace) -> None:
+    """Raises PlanError P053 where a file is no strategy, or one of another model."""
+    try:
+        old = _recorded(path)
+    except PlanError as e:
+        raise PlanError("P053", f"{path} exists and is not a strategy that this version reads", help=["-o another file, or --force"]) from e
+    mine = args.model if args.model.startswith("zoo:") else Path(args.model).name
+    if old.model["name"] != mine:
+        raise PlanError("P053", f"{path} exists and is a strategy of {old.model['name']!r}, not of {mine!r}", help=["-o another file, or --force"])
+    if not _same_model(old, args):
+        raise PlanError("P053", f"{path} exists and is a strategy of another {mine!r}", detail=[f"that of {old.provenance.get('source', 'an unknown place')}"],
+                        help=["-o another file, or --force"])  # fmt: skip
 
 
 def _recorded(path: Path) -> Strategy:

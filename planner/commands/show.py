@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     elif not (args.html or args.trace or args.png):
         from planner.report.summary import summary
 
-        console.data(summary(strategy, console.width(), console.colour(sys.stdout)))
+        console.data(summary(strategy, console.width(), console.colour(sys.stdout)) + "\n")
+        console.say(files.next_steps(args.strategy))
     return 0
 
 

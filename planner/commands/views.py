@@ -17,13 +17,10 @@ if TYPE_CHECKING:
 
 def priced(strategy: Strategy, source: str) -> Priced:
     """A strategy on its model with the recorded machine. PlanError when the model is another one."""
-    from planner.reprice import open_recorded, reprice
+    from planner.reprice import own_model, reprice
     from planner.topology import from_json
 
-    model = open_recorded(strategy, source)
-    if model.sha256() != strategy.model["sha256"]:
-        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)",
-                        help=["plan again, or plan check to see what changed"])  # fmt: skip
+    model = own_model(strategy, source)
     return reprice(strategy, model, from_json(strategy.topology))
 
 

@@ -50,11 +50,9 @@ def annotate(strategy: Strategy, source: str | Path) -> Annotated:
     import onnx
 
     from planner.base import Base
-    from planner.reprice import open_recorded, plan_on
+    from planner.reprice import own_model, plan_on
 
-    model = open_recorded(strategy, source)
-    if model.sha256() != strategy.model["sha256"]:
-        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again, or plan check to see what changed"])
+    model = own_model(strategy, source)
     base = Base.of(model.graph(int(strategy.techniques["microbatches"])), training=model.workload.kind == "train")
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)

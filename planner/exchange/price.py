@@ -53,15 +53,13 @@ def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
     """A plan as another launcher's settings. Raises PlanError: P192 where it has no words at all, P051 for another model."""
     from planner.api import choose
     from planner.compose import cost_table
-    from planner.reprice import machine_now, open_recorded, reprice
+    from planner.reprice import machine_now, own_model, reprice
 
     choose("to", to, tuple(LAUNCHERS))
     launcher = LAUNCHERS[to]
     if strategy.workload["kind"] != "train" and to != hf.NAME:
         raise PlanError("P192", f"{to} trains; this is a plan of inference", help=["--to hf says how weights are cut"])
-    model = open_recorded(strategy, source)
-    if model.sha256() != strategy.model["sha256"]:
-        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again, or plan check to see what changed"])
+    model = own_model(strategy, source)
     topology, _ = machine_now(strategy)
     planned = reprice(strategy, model, topology)
     rounds = settings_of(replace(strategy, graph=planned.base.graph))

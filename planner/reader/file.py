@@ -11,6 +11,11 @@ from costmodels.intake import irregular, read_bytes
 from planner.errors import PlanError, file_meant
 
 MOST_BYTES = 2**31 - 1
+OTHERS = {".py": "a Python program", ".ipynb": "a notebook", ".pt": "a PyTorch checkpoint", ".pth": "a PyTorch checkpoint", ".bin": "a checkpoint",
+          ".safetensors": "a file of weights", ".ckpt": "a checkpoint", ".h5": "a Keras file", ".keras": "a Keras file", ".pb": "a TensorFlow graph",
+          ".tflite": "a TensorFlow Lite file", ".gguf": "a file of weights"}  # fmt: skip
+"""Files that people have of a model, by their endings."""
+EXPORT = "export the model to ONNX, in PyTorch torch.onnx.export(model, args, 'model.onnx', dynamo=True) (docs/exporting.md)"
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -28,7 +33,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     if what := irregular(mode):
         raise PlanError("P101", f"{str(path)!r} is not a regular file", detail=[what])
     if size == 0:
-        raise PlanError("P102", f"{str(path)!r} is empty: not an ONNX file")
+        raise PlanError("P102", f"{str(path)!r} is empty: not an ONNX file", help=_other_kind(str(path)))
     if size > MOST_BYTES:
         raise PlanError(
             "P103", f"{str(path)!r} has {size} bytes; an ONNX file holds at most {MOST_BYTES}",
@@ -51,9 +56,15 @@ def parse(data: bytes, name: str) -> Any:
         model.ParseFromString(data)
     except DecodeError as error:
         what = "truncated, not an ONNX protobuf, or nested deeper than protobuf allows"
-        raise PlanError("P102", f"{name!r} cannot be read as ONNX: {what}", detail=[str(error)[:200]]) from None
+        raise PlanError("P102", f"{name!r} cannot be read as ONNX: {what}", detail=[str(error)[:200]], help=_other_kind(name)) from None
     check_model(model, name)
     return model
+
+
+def _other_kind(name: str) -> list[str]:
+    """What to do with a file of another kind, by its ending."""
+    kind = OTHERS.get(Path(name).suffix.lower())
+    return [f"{kind}: {EXPORT}"] if kind else []
 
 
 def check_model(model: Any, name: str) -> None:
@@ -61,7 +72,7 @@ def check_model(model: Any, name: str) -> None:
     from onnx import defs
 
     if not model.HasField("graph") or not (model.graph.node or model.graph.output or model.graph.input):
-        raise PlanError("P104", f"{name!r} holds no graph: not an ONNX model, or an empty one")
+        raise PlanError("P104", f"{name!r} holds no graph: not an ONNX model, or an empty one", help=_other_kind(name))
     if not all(isinstance(text, str) for text in _texts(model)):
         raise PlanError("P102", f"{name!r} is damaged: it holds names that are not UTF-8 text")
     versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}

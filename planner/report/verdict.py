@@ -18,18 +18,22 @@ if TYPE_CHECKING:
     from planner.strategy import Strategy
 
 TIED = ", a tie within the model's error"
+ALONE = 1.01
+"""Devices' worth of distinct work up to which one device does as well."""
 OFTEN = 2.0
 """From here on steps are so many times as long, not so many percent longer."""
 
 
 def verdict(s: Strategy) -> str:
     """The sentence."""
-    lead = "Run this"
-    if any(row["kind"] == "speed" for row in s.findings):
-        lead = f"Do not run this yet (MFU {percent(s.costs['model_flops_utilization'])}: the first finding says why)"
-    if s.costs["fit"] == "no":
-        lead = "Do not run this"
-    parts = [beside(s), fits(s.costs), repeated(s), proof(s)] if s.costs["fit"] != "no" else [fits(s.costs), beside(s)]
+    c, devices = s.costs, s.topology["devices"]
+    lead, parts = "Run this", [beside(s), fits(c), repeated(s), proof(s)]
+    if c["fit"] == "no":
+        lead, parts = "Do not run this", [fits(c), beside(s)]
+    elif any(row["kind"] == "speed" for row in s.findings):
+        lead = f"Do not run this yet (MFU {percent(c['model_flops_utilization'])}: the first finding says why)"
+    elif devices > 1 and c["distinct_work"] * devices < ALONE:
+        lead, parts = "One device does as well", [f"all {devices:,} do the same work", fits(c), proof(s)]
     return f"{lead}: {'; '.join(part for part in parts if part)}"
 
 
@@ -86,11 +90,9 @@ def fits(c: Mapping[str, Any]) -> str:
 
 def repeated(s: Strategy) -> str:
     """That devices repeat one another's work, where they do."""
-    devices, distinct = s.topology["devices"], s.costs["distinct_work"]
-    if devices < 2 or distinct >= DISTINCT:
+    distinct = s.costs["distinct_work"]
+    if distinct >= DISTINCT:
         return ""
-    if distinct * devices < 1.01:
-        return f"one device does as well, all {devices:,} do the same"
     return f"{percent(distinct)} of the work is distinct" + (", the rest bubbles, padding or done twice" if lockstep(s) else ", the rest padding or done twice")
 
 
