@@ -99,9 +99,9 @@ def swept(width: int, colour: bool) -> str:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder. odd.json: every finding and technique. alone.json: its model is not there."""
+    """A folder with both plans. odd.json: every finding and technique. alone.json: its model is not there."""
     gpt, folder = Strategy.load(GPT), tmp_path_factory.mktemp("plans")
-    plans = {"odd": with_findings(gpt), "alone": replace(gpt, model={**gpt.model, "name": "gone.onnx"}, provenance={**gpt.provenance, "source": "gone.onnx"})}
+    plans = {"gpt": gpt, "staged": Strategy.load(STAGED), "odd": with_findings(gpt), "alone": replace(gpt, model={**gpt.model, "name": "gone.onnx"}, provenance={**gpt.provenance, "source": "gone.onnx"})}
     for name, s in plans.items():
         s.save(folder / f"{name}.json")
     return folder
@@ -109,9 +109,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 Given = Callable[[pytest.MonkeyPatch], None]
 VIEWS: dict[str, tuple[tuple[str, ...], Given | None]] = {
-    "summary": (("show", GPT), None),
+    "summary": (("show", "gpt.json"), None),
     "summary_odd": (("show", "odd.json"), None),
-    "summary_staged": (("show", STAGED), None),
+    "summary_staged": (("show", "staged.json"), None),
     "explain": (("explain", GPT), None),
     "explain_staged": (("explain", STAGED), None),
     "explain_node": (("explain", "alone.json", "mlp.c_fc"), None),

@@ -137,3 +137,22 @@ def test_what_changes_the_training_is_no_assumption(tmp_path: Path) -> None:
     s.save(tmp_path / "s.json")
     assert Strategy.load(tmp_path / "s.json").findings == s.findings
     assert planner.plan(path, devices=1, batch=2, workload="infer", baselines=False, cache=None).findings == ()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_compare_says_how_under_each_row_where_beside_it_there_is_no_room(gpt: Strategy, width: int) -> None:
+    from planner.report.tables import comparison
+
+    long = replace(gpt, techniques={**gpt.techniques, "zero_stage": 3, "recompute": "block-keep", "microbatches": 16})
+    text = comparison([("dp", gpt), ("ilp", long), ("recursive", long)], width, False)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= max(width, 70) and "block-keep" not in text
+    at = next(i for i, line in enumerate(lines) if line.startswith("ilp "))
+    assert lines[at + 1].startswith("    data 2 x model 4, ZeRO-3") and lines[-len(lines) + 1].split()[-1] in ("gap", "search")
+    assert next(line for line in lines[lines.index(next(x for x in lines if x.startswith("recursive"))) + 1 :]) == "    as ilp"
+
+
+def test_compare_keeps_it_on_the_row_where_there_is_room(gpt: Strategy) -> None:
+    from planner.report.tables import comparison
+
+    assert any(line.startswith("dp ") and line.endswith("data 2 x model 4") for line in comparison([("dp", gpt)], 140, False).splitlines())

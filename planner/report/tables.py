@@ -12,7 +12,7 @@ from planner.report.notation import spell_rule
 from planner.report.stages import SCHEDULES
 from planner.report.summary import bucket_words, machine, offload_words, title
 from planner.report.verdict import of_plans
-from planner.report.words import Style, count, flops, hang, percent, show_bytes, show_time, table, visible
+from planner.report.words import RECOMPUTED, Style, count, flops, hang, percent, show_bytes, show_time, table, visible
 from planner.strategy import offload_of, schedule_of, virtual_of
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 WIDE = 100
 _AXIS = re.compile(r"\b([a-z]\w*) (\d+)\b")
+UNFOLDED = 40
+"""Columns that how a plan is made needs so as not to be folded small."""
 NARROWEST = 14
 """Columns the last column of a table keeps, however narrow the terminal."""
 
@@ -36,13 +38,16 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
     plans = [(name, s) for name, s in rows if not isinstance(s, str)]
     out = [["", "step", "relative", "memory", "fits", "MFU", "gap", "search", "how"]]
     best = min((s.costs["step_time_s"] for _, s in plans), default=0.0)
+    said: list[str] = []
     for name, s in rows:
         if isinstance(s, str):
             out.append([name, "-", "", "", style.bad("no"), "", "", "", s])
             continue
         gap = s.solver.get("gap")
         seconds = s.provenance.get("search_s")
-        how = mesh_words(dict(s.mesh_shape)) + technique_words(s.techniques)
+        same = next((other for other, p in plans if other in said and p.decisions() == s.decisions()), "")
+        how = f"as {same}" if same else mesh_words(dict(s.mesh_shape)) + technique_words(s.techniques)
+        said.append(name)
         proven = ["" if gap is None else f"{100 * gap:.1f} %", "" if seconds is None else show_time(seconds)]
         out.append([style.bold(name), *_cost(s.costs, best, style), *proven, how])
     lines: list[str] = []
@@ -58,20 +63,30 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
     held = "".join(unheld(s, min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])) for _, s in plans[:1])
     among = of_plans(plans[0][1]) if plans else ""
     note = f"gap: how far above what is proven of the meshes tried{among}; relative: to the best solver; tie: within each other's range; baselines are tuned too{held}"
-    return "\n".join([*lines, *fitted(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7)), *(style.dim(line) for line in hang("", note, width))])
+    shown = roomy(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7))
+    return "\n".join([*lines, *shown, *(style.dim(line) for line in hang("", note, width))])
 
 
 def technique_words(t: Mapping[str, Any]) -> str:
     """`, ZeRO-1, 4 microbatches`: what is out of the ordinary, each after a comma."""
     parts = ([f"ZeRO-{t['zero_stage']}"] if t["zero_stage"] else []) + ([f"{t['microbatches']} microbatches"] if t["microbatches"] > 1 else [])
     parts += [SCHEDULES[schedule] + (f", {virtual_of(t)} chunks a stage" if virtual_of(t) > 1 else "")] if (schedule := schedule_of(t)) else []
-    parts += [f"recompute {t['recompute']}"] if t["recompute"] != "none" else []
+    parts += [RECOMPUTED.get(t["recompute"], f"recompute ({t['recompute']})")] if t["recompute"] != "none" else []
     return "".join(f", {p}" for p in (*parts, *offload_words(offload_of(t)), *bucket_words(t)))
 
 
 def _cost(c: Mapping[str, Any], best: float, style: Style) -> list[str]:
     ratio = f"{c['step_time_s'] / best:.2f}x" if best else ""
     return [show_time(c["step_time_s"]), ratio, show_bytes(c["memory_per_device_bytes"]), style.fit(c["fit"]), percent(c["model_flops_utilization"])]
+
+
+def roomy(rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap: str = "  ") -> list[str]:
+    """`fitted`, or where that would fold the last column into a narrow one, each row's last cell under the row."""
+    figures = table([row[:-1] for row in rows], right, gap)
+    if width - visible(figures[0]) - len(gap) >= UNFOLDED:
+        return fitted(rows, width, right, gap)
+    under = [[] if k == 0 else [f"    {line}" for line in textwrap.wrap(_AXIS.sub("\\1\u00a0\\2", row[-1]), width - 4, break_on_hyphens=False)] for k, row in enumerate(rows)]
+    return [line.replace("\u00a0", " ") for row, more in zip(figures, under, strict=True) for line in (row, *more)]
 
 
 def fitted(rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap: str = "  ") -> list[str]:
