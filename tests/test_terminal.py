@@ -101,7 +101,8 @@ def swept(width: int, colour: bool) -> str:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both plans. odd.json: every finding and technique. alone.json: its model is not there."""
     gpt, folder = Strategy.load(GPT), tmp_path_factory.mktemp("plans")
-    plans = {"gpt": gpt, "staged": Strategy.load(STAGED), "odd": with_findings(gpt), "alone": replace(gpt, model={**gpt.model, "name": "gone.onnx"}, provenance={**gpt.provenance, "source": "gone.onnx"})}
+    plans = {"gpt": gpt, "staged": Strategy.load(STAGED), "odd": with_findings(gpt),
+             "alone": replace(gpt, model={**gpt.model, "name": "gone.onnx"}, provenance={**gpt.provenance, "source": "gone.onnx"})}  # fmt: skip
     for name, s in plans.items():
         s.save(folder / f"{name}.json")
     return folder
