@@ -105,7 +105,7 @@ def _values() -> dict[str, list[str]]:
     from costmodels.precision import OPTIMIZERS, recipe_names
     from costmodels.runtime import RUNTIMES
 
-    return {"--hardware": [*device_names(), *topology_names()], "--topology": list(topology_names()), "--runtime": list(RUNTIMES), "--precision": list(recipe_names()),
+    return {"--hardware": list(device_names()), "--topology": list(topology_names()), "--runtime": list(RUNTIMES), "--precision": list(recipe_names()),
             "--optimizer": list(OPTIMIZERS)}  # fmt: skip
 
 

@@ -25,7 +25,10 @@ from planner.report.html.bars import Part, small_together, timeline, total
 from planner.report.html.derive import short_name, work_out
 from planner.report.html.fold import _lay_out, fold
 from planner.report.html.memory import series
+from planner.report.html.tables import baselines
 from planner.report.html.tags import clean, el, join, name
+from planner.report.html.verdict import told
+from planner.report.notation import plain_split
 from planner.strategy import Strategy
 from tests.html_plans import HOSTILE, SPEC, Page, detail, hostile_view, plan, view
 
@@ -388,3 +391,65 @@ def test_a_large_model_stays_small_and_quick(tmp_path: Path) -> None:
     started = time.process_time()
     source = page([View("", "s.json", s, work_out(priced(s, "zoo:llama3-405b")))])
     assert len(source) < 300_000 and time.process_time() - started < 6.0
+
+
+# --- the first screen
+
+
+def test_the_decision_is_on_the_first_screen(one: str, two: str) -> None:
+    from planner.report.commands import onward, reproduce
+    from planner.report.verdict import verdict
+
+    v = view("tp=2,micro=2")
+    order = [f.prose(verdict(v.strategy)), "model FLOPs used", "ZeRO-3", reproduce(v.strategy), onward(v.strategy, v.file)[0][1], "What binds"]
+    text = Page.of(one[one.index('aria-label="verdict"') :]).text
+    at = [text.index(words) for words in order]
+    assert at == sorted(at) and at[-1] < text.index("Where the step goes") and "gap to the bound" not in text
+    assert one.count('id="baselines"') == 1 == two.count('id="baselines"')
+    both = Page.of(two).text
+    assert both.count("What to type") == 0 and both.count("this plan again") == 2 and reproduce(v.strategy) in both
+
+
+def test_two_plans_say_whether_they_are_a_tie() -> None:
+    one = view("tp=2,micro=2", "A")
+    step = one.strategy.costs["step_time_s"]
+
+    def said(ratio: float, spread: float) -> str:
+        costs = [{**one.strategy.costs, "step_time_s": s, "step_time_range_s": [s * (1 - spread), s * (1 + spread)]} for s in (step, step * ratio)]
+        return Page.of(str(told([replace(one, letter=x, strategy=replace(one.strategy, costs=c)) for x, c in zip("AB", costs, strict=True)]))).text
+
+    assert "B is slower by" in (near := said(1.1, 0.2)) and "a tie: the ranges overlap" in near
+    assert "B is faster by" in (far := said(0.5, 0.1)) and "the ranges do not overlap" in far and "tie" not in far
+    assert "Both take the same step." in said(1.0, 0.1)
+
+
+def test_what_does_not_fit_ties_with_nothing() -> None:
+    v = view("tp=2,micro=2")
+    key, row = next(iter(v.strategy.baselines.items()))
+    same = {**row, "step_time_s": v.strategy.costs["step_time_s"], "step_time_range_s": v.strategy.costs["step_time_range_s"]}
+    for fit, tie in (("no", False), ("yes", True)):
+        made = Page.of(str(baselines(replace(v, strategy=replace(v.strategy, baselines={key: {**same, "fit": fit}}))))).text
+        assert ("tie" in made.partition("Whiskers")[0]) == tie
+
+
+def test_bars_of_stages_have_no_lines_between_ticks() -> None:
+    """The picture has none: hundreds of ticks would be nothing but lines."""
+    v = view("pp=2,dp=4,micro=8", spec="zoo:gpt-tiny,layers=4")
+    source = page([v])
+    for bar in source.split('class="bar thin"')[1:]:
+        inside = bar[: bar.index('class="stagerow"')] if 'class="stagerow"' in bar else bar[: bar.index('class="level"')]
+        assert 'class="part' in inside and " sep" not in inside and "<u " not in inside
+    assert source.count('class="bar thin"') == 2 and '" sep' not in source and "part sep" in source  # other bars keep theirs
+
+
+@pytest.mark.parametrize(("op", "split", "words"), [
+    ("MatMul", {"b0": ["data"], "n": ["model"]}, "batch over 4, columns over 8"), ("MatMul", {"k": ["data", "model"]}, "sums over 32"), ("Add", {"d1": ["model"]}, "dim 1 over 8"),
+    ("Attention", {"g": ["model"], "s": ["data"]}, "heads over 8, queries over 4"), ("Sum", {"+": ["data"]}, "pending sums over 4"), ("Odd", {"z": ["model"]}, "z over 8"),
+    ("Attention", {"g": ["data"], "r": ["model"]}, "heads over 32"), ("Add", {}, "whole on every device"),
+])  # fmt: skip
+def test_splits_in_plain_words(op: str, split: dict[str, list[str]], words: str) -> None:
+    assert plain_split(op, split, {"data": 4, "model": 8}) == words
+
+
+def test_plain_words_stand_on_the_lines_of_the_graph(one: str) -> None:
+    assert 'class="split" title="b0/data"><span class="name">batch over 4</span>' in one

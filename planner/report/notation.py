@@ -44,6 +44,24 @@ def spell_split(split: Mapping[str, Sequence[str]]) -> str:
     return ", ".join(("pending sum" if f == "+" else f) + "/" + "+".join(a) for f, a in split.items()) or "whole on every device"
 
 
+FACTORS = {
+    "MatMul": {"m": "rows", "n": "columns", "k": "sums"}, "Gemm": {"m": "rows", "n": "columns", "k": "sums"},
+    "Attention": {"b": "batch", "g": "heads", "r": "heads", "s": "queries", "t": "keys"}, "Gather": {"v": "table rows"}, "CrossEntropyLoss": {"v": "classes"},
+    "RoutedExperts": {"e": "experts"},
+}  # fmt: skip
+"""Operator -> plain words for what its rule calls by a letter."""
+
+
+def plain_split(op: str, split: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> str:
+    """`batch over 16, columns over 8` of a split: what is cut and into how many parts; sizes are those of the mesh's axes."""
+    found: dict[str, int] = {}
+    for factor, axes in split.items():
+        letter, number = factor[:1], factor[1:]
+        word = FACTORS.get(op, {}).get(factor) or ("pending sums" if factor == "+" else "batch" if letter == "b" else f"dim {number}" if number.isdigit() else factor)
+        found[word] = found.get(word, 1) * prod(sizes.get(a, 1) for a in axes)
+    return ", ".join(f"{word} over {n:,}" for word, n in found.items()) or "whole on every device"
+
+
 def stored_axes(row: Mapping[str, Any]) -> list[list[str]]:
     """Axes per dim of a tensor row as it is kept between steps: optimizer level 3 cuts the weight itself."""
     dims = [list(a) for a in row["layout"]]

@@ -86,7 +86,7 @@ def _stages(p: Pipeline, t: Timeline, scale_s: float) -> list[Markup]:
     for at, k in enumerate(shown):
         if at and k > shown[at - 1] + 1:
             out.append(el("p", f"stages {shown[at - 1] + 1} to {k - 1} likewise", class_="small"))
-        bar = el("div", _parts(t.stages[k], whole), class_="bar thin", style=sized, role="group", aria_label=f"stage {k}, {f.time(whole)}")
+        bar = el("div", _parts(t.stages[k], whole, marked=False), class_="bar thin", style=sized, role="group", aria_label=f"stage {k}, {f.time(whole)}")
         held = _held(p, k)
         said = held if len(held) <= ROOM else held.removeprefix("blocks ").partition(",")[0] + ", …"
         out.append(el("div", el("span", el("b", f"stage {k}"), " ", el("small", said), title=held), el("div", bar), class_="stagerow"))
@@ -121,12 +121,13 @@ def _bar(title: str, seconds: float, parts: Sequence[Part], scale_s: float = 0.0
               _names(parts, seconds, sized, room * width / 100), class_="level")  # fmt: skip
 
 
-def _parts(parts: Sequence[Part], whole: float) -> list[Markup]:
+def _parts(parts: Sequence[Part], whole: float, marked: bool = True) -> list[Markup]:
+    """The parts of a bar. marked: lines part them and what they repeat; hundreds of ticks side by side would be nothing but lines."""
     out = []
     for n, part in enumerate(parts):
-        sep = " sep" if part.time_s >= SEPARATE * whole else ""
+        sep = " sep" if marked and part.time_s >= SEPARATE * whole else ""
         bands = [el("b", class_=f"k-{k}", style=f"height:{100 * part.shares[k] / part.time_s:.2f}%") for k in ("compute", *KINDS) if part.shares.get(k)]
-        ticks = el("u", style=f"--n:{part.repeats}") if 1 < part.repeats <= min(TICKS, DENSEST * part.time_s / whole) else None
+        ticks = el("u", style=f"--n:{part.repeats}") if marked and 1 < part.repeats <= min(TICKS, DENSEST * part.time_s / whole) else None
         out.append(el("i", bands, ticks, class_=f"part{sep}{' opens' if part.run >= 0 else ''}", style=f"flex-grow:{max(part.time_s / whole, 1e-5) * 1000:.3f}",
                       role="button" if part.run >= 0 else "img", aria_label=tip(part), data_tip=tip(part), tabindex="-1" if n else "0",
                       data_run=str(part.run) if part.run >= 0 else None))  # fmt: skip

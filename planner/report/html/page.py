@@ -41,8 +41,8 @@ def page(views: Sequence[View]) -> str:
 
 def _sections(views: Sequence[View]) -> list[tuple[str, str]]:
     found = [("timeline", "Timeline"), ("memory", "Memory"), ("graph", "Graph"), ("shards", "Shards"), ("operators", "Operators"), ("reshards", "Reshards"),
-             ("baselines", "Baselines"), ("assumptions", "Assumptions")]  # fmt: skip
-    return [("changes", "Changes"), *found] if len(views) > 1 else found
+             ("assumptions", "Assumptions")]  # fmt: skip
+    return [("changes", "Changes"), *found[:-1], ("baselines", "Baselines"), *found[-1:]] if len(views) > 1 else [("baselines", "Baselines"), *found]
 
 
 def _nav(views: Sequence[View]) -> Markup:
@@ -57,7 +57,8 @@ def body(views: Sequence[View]) -> Markup:
     curve = memory.curve_bytes(views, float(bytes_))
     laid = {v.letter: rails.laid_out(v) for v in views}
     widest = max((r.widest_bytes for r in laid.values() if r is not None), default=0.0)
-    top = [el("header", verdict.head(views[0]), class_="hero"), verdict.single(views[0])] if one else [_both(views), verdict.double(views), verdict.changes(views)]
+    alone = [el("header", verdict.head(views[0]), class_="hero"), verdict.single(views[0], tables.baselines(views[0]))]
+    top = alone if one else [_both(views), verdict.double(views), verdict.changes(views)]
     return join(
         top,
         section("timeline", "Where the step goes", HOW["timeline"], beside(views, lambda v: lens.lens(v, step_s))),
@@ -66,7 +67,7 @@ def body(views: Sequence[View]) -> Markup:
         section("shards", "Tensors on the mesh", HOW["shards"], beside(views, shards.shards)),
         section("operators", "Costliest operators", HOW["operators"], beside(views, tables.operators)),
         section("reshards", "Costliest reshards", HOW["reshards"], beside(views, tables.reshards)),
-        section("baselines", "Beside the baselines", None, beside(views, tables.baselines)),
+        None if one else section("baselines", "Beside the baselines", None, beside(views, tables.baselines)),
         section("assumptions", "Assumptions and provenance", None, beside(views, verdict.assumptions)),
     )
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from planner.report.html import figures as f
 from planner.report.html.derive import Row, short_name
 from planner.report.html.fold import Line, Rail, Rails, fold, merged
 from planner.report.html.tags import Child, Markup, el, join, name
 from planner.report.html.view import View, decided, note, runner_up, split_words
-from planner.report.notation import cells
+from planner.report.notation import cells, plain_split
 
 THIN, WIDE = 1.25, 13.0
 LANE = 10.0
@@ -132,7 +133,7 @@ def _line(v: View, rails: Rails, k: int, widest: float, scale: float) -> Markup:
     bars = el("span", [el("i", class_=f"k-{kind}", style=f"width:{100 * s / scale:.2f}%") for kind, s in (("forward", line.kernels_s), ("comm", line.comm_s)) if s > 0 and scale],
               class_="duo", aria_hidden="true")  # fmt: skip
     dot = el("i", class_="dot", style=f"--x:{(rails.lane[k] + 0.5) / rails.lanes:.4f}")
-    head = el("summary", _slice(rails, k, widest), dot, label, el("span", name(split_words(row.get("split", {}))), class_="split"), bars,
+    head = el("summary", _slice(rails, k, widest), dot, label, el("span", name(_cut(v, row) or split_words({})), class_="split", title=split_words(row.get("split", {}))), bars,
               el("span", f.time(total) if total else "–", class_="num"))  # fmt: skip
     return el("details", head, el("div", _through(rails, k + 1, widest), el("div", _inside(v, line), class_="inside"), class_="opened-line"), class_="line")
 
@@ -148,11 +149,17 @@ def _inside(v: View, line: Line) -> Markup:
     return join(blocks)
 
 
+def _cut(v: View, row: Mapping[str, Any]) -> str:
+    """What of an operator is cut, in plain words; "" for nothing."""
+    split = row.get("split", {})
+    return plain_split(str(row["op"]), split, dict(v.strategy.mesh_shape)) if split else ""
+
+
 def _operator(v: View, r: Row) -> Markup:
     row = decided(v, r.decided)
     times = [("forward", r.forward_s), ("again", r.again_s), ("backward", r.backward_s)]
     kernels = ", ".join(f"{k} {f.time(s)}" for k, s in times if s)
-    facts: list[tuple[str, Child]] = [("split", name(split_words(row.get("split", {}))))]
+    facts: list[tuple[str, Child]] = [("split", join(name(split_words(row.get("split", {}))), el("small", f" {words}") if (words := _cut(v, row)) else None))]
     for out in row.get("outputs", ())[:1]:
         t = v.strategy.tensors.get(out)
         if t:

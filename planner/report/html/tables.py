@@ -9,7 +9,7 @@ from planner.report.html import figures as f
 from planner.report.html.derive import Move, short_name
 from planner.report.html.tags import Child, Markup, el, join, name
 from planner.report.html.verdict import FITS
-from planner.report.html.view import View, decided, meter, note, runner_up, split_words, table
+from planner.report.html.view import View, decided, meter, note, runner_up, split_cell, table
 
 SHOWN = 10
 
@@ -30,7 +30,8 @@ def operators(v: View) -> Markup:
     for seconds, node, op, times, row in found[:SHOWN]:
         called = short_name(node, op)
         label = join(name(called), el("small", " ".join([op] * (called != op) + [f"× {times:,}"] * (times > 1))))
-        rows.append([el("span", label, class_="what"), join(meter(seconds, most, "k-forward"), f.time(seconds)), f.share(seconds / step), name(split_words(row.get("split", {}))),
+        rows.append([el("span", label, class_="what"), join(meter(seconds, most, "k-forward"), f.time(seconds)), f.share(seconds / step),
+                     el("span", split_cell(v, row), class_="what"),
                      runner_up(row) or el("span", "none open", class_="muted")])  # fmt: skip
     rest = sum(r[0] for r in found[SHOWN:])
     if rest:
@@ -95,7 +96,7 @@ def baselines(v: View) -> Markup:
     if not v.strategy.baselines:
         return note("The file holds no baselines.")
     order = sorted(v.strategy.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"]))
-    shown = [("this plan", own, "")] + [(baseline_name(k, r), r, ", ".join(t for t in ("tie" if ties(own, r) else "", tuned_words(r)) if t)) for k, r in order]
+    shown = [("this plan", own, "")] + [(baseline_name(k, r), r, ", ".join(t for t in ("tie" if r["fit"] != "no" and ties(own, r) else "", tuned_words(r)) if t)) for k, r in order]
     # A bar that is many times the plan's would flatten all others: those run off the drawing.
     most = max([r["step_time_range_s"][1] for _, r, _ in shown if r["step_time_s"] <= 3 * own["step_time_s"]] or [1.0]) or 1.0
     rows = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.report.commands import onward, reproduce
 from planner.report.explain import binds
 from planner.report.findings import findings
 from planner.report.html import figures as f
@@ -11,7 +12,7 @@ from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import View, beside, note, section, table
 from planner.report.proof import covered
 from planner.report.summary import kept_words, machine, solver_words, techniques, title, unit_of_work
-from planner.report.verdict import of_plans
+from planner.report.verdict import of_plans, verdict
 
 FITS = {"yes": ("good", "fits"), "tight": ("warn", "fits, tightly"), "no": ("bad", "does not fit")}
 
@@ -34,6 +35,17 @@ def fit(v: View) -> Markup:
     return el("span", words, class_=f"fit {cls}")
 
 
+def sentence(v: View) -> Markup:
+    """The verdict in words."""
+    return el("p", f.prose(verdict(v.strategy)), class_=f"sentence {FITS.get(v.strategy.costs['fit'], FITS['no'])[0]}")
+
+
+def commands(v: View) -> Markup:
+    """What to type to make the plan again, and to go on from it."""
+    rows = [("this plan again", reproduce(v.strategy)), *onward(v.strategy, v.file)]
+    return el("dl", [el("div", el("dt", what), el("dd", el("code", text))) for what, text in rows], class_="commands")
+
+
 def proof(v: View) -> tuple[str, str]:
     """(figure, words) of how good the plan is known to be."""
     s = v.strategy.solver
@@ -47,11 +59,10 @@ def proof(v: View) -> tuple[str, str]:
 
 
 def strip(v: View) -> Markup:
-    """Five figures."""
+    """Four figures."""
     c = v.strategy.costs
     low, high = c["step_time_range_s"]
     mlow, mhigh = c["memory_range_bytes"]
-    gap, gap_words = proof(v)
     peak = max(c["memory_limit_bytes"], c["memory_per_device_bytes"], 1)
     gauge = el("span", el("i", style=f"width:{100 * c['memory_per_device_bytes'] / peak:.1f}%"), class_=f"gauge {FITS.get(c['fit'], FITS['no'])[0]}", aria_hidden="true")
     cells = [
@@ -59,7 +70,6 @@ def strip(v: View) -> Markup:
         ("memory of a device", f.size(c["memory_per_device_bytes"]), join(f"of {f.size(c['memory_limit_bytes'])} usable · ", fit(v)), gauge),
         ("throughput", f"{c['tokens_per_s_per_device']:,.0f}", f"{unit_of_work(v.strategy)}/s/device", None),
         ("model FLOPs used", f.share(c["model_flops_utilization"]), "of the devices’ peak", None),
-        ("gap to the bound", gap, gap_words, None),
     ]
     tip = f"memory range {f.size(mlow)} – {f.size(mhigh)}"
     return el("dl", [el("div", el("dt", k), el("dd", el("b", x), extra, el("span", sub))) for k, x, sub, extra in cells], class_="strip", title=tip)
@@ -89,9 +99,11 @@ def binding(v: View) -> Markup:
     return el("p", el("b", "What binds: "), f.prose("; ".join(binds(v.strategy))), class_="binds")
 
 
-def single(v: View) -> Markup:
-    """The verdict of one plan."""
-    return el("section", strip(v), mesh(v), binding(v), remarks(v), id="verdict", aria_label="verdict")
+def single(v: View, alternatives: Markup) -> Markup:
+    """The verdict of one plan: the sentence, the figures, what else there is and what to type; then what it is made of."""
+    beside_it = el("div", el("h2", "Beside the usual ways", id="baselines-h"), alternatives, id="baselines")
+    typed = el("div", el("h2", "What to type"), commands(v))
+    return el("section", sentence(v), strip(v), el("div", beside_it, typed, class_="first"), mesh(v), remarks(v), binding(v), id="verdict", aria_label="verdict")
 
 
 def double(views: Sequence[View]) -> Markup:
@@ -119,8 +131,22 @@ def double(views: Sequence[View]) -> Markup:
     rows.append(["gap to the bound", *(join(el("b", gap), el("small", words)) for gap, words in map(proof, views)), ""])
     heads = ["", *(join(el("b", v.letter, class_=f"letter letter-{v.letter.lower()}"), " ", name(v.file)) for v in views), "change"]
     figures = table(heads, rows, (1, 2, 3), "figures of both plans")
-    columns = beside(views, lambda v: [mesh(v), binding(v), remarks(v)])
-    return el("section", el("div", figures, class_="versus"), columns, id="verdict", aria_label="verdict")
+    columns = beside(views, lambda v: [sentence(v), mesh(v), remarks(v), binding(v), commands(v)])
+    return el("section", told(views), el("div", figures, class_="versus"), columns, id="verdict", aria_label="verdict")
+
+
+def told(views: Sequence[View]) -> Markup:
+    """Which of two plans is faster, by how much, and whether that is more than the model's error: as `plan diff` says it."""
+    from planner.diff import compare
+
+    d = compare(views[0].strategy, views[1].strategy)
+    (saved, _), before = d.gain, views[0].strategy.costs["step_time_s"]
+    if not saved or not before:
+        return el("p", "Both take the same step.", class_="sentence")
+    a, b = (f"{f.time(low)} – {f.time(high)}" for low, high in d.ranges)
+    faster = f"B is {'faster' if saved > 0 else 'slower'} by {f.time(abs(saved))} a step ({f.share(abs(saved) / before)})"
+    sure = f"a tie: the ranges overlap ({a} and {b})" if d.tie else f"the ranges do not overlap ({a} and {b})"
+    return el("p", f"{faster}; {sure}.", class_="sentence")
 
 
 def changes(views: Sequence[View]) -> Markup:

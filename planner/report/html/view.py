@@ -9,7 +9,7 @@ from typing import Any
 from planner.report.html import figures as f
 from planner.report.html.derive import Detail
 from planner.report.html.tags import Child, Markup, el, join, name
-from planner.report.notation import spell_split
+from planner.report.notation import plain_split, spell_split
 from planner.strategy import Strategy
 
 KIND_NAMES = {"compute": "kernels", "forward": "forward kernels", "backward": "backward kernels", "again": "kernels run again", "comm": "exposed communication",
@@ -64,6 +64,12 @@ def legend(items: Sequence[tuple[str, str, str]]) -> Markup:
 def split_words(split: Mapping[str, Sequence[str]]) -> str:
     """A split in a cell: `n/model`, or whole."""
     return spell_split(split) if split else "whole"
+
+
+def split_cell(v: View, row: Mapping[str, Any]) -> Markup:
+    """A split as it is written, and in plain words."""
+    split = row.get("split", {})
+    return join(name(split_words(split)), el("small", plain_split(str(row.get("op", "")), split, dict(v.strategy.mesh_shape))) if split else None)
 
 
 def decided(v: View, key: str) -> Mapping[str, Any]:
