@@ -52,7 +52,7 @@ def test_a_machine_of_ones_own_is_a_file() -> None:
     assert reproduce(s).startswith(f"plan {TINY} --topology TOPOLOGY.toml --devices 4 --batch 8")
 
 
-@pytest.mark.parametrize(("table", "short"), [({"mesh": {"model": {"size": [4]}}, "techniques": {"zero_stage": 3, "schedule": "1f1b"}}, "model=4,zero_stage=3,schedule=1f1b"),
+@pytest.mark.parametrize(("table", "short"), [({"mesh": {"model": {"size": [4]}}, "techniques": {"zero_stage": 3, "schedule": "1f1b"}}, "tensor=4,zero_stage=3,schedule=1f1b"),
                                               ({"mesh": {"model": {"size": [2, 4]}}}, "PINS.toml"), ({"forbid": {"factors": ["k"]}}, "PINS.toml")])  # fmt: skip
 def test_pins_are_short_where_a_line_holds_them(table: dict[str, Any], short: str) -> None:
     from planner.pins import from_table
