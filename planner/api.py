@@ -69,6 +69,10 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
         from planner.remedies import elsewhere
 
         found.baselines.update(elsewhere(request, model))
+    if not found.stopped and found.before is None and time_limit_s is None:
+        from planner.plausible import ragged
+
+        found.findings = ragged(request, found, model)
     provenance = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"),
                   "source": str(source if isinstance(source, str | Path) else model.name), "read_s": round(read - started, 3), "search_s": round(searched - read, 3)}  # fmt: skip
     if request.cache is not None and request.cache.priced != before:

@@ -15,13 +15,14 @@ import numpy as np
 from planner.assemble import PICO
 from planner.detail import details
 from planner.evaluate import Cost, price_plan
-from planner.findings import of_plan, rows
+from planner.findings import of_plan, ordered, rows
 from planner.flow import Flow, Plan
 from planner.graph import Graph
 from planner.hosted import host_bytes
 from planner.kernels import kernel_times
 from planner.model import Model
 from planner.pipeline import Pipeline, pipeline_of
+from planner.plausible import too_fast
 from planner.problem import FORBIDDEN, Problem
 from planner.request import Candidate, Found, Request
 from planner.space import Base, Space
@@ -67,7 +68,7 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
         nodes, block_table(graph, flow, base),
         tensor_table(graph, flow, base), techniques, costs, solver,
         {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions,
-        rows(of_plan(model, graph, costs, nodes)), provenance,
+        rows(ordered((*of_plan(model, graph, costs, nodes), *found.findings, *too_fast(request, best.cost)))), provenance,
         details(base, flow, runs, pricer), graph,
     )  # fmt: skip
     return replace(made, provenance={**provenance, "decisions": made.decisions()})

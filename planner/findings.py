@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.graph import Graph
     from planner.model import Model
 
-KINDS = ("speed", "loss", "frozen", "tie", "experts", "training", "attention", "memory", "devices", "batch", "operators", "tables", "padding", "note")
+KINDS = ("speed", "loss", "frozen", "tie", "experts", "training", "attention", "memory", "devices", "published", "batch", "operators", "tables", "padding", "note")
 """From the gravest: a speed that nobody would accept; what changes the training (loss left out, weights frozen or untied, experts not recognised, layers in
 evaluation mode); what the plan costs more than it should, or may not hold; what is good to know."""
 TRAINING = frozenset({"loss", "frozen", "tie", "training"})

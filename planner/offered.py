@@ -20,7 +20,7 @@ from planner.possible import RECOMPUTE, WEIGHTS
 from planner.request import Candidate, Request
 from planner.rule import Limits, Split
 from planner.space import Base
-from planner.spread import by_hand, propagated
+from planner.spread import MODES, by_hand, propagated
 from planner.topology import Mesh
 from planner.unequal import MOST_CHUNKS
 
@@ -32,6 +32,7 @@ CHUNKS = (2, 4)
 """Chunks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
 MORE_OFFLOAD = (("optimizer",), ("optimizer", "activations"), ("optimizer", "activations", "parameters"), ("optimizer", "activations", "parameters", "embeddings"))
 """What waits in the host's memory where nothing fits without: state first, which is read once a step; weights last, which every pass over a block reads, and tables."""
+DATA = "data"
 Family = Callable[[Base, Mesh], Allowed]
 """The splits that a base's operators may have on a mesh."""
 
@@ -50,7 +51,7 @@ class Offered:
 
     def meshes(self) -> tuple[Mesh, ...]:
         """Meshes of one and two axes, with and without stages, or those that pins and mode leave; of pins of a schedule those with stages. Raises PlanError P015, P022, P024."""
-        found, techniques = self._grouped(), self.request.pins.techniques
+        found, techniques = self._dividing(self._grouped()), self.request.pins.techniques
         if self.request.partitioned:  # of a list of pinned stages
             found = tuple(m for m in found if m.stages == 1)
         asked = next((f"{k} = {techniques[k]!r}" for k in ("schedule", "virtual") if techniques.get(k, 1) != 1), "")
@@ -58,6 +59,30 @@ class Offered:
             other = f"a mesh of {', '.join(self.request.pins.mesh)}" if self.request.pins.mesh else "what else is asked for, which leaves no pipeline stages,"
             raise PlanError("P024", f"pins {asked} and {other} contradict each other: it says how microbatches pass through stages", help=["remove one of them, or pp=2"])
         return tuple(m for m in found if m.stages > 1) if asked else found
+
+    def _dividing(self, found: tuple[Mesh, ...]) -> tuple[Mesh, ...]:
+        """Of meshes that were asked for those whose data axis cuts the batch, in the pinned number of microbatches: the devices of another would all do the same.
+        Raises PlanError P035."""
+        pins, base, mode = self.request.pins, self.base(1), self.request.mode
+        asked = mode == "data-parallel" or "data" in pins.mesh
+        by_hand = mode in MODES or any(DATA in axes for row in pins.nodes.values() for axes in row.get("split", {}).values())
+        if not asked or by_hand or base is None or not any(base.batch_factors):
+            return found
+        micro = int(pins.techniques.get("microbatches", 1))
+        if self.model.batch % micro:
+            return found  # refused where microbatches are offered
+        rows = self.model.batch // micro
+        kept = tuple(m for m in found if (n := dict(m.shape).get(DATA, 1)) == 1 or rows % n == 0 or _padded(rows, n))
+        if kept or not found:
+            return kept
+        n = min(dict(m.shape).get(DATA, 1) for m in found)
+        below, above = rows // n * n * micro, -(-rows // n) * n * micro
+        near = " or ".join(str(b) for b in (below, above) if b)
+        fewer = max(k for k in divisors(n) if rows % k == 0)
+        what = f"batch {self.model.batch}" + (f" in {micro} microbatches" if micro > 1 else "")
+        raise PlanError("P035", f"{what} does not divide over data={n}: its devices would all compute the same rows", detail=[f"{rows} rows over {n} devices"],
+                        help=[f"--batch {near}", *([f"dp={fewer}, and other axes for the rest of the devices"] if "data" in pins.mesh and fewer > 1 else []),
+                              "without the pin or the mode: the search then cuts something else"])  # fmt: skip
 
     def _grouped(self) -> tuple[Mesh, ...]:
         """The meshes, with the group that shares optimizer state where one is pinned."""
@@ -309,3 +334,9 @@ class Offered:
                 if mesh is not None:
                     return mesh
         return pinned_mesh(topology, {"data": n})
+
+
+def _padded(rows: int, n: int) -> bool:
+    """Whether rows may be padded to a multiple of n, as candidates are."""
+    wide = -(-rows // n) * n
+    return rows >= n and (wide - rows) / wide <= Limits().waste

@@ -19,6 +19,7 @@ from planner.assemble import Techniques
 from planner.buckets import OPEN
 from planner.cache import Cache
 from planner.evaluate import Cost
+from planner.findings import Finding
 from planner.flow import Plan
 from planner.pins import Pins
 from planner.possible import RECOMPUTE
@@ -172,3 +173,5 @@ class Found:
     """No plan is below this, whatever memory it takes."""
     covers: tuple[Covered, ...] = ()
     """What `bound_s` holds for."""
+    findings: tuple[Finding, ...] = ()
+    """What a user should not miss, beside what the graph and the plan say by themselves."""

@@ -50,6 +50,11 @@ class Row:
         return float(self.strategy.costs["tokens_per_s_per_device"]) * self.devices
 
     @property
+    def tight(self) -> bool:
+        """Whether the plan fits by its price alone."""
+        return self.strategy is not None and self.strategy.costs["fit"] == "tight"
+
+    @property
     def too_large(self) -> bool:
         """Whether it was memory that stood in the way."""
         return self.error is not None and self.error.code == "P021"
@@ -76,18 +81,18 @@ def run_of(row: Row, work: float, prices: Mapping[str, float]) -> Run:
                None if watts is None else hours * row.devices * watts / 1000, price)  # fmt: skip
 
 
-def best_run(runs: Sequence[Run | None], days: float | None, usd: float | None) -> int | None:
+def best_run(runs: Sequence[Run | None], days: float | None, usd: float | None, tight: Sequence[bool] = ()) -> int | None:
     """The row that keeps the deadline most cheaply; without a deadline the one that is done first within the budget. None when none keeps both.
 
-    Rows without a price keep no budget and come last among those that keep the deadline.
+    tight: of each row whether memory is; such rows come after those that fit with room. Rows without a price keep no budget and come last among those that keep the deadline.
     """
     fits = [(i, r) for i, r in enumerate(runs) if r is not None and (days is None or r.days <= days) and (usd is None or (r.usd is not None and r.usd <= usd))]
     unpriced = float("inf")
 
     def key(item: tuple[int, Run]) -> tuple[float, ...]:
         i, r = item
-        cost = unpriced if r.usd is None else r.usd
-        return (cost, r.device_hours, r.days, i) if days is not None else (r.days, cost, i)
+        cost, risk = unpriced if r.usd is None else r.usd, i < len(tight) and tight[i]
+        return (risk, cost, r.device_hours, r.days, i) if days is not None else (risk, r.days, cost, i)
 
     return min(fits, key=key)[0] if fits else None
 

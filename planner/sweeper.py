@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,13 @@ class Sweeper:
     watch: Watch
     scaling: str = ""
     _helped: set[str] = field(default_factory=set)
+    _started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left of the time for all points together; None without a limit."""
+        limit = self.common.get("time_limit_s")
+        return None if limit is None else max(0.0, limit - (time.monotonic() - self._started))
 
     def row(self, point: Point) -> Row:
         """The row of a point, by whatever search it takes. KeyboardInterrupt when the user stops it."""
@@ -65,7 +73,7 @@ class Sweeper:
             sizes = {"batch": point.batch, "tokens_per_step": point.tokens_per_step, "dims": dims}
             helping = point.hardware not in self._helped if remedies is None else remedies
             with self.watch(_said(point, n)) as line:
-                options = {**self.common, "hardware": None, "topology": None, **where, "devices": n, **sizes, **more}
+                options = {**self.common, "time_limit_s": self.left_s, "hardware": None, "topology": None, **where, "devices": n, **sizes, **more}
                 strategy = api.plan(source, progress=line.report, remedies=helping, **options)
         except PlanError as e:
             if e.code == "P026" and line.interrupted:
@@ -105,13 +113,14 @@ class Sweeper:
         return good
 
     def _fits(self, row: Row) -> bool:
-        """Whether a point fits: on its devices alone, unless the user says what waits in the host's memory. With enough sent there nearly all does."""
+        """Whether a point has a plan that fits with room: on its devices alone, unless the user says what waits in the host's memory. With enough sent there nearly all does."""
         from planner.pins import Pins, parse_pins
 
         given = self.common["pins"]
         pins = Pins() if given == "annotated" else given if isinstance(given, Pins) else parse_pins(given)
         pinned = "offload" in pins.techniques
-        return row.strategy is not None and (pinned or not row.strategy.techniques["offload"])
+        roomy = row.strategy is not None and (not row.tight or "with_room" in row.strategy.baselines)
+        return row.strategy is not None and roomy and (pinned or not row.strategy.techniques["offload"])
 
     def _once(self) -> dict[str, Any]:
         """Pins under which a training step takes its batch in one go."""

@@ -189,9 +189,11 @@ def test_the_fewest_devices_fit_and_fewer_do_not() -> None:
     """Fewer do not even with optimizer state in the host's memory, which is tried where nothing else fits."""
     two, four = (planner.plan(MLP, hardware="h100", devices=n, batch=64, objective="memory", pins=pins).costs["memory_per_device_bytes"]
                  for n, pins in ((2, "offload=optimizer"), (4, None)))  # fmt: skip
-    assert four < two
-    found = sweeper(MLP, memory_limit_bytes=(two + four) // 2).row(Point("h100", None, batch=64))
+    limit = int(1.025 * four)  # with room for the upper end of its range
+    assert limit < two
+    found = sweeper(MLP, memory_limit_bytes=limit).row(Point("h100", None, batch=64))
     assert found.strategy is not None and found.devices == 4
+    assert found.strategy.costs["fit"] == "yes" or found.strategy.baselines["with_room"]["fit"] == "yes"
 
 
 def test_the_fewest_devices_hold_all_unless_it_is_sent_away() -> None:
@@ -307,3 +309,28 @@ def test_a_topology_file_says_how_many_devices_it_has(tmp_path: Path, monkeypatc
     assert [row["devices"] for row in json.loads(capsys.readouterr().out)["rows"]] == [16, 4]
     assert main(["sweep", MLP, "--hardware", str(mixed), "--batch", "max", "--memory-limit", "40MiB"]) == 0 and "16 devices" in capsys.readouterr().out
     assert main(["sweep", MLP, "--hardware", f"{mixed},h100", "--batch", "64"]) == 2 and "how many devices" in capsys.readouterr().err
+
+
+def test_an_answer_prefers_rows_that_fit_with_room_and_flags_one_that_does_not() -> None:
+    roomy = sweeper(MLP).row(Point("h100", 8, batch=64))
+    assert roomy.strategy is not None
+    tight = replace(roomy, devices=4, strategy=replace(roomy.strategy, costs={**roomy.strategy.costs, "fit": "tight"}))
+    runs = [Run(1.0, 10.0, 20.0, None, 2.0), Run(2.0, 20.0, 40.0, None, 2.0)]
+    asked = Asked(1e6, deadline_s=3 * 86_400.0)
+    assert asked.best([tight, roomy], runs) == 1 and asked.best([tight, roomy], [runs[0], None]) == 0
+    assert "tight" not in answers([tight, roomy], runs, asked)[0]
+    assert "tight in memory: it may run out" in answers([tight], runs[:1], asked)[0]
+    assert as_json(MLP, [tight], runs[:1], asked)["best_is_tight"] and not as_json(MLP, [tight, roomy], runs, asked)["best_is_tight"]
+
+
+def test_a_sweep_is_bounded_in_devices_and_keeps_its_time_for_all_points(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", MLP, "--devices", "1..99999999999", "--time-limit", "2"]) == 2
+    assert "P003" in capsys.readouterr().err
+    left = iter([60.0, 0.0])  # for the first point, and after it
+    monkeypatch.setattr(Sweeper, "left_s", property(lambda self: next(left)))
+    assert main(["sweep", MLP, "--devices", "2,4,8", "--batch", "64", "--time-limit", "60"]) == 0
+    shown = capsys.readouterr()
+    assert "--time-limit: 1 of 3 points were planned in 60 s" in shown.err and "2 devices" in shown.out
+    monkeypatch.undo()
+    assert Sweeper(MLP, {"time_limit_s": 0.0}, lambda said: contextlib.nullcontext()).left_s == 0.0
+    assert Sweeper(MLP, {}, lambda said: contextlib.nullcontext()).left_s is None

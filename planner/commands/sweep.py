@@ -19,7 +19,7 @@ from planner.launch.elastic import SUFFIX
 if TYPE_CHECKING:
     from planner.sweep import Point, Row, Run
 
-MOST_COUNTS, MOST_POINTS = 64, 256
+MOST_COUNTS, MOST_POINTS, MOST_DEVICES = 64, 256, 1_048_576
 FINDING, INTERRUPTED = 1, 130
 FEWEST, MAX = "fewest", "max"
 
@@ -35,6 +35,8 @@ def series(text: str, option: str = "devices", example: str = "8,16..512") -> li
             n, end = whole(first), whole(last if dots else first)
         except argparse.ArgumentTypeError as e:
             raise PlanError("P003", f"--{option}: {e}", help=[f"numbers and doublings, such as {example}"]) from e
+        if option == "devices" and end > MOST_DEVICES:
+            raise PlanError("P003", f"--devices: {end:,} are more than the {MOST_DEVICES:,} that are swept", help=["fewer devices: plan FILE --devices N takes any number"])
         if end < n:
             raise PlanError("P003", f"--{option}: {part!r} runs backwards", help=[f"numbers and doublings, such as {example}"])
         while n <= end:
@@ -85,12 +87,15 @@ def run(args: argparse.Namespace) -> int:
     paid = _by_hardware(prices(args.price), [p.hardware for p in points])
     sweeper = Sweeper(args.model, _common(args), lambda said: console.live(True, said))
     rows: list[Row] = []
-    stopped = False
+    stopped = ended = False
     keep = _keeper(args)
     try:
         for row in _rows(sweeper, points, args):  # what is done stays when the next is interrupted
             rows.append(row)
             keep(row)
+            if sweeper.left_s == 0.0:
+                ended = True
+                break
     except KeyboardInterrupt:
         stopped = True
     fitting = [r for r in rows if r.strategy is not None]
@@ -104,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         console.data(sweep_text(args.model, rows, runs, asked, console.width(), console.colour(sys.stdout)))
         tell(sweeper.common["cache"])
+    if ended and (done := len({r.point for r in rows})) < len(points):
+        console.say(f"--time-limit: {done} of {len(points)} points were planned in {args.time_limit:g} s")
     if stopped:
         console.say("interrupted: these are the rows that were done")
         return INTERRUPTED

@@ -85,7 +85,8 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
     for key, row in order:
         ratio = row["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0
         same = "tie" if row["fit"] != "no" and ties(own, row) else ""
-        notes.append([t for t in (same, *tuned_words(row).split(", ")) if t])
+        asked = f"with --tables {key.removeprefix('tables_')}" if key in TABLES else ""
+        notes.append([t for t in (same, asked, *tuned_words(row).split(", ")) if t])
         rows.append([baseline_name(key, row), show_time(row["step_time_s"]), f"{ratio:.2f}x", show_bytes(row["memory_per_device_bytes"]), style.fit(row["fit"]), ""])
     room = width - visible(table([[*row[:5], "|"] for row in rows], right=(1, 2, 3))[0]) + 1
     for cells, words in zip(rows[2:], notes, strict=True):

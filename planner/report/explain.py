@@ -56,12 +56,17 @@ def _choice(s: Strategy, width: int, style: Style) -> list[str]:
     return lines + (labelled("kept", kept_words(kept), width, style) if (kept := s.provenance.get("incremental")) else [])
 
 
+NOT_TAKEN = "it needs too much memory, or the solver's objective and the final price disagree about it"
+"""Why a split that is faster by itself is not in the plan."""
+
+
 def binds(s: Strategy) -> list[str]:
     """What limits the plan, the strongest first, a phrase each."""
     c = s.costs
     step = c["step_time_s"] or 1.0
+    summed = " and sums of gradients over microbatches" if s.techniques["microbatches"] > 1 else ""
     shares = [(c["compute_time_s"] / step, "compute"), (c["exposed_communication_time_s"] / step, "exposed communication"),
-              (c["optimizer_time_s"] / step, "the optimizer"), (c["bubble_time_s"] / step, "pipeline bubbles")]  # fmt: skip
+              (c["optimizer_time_s"] / step, f"the optimizer{summed}"), (c["bubble_time_s"] / step, "pipeline bubbles")]  # fmt: skip
     out = [f"{what} {percent(share)} of the step" for share, what in sorted(shares, key=lambda p: -p[0]) if share >= 0.005]
     exposed = sorted(c.get("exposed_s_by_collective", {}).items(), key=lambda kv: -kv[1])
     if exposed and exposed[0][1] / step >= 0.02:
@@ -120,13 +125,30 @@ def _calls(s: Strategy, width: int, style: Style) -> list[str]:
     if not rows:
         return []
     rows.sort(key=lambda r: (r[0], r[1]))
-    out = [["split", "runner-up", "costs"]]
-    out += [[brief(row["split"]), brief(row["runner_up"]["split"]), signed_time(extra)] for extra, _, row in rows[:5]]
-    room = max(20, width - sum(max(len(row[i]) for row in out) + len(GAP) for i in range(3)))  # splits are facts and stay whole
-    names = ["closest calls", *(short(name, room) for _, name, _ in rows[:5])]
-    lines = table([[name, *row] for name, row in zip(names, out, strict=True)], right=(3,), gap=GAP)
-    hard = max(rows, key=lambda r: r[0])
-    return [*lines, *hang("", f"the firmest: {short(hard[1], width - len('the firmest: ,'))}, where the next split costs {signed_time(hard[0])}", width)]
+    kept, rows = [r for r in rows if r[0] < 0], [r for r in rows if r[0] >= 0]
+    lines: list[str] = []
+    if rows:
+        out = [["split", "runner-up", "costs"]]
+        out += [[brief(row["split"]), brief(row["runner_up"]["split"]), signed_time(extra)] for extra, _, row in rows[:5]]
+        room = max(20, width - sum(max(len(row[i]) for row in out) + len(GAP) for i in range(3)))  # splits are facts and stay whole
+        names = ["closest calls", *(short(name, room) for _, name, _ in rows[:5])]
+        lines = table([[name, *row] for name, row in zip(names, out, strict=True)], right=(3,), gap=GAP)
+    if kept:
+        extra, name, row = kept[0]
+        lines += hang("", f"not taken though faster by {'themselves' if len(kept) > 1 else 'itself'}: {len(kept)} split{'s' * (len(kept) > 1)}, first {short(name, 40)} as "
+                      f"{brief(row['runner_up']['split'])} ({signed_time(extra)}): {NOT_TAKEN}", width)  # fmt: skip
+    # That leaving an axis idle costs much says nothing of the split.
+    firm = [r for r in rows if _axes(r[2]["runner_up"]["split"]) >= _axes(r[2]["split"]) != set()]
+    if firm:
+        hard = max(firm, key=lambda r: r[0])
+        other = brief(hard[2]["runner_up"]["split"])
+        lines += hang("", f"the firmest: {short(hard[1], width - len('the firmest: ,'))}, where the next split of as many axes, {other}, costs {signed_time(hard[0])}", width)
+    return lines
+
+
+def _axes(split: Mapping[str, Sequence[str]]) -> set[str]:
+    """The axes that a split uses."""
+    return {a for axes in split.values() for a in axes}
 
 
 def difference(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -211,7 +233,8 @@ def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False,
         lines += labelled("memory", [recompute_words(s.techniques)], width, style)
     other = row.get("runner_up")
     if other:
-        lines += labelled("next", [f"{spell_split(other['split'])} would cost {signed_time(other['extra_s'])} a step, all else kept"], width, style)
+        why = f"; not taken: {NOT_TAKEN}" if other["extra_s"] < 0 else ""
+        lines += labelled("next", [f"{spell_split(other['split'])} would cost {signed_time(other['extra_s'])} a step, all else kept{why}"], width, style)
     else:
         lines += labelled("next", ["no other split was open, or the plan came from no search"], width, style)
     return "\n".join(lines)

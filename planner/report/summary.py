@@ -178,7 +178,8 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
     if c["recompute_time_s"]:
         step[2] += f", {show_time(c['recompute_time_s'])} of it again"
     if c["optimizer_time_s"]:
-        step.append(f"optimizer {show_time(c['optimizer_time_s'])}")
+        summed = " and sums of gradients" if strategy.techniques["microbatches"] > 1 else ""  # over microbatches: three passes over them for each
+        step.append(f"optimizer{summed} {show_time(c['optimizer_time_s'])}")
     if c.get("tables_time_s"):
         step.append(f"tables pulled and pushed {show_time(c['tables_time_s'])}")
     if c["bubble_time_s"]:

@@ -37,7 +37,7 @@ class Asked:
 
     def best(self, rows: Sequence[Row], runs: Sequence[Run | None]) -> int | None:
         """The row that answers; None where none does."""
-        return best_run(runs, None if self.deadline_s is None else self.deadline_s / DAY_S, self.budget_usd)
+        return best_run(runs, None if self.deadline_s is None else self.deadline_s / DAY_S, self.budget_usd, [r.tight for r in rows])
 
 
 def sweep_text(model: str, rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked, width: int, colour: bool) -> str:
@@ -189,7 +189,8 @@ def _answer(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> st
     limits = [span(asked.deadline_s / DAY_S)] if asked.deadline_s is not None else []
     limits += [f"{amount(asked.budget_usd)} USD"] if asked.budget_usd is not None else []
     i, within = asked.best(rows, runs), " and ".join(limits)
-    fastest, cheapest = best_run(runs, None, None), best_run(runs, float("inf"), None)
+    tight = [r.tight for r in rows]
+    fastest, cheapest = best_run(runs, None, None, tight), best_run(runs, float("inf"), None, tight)
     if i is None:
         near = fastest if asked.deadline_s is not None else cheapest
         return f"within {within}: none of these" + (f"; nearest is {_told(rows[near], runs[near])}" if near is not None else "")
@@ -201,7 +202,8 @@ def _answer(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> st
 def _told(row: Row, run: Run | None) -> str:
     assert run is not None
     cost = "" if run.usd is None else f", {amount(run.usd)} USD"
-    return f"{row.devices} x {_where(row.point.hardware, row.point.dims)} in {span(run.days)}, {amount(run.device_hours)} device-hours{cost}"
+    risk = ", tight in memory: it may run out" if row.tight else ""
+    return f"{row.devices} x {_where(row.point.hardware, row.point.dims)} in {span(run.days)}, {amount(run.device_hours)} device-hours{cost}{risk}"
 
 
 def as_json(model: str, rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> dict[str, Any]:
@@ -210,7 +212,7 @@ def as_json(model: str, rows: Sequence[Row], runs: Sequence[Run | None], asked: 
     least = [{"hardware": h, "dims": dict(d), "devices": n} for (h, d), n in fewest(rows).items()]
     return {"model": model, "rows": [_row(r, run) for r, run in zip(rows, runs, strict=True)], "pareto": asked.pareto, "fewest_devices": least,
             "first_too_large": None if large is None else rows.index(large), "best": best, "deadline_s": asked.deadline_s, "budget_usd": asked.budget_usd,
-            "work": asked.work}  # fmt: skip
+            "work": asked.work, "best_is_tight": best is not None and rows[best].tight}  # fmt: skip
 
 
 def _row(row: Row, run: Run | None) -> dict[str, Any]:
