@@ -9,7 +9,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "benchmarks/RESULTS.md": "results.md"}
+PAGES = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "benchmarks/RESULTS.md": "results.md", "benchmarks/README.md": "benchmarks.md"}
 """File of the repository -> its page."""
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
