@@ -32,8 +32,8 @@ def python_of(page: Path) -> list[str]:
 
 def masked(text: str) -> str:
     """Without what differs from run to run, or from one kind of CPU to another."""
+    text = re.sub(r"\n {8,}(?=\w)", " ", text)  # where a line is broken follows the length of what is masked below
     text = re.sub(r"plans? priced, [\d.]+ m?s", "plans priced, - s", text)
-    text = re.sub(r"\n {8,}(?=\w)", " ", text)  # where a line of these is broken follows the length of the name below
     text = re.sub(r"\b\d\.\de[+-]\d\d\b", "small", text)
     text = re.sub(r"\(worst:\s+[^)]*\)", "(worst: one)", text)
     text = re.sub(r"^( *(?:temporaries|peak)\b.*?) +[\d,]+ B(?= +(?:CPU|planned))", r"\1 - B", text, flags=re.M)

@@ -51,7 +51,7 @@ def _choice(s: Strategy, width: int, style: Style) -> list[str]:
         lines += labelled("pins", [*(words for words, _ in pins_of(s).each()), "(--pins: what each costs)"], width, style)
     lines += labelled("search", [solver_words(s)], width, style)
     if s.solver.get("bound_s") and s.solver["status"] != "optimal":
-        lines += labelled("", [f"no plan among {covered(s.solver)} can be below {show_time(s.solver['bound_s'])}{of_plans(s)}"], width, style)
+        lines += labelled("", [f"no plan of {covered(s.solver)}{of_plans(s)} can be below {show_time(s.solver['bound_s'])}"], width, style)
     lines += labelled("covers", said, width, style) if (said := extent(s.solver)) else []
     return lines + (labelled("kept", kept_words(kept), width, style) if (kept := s.provenance.get("incremental")) else [])
 
