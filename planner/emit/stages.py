@@ -31,8 +31,7 @@ def write_stages(w: Writer) -> None:
         flow = outer_flow(flow, r)
     carried = [c.enters for c in run.carries]
     body = _body(w, flow)
-    given = body.inner(weights=body.weights)
-    _inputs(given)
+    given = _body(w, flow)  # the schedule calls it too: it has no function around it to ask
     wanted = [*carried, *run.shared]
     nodes = needed(graph, range(run.first), wanted)
     _write(w, given, nodes)

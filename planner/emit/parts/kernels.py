@@ -107,12 +107,12 @@ def attention(q, k, v, mask, scale, causal, guard, start):
     if rows <= QUERY_BLOCK or rows % QUERY_BLOCK:
         return recompute(lambda q, k, v, mask, start: attention_rows(q, k, v, mask, scale, causal, guard, start))(q, k, v, mask, start)
 
-    def block(q, k, v, mask, at):
+    def block(q, k, v, mask, at, start):
         piece = lax.dynamic_slice_in_dim(q, at, QUERY_BLOCK, 2)
         cut = mask if mask is None or mask.shape[-2] == 1 else lax.dynamic_slice_in_dim(mask, at, QUERY_BLOCK, mask.ndim - 2)
         return attention_rows(piece, k, v, cut, scale, causal, guard, start + at)
 
-    out = jnp.moveaxis(lax.map(lambda at: lean(block)(q, k, v, mask, at), jnp.arange(rows // QUERY_BLOCK) * QUERY_BLOCK), 0, 2)
+    out = jnp.moveaxis(lax.map(lambda at: lean(block)(q, k, v, mask, at, start), jnp.arange(rows // QUERY_BLOCK) * QUERY_BLOCK), 0, 2)
     return out.reshape(*out.shape[:2], rows, out.shape[-1])
 
 
@@ -150,6 +150,9 @@ def weighted_values(weights, v):
 
 def attention_scores(q, k, mask, scale, causal, start, first):
     """Masked scores [B, G, H / G, S, T] in float32; key 0 here is key `first` of the sequence. A mask is of these queries and keys."""
+    if causal or mask is not None:
+        # A mask depends on nothing that a loop carries: jax would make those of all blocks and heads before the loops over blocks and layers, and keep them.
+        q, mask, start, first = lax.optimization_barrier((q, mask, start, first))
     group = q.shape[1] // k.shape[1]
     grouped = q.reshape(q.shape[0], k.shape[1], group, *q.shape[2:])
     scores = query_key_products(grouped, k) * scale
