@@ -319,7 +319,20 @@ def program(strategy: Strategy, source: str | Path, *, backend: str = "shard_map
     training = (strategy.workload.get("training") or {}) if strategy.workload["kind"] == "train" else {}
     return emit(graph, strategy.plan_for(graph), workload=strategy.workload["kind"], backend=backend, unroll=unroll, gpu_memory=_gpu_memory(strategy),  # type: ignore[arg-type]
                 training=Training(training.get("optimizer", "adamw"), training.get("lr", 1e-4)), header=header(strategy, backend), weights_file=weights_file,
-                compute="bfloat16" if strategy.workload["precision"] == "bf16-mixed" else "float32")  # fmt: skip
+                compute=computed_in(str(strategy.workload["precision"])))  # fmt: skip
+
+
+def computed_in(precision: str) -> str:
+    """The type that programs of a recipe compute in. Raises PlanError P077 for recipes that are priced, not emitted."""
+    from costmodels.precision import load_recipe, recipe_names
+
+    choose("precision", precision, recipe_names())
+    recipe = load_recipe(precision)
+    if not recipe.emitted:
+        written = [name for name in recipe_names() if load_recipe(name).emitted]
+        raise PlanError("P077", f"no program is written in {precision} ({recipe.note}): it is priced only", detail=[f"programs are written in {' and '.join(written)}"],
+                        help=[f"plan again with --precision {' or '.join(written)} for a program, or without --emit for the price alone"])  # fmt: skip
+    return recipe.compute
 
 
 def _gpu_memory(strategy: Strategy) -> float | None:

@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as e:  # nobody meant it to be raised: a fault of this program, reported as one
             if os.environ.get("MESHWRIGHT_DEBUG"):
                 raise
-            return _failed(_internal(e))
+            return _failed(_missing(e) or _internal(e))
     except SystemExit as e:  # --help and --version
         return int(e.code or 0)
 
@@ -224,6 +224,23 @@ def _failed(error: PlanError) -> int:
         text = f"{emphasised('31;1', head)}{sep}{rest}"
     console.say(text)
     return error.exit_code
+
+
+OWN = ("planner", "costmodels", "models_zoo")
+PACKAGES = {"yaml": "pyyaml", "jaxlib": "jax", "google": "protobuf"}
+"""Modules that their package is not named like."""
+
+
+def _missing(error: Exception) -> PlanError | None:
+    """An import that failed, where it is of another's package."""
+    root = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if not root or root in OWN:
+        return None
+    package = PACKAGES.get(root, root)
+    gone = isinstance(error, ModuleNotFoundError)
+    what = f"the package {package!r} {'is not installed' if gone else 'cannot be imported'}, and this command needs it"
+    return PlanError("P078", what, detail=[] if gone else [str(error)[:300]], help=[
+        f"pip install {'' if gone else '--force-reinstall '}{package}", "pip install meshwright brings all that it needs"])  # fmt: skip
 
 
 def _internal(error: Exception) -> PlanError:

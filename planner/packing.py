@@ -93,8 +93,8 @@ def _buffer(flow: Flow, kind: tuple[bool, str, Axes, Axes], pieces: tuple[Piece,
 
 def _keys(kinds: list[tuple[bool, str, Axes, Axes]]) -> Iterator[str]:
     """What buffers are called: what sets them apart, in a word where that does."""
-    names = [" ".join(["stage", "weights" if trained else "frozen", *([dtype] if dtype != "float" else []), *(["over", *axes] if axes else []), *(["pending", *fan] if fan else [])])
-             for trained, dtype, axes, fan in kinds]  # fmt: skip
+    names = [" ".join(["stage", "weights" if trained else "frozen", *([] if dtype == "float" else [dtype]), *(["over", *axes] if axes else []),
+                       *(["pending", *fan] if fan else [])]) for trained, dtype, axes, fan in kinds]  # fmt: skip
     for k, ((trained, *_), name) in enumerate(zip(kinds, names, strict=True)):
         short = f"stage {'weights' if trained else 'frozen'}"
         yield name if len(kinds) > 2 or short in names or trained in [kind[0] for kind in kinds[:k]] else short

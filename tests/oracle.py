@@ -105,7 +105,7 @@ def program(case: Case, splits: list[Split], rule: Rule | None = None) -> tuple[
         fans = {n: hubs[n].fan for n in floats}
         specs = {n: Layout(hubs[n].dims) for n in names}
         outs = [flow.source[o].stored for o in graph.outputs]
-        text.append(f"def local_{i}({', '.join(names)}, cts):")
+        text.append(f"def local_{i}({', '.join([*names, 'cts'])}):")
         text.append(f"    def f({', '.join(floats)}):")
         text += [f"        {line}" for line in body.lines]
         text.append("        total = jnp.zeros(())")
@@ -124,7 +124,7 @@ def program(case: Case, splits: list[Split], rule: Rule | None = None) -> tuple[
         else:
             text.append(f"    return f({varied})[1], ()")
         grads_spec = "".join(spec_text(specs[n]) + ", " for n in floats) if floats and grad else ""
-        text.append(f"run_{i} = (local_{i}, ({', '.join(spec_text(specs[n]) for n in names)}, ({''.join(spec_text(o) + ', ' for o in outs)})),"
+        text.append(f"run_{i} = (local_{i}, ({''.join(spec_text(specs[n]) + ', ' for n in names)}({''.join(spec_text(o) + ', ' for o in outs)})),"
                     f" (({''.join(spec_text(o) + ', ' for o in outs)}), ({grads_spec})),"
                     f" {[specs[n].dims for n in names]!r}, {[o.dims for o in outs]!r})")  # fmt: skip
     header = ["import functools", "import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax",

@@ -93,6 +93,8 @@ def shapes() -> list[Case]:
         Case("slice-back", "Slice", ((8, 9, 12),), ((8, 9, 12),), {"axes": (1,), "starts": (8,), "ends": (-1,), "steps": (-1,)}),
         Case("pad", "Pad", ((8, 9, 12),), ((8, 12, 12),), {"pads": (0, 1, 0, 0, 2, 0), "mode": "constant", "value": 0.5}),
         Case("tile", "Tile", ((8, 3, 12),), ((8, 6, 12),), {"repeats": (1, 2, 1)}),
+        Case("range", "Range", (), ((12,),), {"start": 3, "delta": -2, "dtype": "int64"}, ("int32",)),
+        Case("constant-of-shape", "ConstantOfShape", (), ((8, 6),), {"value": 1.5, "dtype": "float32"}),
         Case("trilu", "Trilu", ((8, 6, 5),), ((8, 6, 5),), {"k": 1, "upper": 0}),
     ]
 

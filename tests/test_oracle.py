@@ -35,9 +35,9 @@ def test_every_candidate_equals_unsharded(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_some_candidate_uses_the_whole_mesh(case: Case) -> None:
-    """A rule that lets nothing be split would pass every comparison; only opaque reshapes may leave devices idle."""
+    """A rule that lets nothing be split would pass every comparison; only opaque reshapes, and what is made from nothing, may leave devices idle."""
     used = {len(s.used) for s in all_splits(case)}
-    assert 2 in used or case.name == "reshape-opaque"
+    assert 2 in used or case.name == "reshape-opaque" or not case.inputs
 
 
 WRONG = {

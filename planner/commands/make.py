@@ -95,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     import planner.api as api
 
     api.choose("backend", args.backend, ("shard_map", "jit"))
+    if args.emit and args.mode != "manual":  # there the file says the precision
+        api.computed_in(args.precision)
     from planner.commands import serve
 
     serving = serve.asked(args)

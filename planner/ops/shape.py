@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.graph import Graph, Node
-from planner.ops.base import Call, NoRule, Operator, register
+from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
 from planner.ops.pointwise import broadcast_line, letters
 from planner.rule import Rule, parse
 
@@ -169,6 +169,18 @@ def _trilu(call: Call) -> str:
     return f"jnp.{'triu' if call.attr('upper', 1) else 'tril'}({call.args[0]}, {call.attr('k', 0)})"
 
 
+def _made_rule(node: Node, graph: Graph) -> Rule:
+    """Of what is made from nothing: whole on every device, where cutting it is free."""
+    names = letters(len(graph.tensors[node.outputs[0]].shape))
+    return parse(f"-> {' '.join(f'{n}!' for n in names)}", (), graph.shapes(node.outputs))
+
+
+def _range(call: Call) -> str:
+    start, delta, (count,) = call.attr("start"), call.attr("delta"), call.out_shapes[0]
+    text = f"jnp.arange({count}, dtype={jnp_dtype(call.out_dtypes[0])})"
+    return text if (start, delta) == (0, 1) else f"{start!r} + {delta!r} * {text}"
+
+
 register(
     Operator("Reshape", _reshape_rule, lambda c: f"{c.args[0]}.reshape({c.out_shapes[0]})", saves="", fusible=True),
     Operator("Transpose", _transpose_rule, lambda c: f"jnp.transpose({c.args[0]}, {tuple(c.attr('perm'))})", saves="", fusible=True),  # type: ignore[arg-type]
@@ -178,5 +190,7 @@ register(
     Operator("Tile", _tile_rule, lambda c: f"jnp.tile({c.args[0]}, {tuple(c.attr('repeats'))})", saves="", fusible=True),  # type: ignore[arg-type]
     Operator("Concat", _concat_rule, lambda c: f"jnp.concatenate([{', '.join(c.args)}], axis={c.attr('axis')})", saves=""),
     Operator("Split", _split_rule, _split, saves="", fusible=True),
+    Operator("Range", _made_rule, _range, saves=""),
+    Operator("ConstantOfShape", _made_rule, lambda call: f"jnp.full({call.out_shapes[0]}, {call.attr('value')!r}, {jnp_dtype(call.out_dtypes[0])})", saves=""),
     Operator("Trilu", _trilu_rule, _trilu, saves="", fusible=True),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from costmodels.precision import load_recipe
 from planner.diff import GIVEN
 from planner.findings import Finding, ordered
 from planner.report.baselines import TABLES, WITH_ROOM, pins_for, ties
@@ -40,6 +41,8 @@ def findings(strategy: Strategy) -> list[Finding]:
     if c["fit"] == "no":
         perhaps = "; the lower end of its range would: plan verify asks the compiler" if low <= c["memory_limit_bytes"] else ""
         out.append(Finding("memory", "this plan does not fit in the memory of a device" + perhaps))
+    if not load_recipe(recipe := str(strategy.workload["precision"])).emitted and str(strategy.workload["runtime"]).startswith("jax"):
+        out.append(Finding("operators", f"{recipe} is priced, not emitted: plan emit writes no program of this plan; --precision bf16-mixed and fp32 are emitted"))
     for reason, n, seconds in unsupported(strategy):
         share = f", {percent(seconds / c['step_time_s'])} of the step" if c["step_time_s"] else ""
         out.append(Finding("operators", f"{n} node{'s' if n > 1 else ''} whole on every device ({reason}): {show_time(seconds)}{share}"))

@@ -63,7 +63,7 @@ def _batch_given(phase: Any) -> Any:
 
 def program(serving: Serving, source: str | Path, *, weights_file: str = "", unroll: bool = False) -> Any:
     """The emitted program (text and constants) of a serving plan. Raises PlanError P051 when the model is another one, P224 for what is only priced."""
-    from planner.api import _gpu_memory
+    from planner.api import _gpu_memory, computed_in
     from planner.serving.program import Phased, emit_serving
 
     def phased(model: Any, strategy: Strategy) -> Phased:
@@ -72,8 +72,8 @@ def program(serving: Serving, source: str | Path, *, weights_file: str = "", unr
         graph = model.graph(1)
         return Phased(graph, strategy.plan_for(graph))
 
+    compute = computed_in(str(serving.step.workload["precision"]))
     prompts, step = reopened(serving, source)
-    compute = "bfloat16" if serving.step.workload["precision"] == "bf16-mixed" else "float32"
     return emit_serving(phased(prompts, serving.prompts), phased(step, serving.step), step.form, serving.shape, header=_header(serving), weights_file=weights_file,
                         compute=compute, gpu_memory=_gpu_memory(serving.step), unroll=unroll)  # fmt: skip
 

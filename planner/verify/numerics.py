@@ -25,6 +25,7 @@ from planner.emit.tables import initial_mean
 from planner.flow import Plan
 from planner.graph import Graph
 from planner.training import counted_rows
+from planner.verify.failure import remember
 
 Values = Mapping[str, np.ndarray]
 FLOOR = 1e-3
@@ -59,6 +60,7 @@ def load_program(program: Program, name: str = "emitted", compute: str = "float3
     module.__file__ = f"{name}.py"
     text = re.sub(r"^CONSTANTS = .*$", "CONSTANTS = GIVEN_CONSTANTS", program.text, flags=re.M)
     module.__dict__["GIVEN_CONSTANTS"] = dict(program.constants)
+    remember(f"{name}.py", text)
     exec(compile(text, f"{name}.py", "exec"), module.__dict__)
     module.__dict__["COMPUTE"] = jnp.dtype(compute)
     return module

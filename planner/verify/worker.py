@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
+from planner.verify.failure import last_words, told
 from planner.verify.host import free_bytes, host_bytes, refuse_if_too_large
 from planner.verify.predicted import predict
 from planner.verify.report import FLOPS, PEAK, TRAFFIC, CompiledSizes, Figure, Numbers, VerifyReport
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from planner.verify.predicted import Predicted
 
 TOLERANCE = 1e-4
+EMITTED = "emitted.py"
+"""What the program's text is called in tracebacks (planner.verify.numerics.load_program)."""
 TIMEOUT_S = 900.0
 CORE_FLOPS_PER_S = 5e9
 """What one core is counted on to do; decides only whether the full model is run."""
@@ -85,8 +88,9 @@ def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map"
     if answer["phase"] == "done":
         return report
     if answer["phase"] == "ran":
-        return replace(report, notes=(*report.notes, f"which passes of the compiler are behind the differences was not found within {timeout_s:g} s"))
-    return replace(report, not_run=f"not finished within {timeout_s:g} s" if late else f"the process ended with code {code} while running: {_last(log)}")
+        why = answer.get("failed") or f"not found within {timeout_s:g} s"
+        return replace(report, notes=(*report.notes, f"which passes of the compiler are behind the differences: {why}"))
+    return replace(report, not_run=f"not finished within {timeout_s:g} s" if late else answer.get("failed") or f"running {_died(code, log)}")
 
 
 def environment(devices: int, kind: str = "cpu") -> dict[str, str]:
@@ -109,13 +113,15 @@ def _lost(late: bool, timeout_s: float, code: int, log: str, where: str) -> Plan
     """The error for a worker that left no report."""
     if late:
         return PlanError("P161", f"compiling did not end within {timeout_s:g} s", help=["a smaller model or fewer devices"])
-    why = "it was killed, most likely for memory" if code in (-9, 137) else f"it ended with code {code}"
-    return PlanError("P162", f"compiling for {where} failed: {why}", detail=[_last(log)] if log.strip() else [])
+    return PlanError("P162", f"compiling for {where} {_died(code, log)}")
 
 
-def _last(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+def _died(code: int, log: str) -> str:
+    """How a process ended that could not say so itself."""
+    if code in (-9, 137):
+        return "failed: the process was killed, most likely for memory"
+    said = last_words(log) or "it left no message"
+    return f"failed: {f'the process was ended by signal {-code}; ' if code < 0 else ''}{said}"
 
 
 def written_out(graph: Graph, plan: Plan, unroll: bool) -> int:
@@ -300,17 +306,31 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
 def main(argv: list[str]) -> int:
     """Entry of the worker process: REQUEST ANSWER, two JSON files."""
     asked, answered = map(Path, argv)
+    kept: dict[str, Any] = {}
+
+    def report(phase: str, found: VerifyReport) -> None:
+        kept.update(phase=phase, report=found.to_dict())
+        put(kept)
 
     def put(answer: Mapping[str, Any]) -> None:
         part = answered.with_suffix(".part")
         part.write_text(json.dumps(answer))
         part.replace(answered)
 
+    request = json.loads(asked.read_text())
     try:
-        work(json.loads(asked.read_text()), lambda phase, report: put({"phase": phase, "report": report.to_dict()}))
+        work(request, report)
     except PlanError as e:
-        put({"error": {"code": e.code, "what": e.what, "detail": list(e.detail), "help": list(e.help), "exit_code": e.exit_code}})
+        put({"error": _row(e)})
+    except Exception as e:  # of the compiler, or of the program
+        at = {"compiled": "running", "ran": "compiling again"}.get(str(kept.get("phase")))
+        failed = told(e, at or f"compiling for {request['target'] if request['target'] != 'cpu' else 'virtual devices'}", EMITTED)
+        put({**kept, "failed": "; ".join([failed.what, *failed.detail])} if kept else {"error": _row(failed)})
     return 0
+
+
+def _row(e: PlanError) -> dict[str, Any]:
+    return {"code": e.code, "what": e.what, "detail": list(e.detail), "help": list(e.help), "exit_code": e.exit_code}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from planner.emit.parts.adamw import start_state
-from planner.emit.parts.frame import labels_of, padded_shape, repeat_dims
+from planner.emit.parts.frame import labels_of, padded_shape, repeat_dims, say
 from planner.emit.parts.state_device import state_at
 from planner.emit.parts.tables import COMPUTE, GRADIENTS, PARAMS
 
@@ -51,13 +51,55 @@ def save(saved, done, params, state):
     saved.save(done, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items))
 
 
-def restore(saved, mesh):
-    """(steps done, params, state) of the last whole checkpoint, cut as this program cuts them; None where there is none."""
+def restore(saved, mesh, asked=None):
+    """(steps done, params, state) of the last checkpoint, or of that which is asked for, cut as this program cuts them; None where there is none.
+
+    Nothing is passed over in silence: a checkpoint that cannot be read ends the program, which names the last whole one before it. To go on from an earlier one
+    those behind it are renamed, not overwritten.
+    """
+    steps = sorted(saved.all_steps()) if saved else []
+    if asked is not None and asked not in steps:
+        raise SystemExit(f"--resume-from {asked}: {f'{saved.directory} has checkpoints {steps}' if saved else 'it goes with --checkpoints'}")
+    if not steps:
+        return None
+    done = steps[-1] if asked is None else asked
+    try:
+        found = restored(saved, done, mesh)
+    except Exception as e:  # whatever orbax and the storage below it make of a damaged file
+        whole = next((step for step in reversed(steps) if step < done and is_whole(saved, step, mesh)), None)
+        offer = "no checkpoint before it is whole" if whole is None else f"--resume-from {whole} goes on from the last whole one, and renames those behind it"
+        why = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}"
+        raise SystemExit(f"the checkpoint {saved.directory / str(done)} cannot be read: {offer}. Nothing was changed. ({why})") from None
+    for step in [step for step in steps if step > done]:
+        set_aside(saved, step)
+    return found
+
+
+def is_whole(saved, step, mesh):
+    """Whether a checkpoint can be read."""
+    try:
+        return bool(restored(saved, step, mesh))
+    except Exception:
+        return False
+
+
+def set_aside(saved, step):
+    """Rename a checkpoint to a name that is no number, so that its own is free and it is kept. The first process does it, the others wait."""
+    from jax.experimental import multihost_utils
+
+    if jax.process_index() == 0:
+        names = {path.name for path in saved.directory.iterdir()}
+        aside = next(name for name in (f"aside-{step}" + f"-{k}" * bool(k) for k in range(len(names) + 1)) if name not in names)
+        (saved.directory / str(step)).rename(saved.directory / aside)
+        say(f"{saved.directory / str(step)} is now {aside}")
+    multihost_utils.sync_global_devices(f"set aside {step}")
+    saved.reload()
+
+
+def restored(saved, done, mesh):
+    """(steps done, params, state) of a checkpoint."""
     import orbax.checkpoint as ocp
 
-    done = saved.latest_step() if saved else None
-    if done is None:
-        return None
     about = saved.restore(done, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
     here = [(labels_of(key, row), repeat_dims(row), row[0]) for key, row in PARAMS.items()]
     there, own = ({tuple(names) for names, stacked, _ in rows if len(names) > 1 and not stacked} for rows in (about["parameters"], here))

@@ -27,15 +27,24 @@ def make_mesh():
 
 
 def read_safetensors(path, prefix=""):
-    """name -> array, memory-mapped, of the names that begin with `prefix`, which is left out."""
-    raw = np.memmap(path, np.uint8, "r")
-    size = int(raw[:8].view("<u8")[0])
+    """name -> array, memory-mapped, of the names that begin with `prefix`, which is left out. Leaves with a line on a file that is none, or not whole."""
     kinds = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": jnp.bfloat16, "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
     out = {}
-    for name, entry in json.loads(raw[8 : 8 + size].tobytes()).items():
-        if name != "__metadata__" and name.startswith(prefix):
-            low, high = entry["data_offsets"]
-            out[name.removeprefix(prefix)] = raw[8 + size + low : 8 + size + high].view(kinds[entry["dtype"]]).reshape(entry["shape"])
+    try:
+        if not path.is_file():  # a pipe would never end
+            raise ValueError("no plain file")
+        raw = np.memmap(path, np.uint8, "r")
+        size = int.from_bytes(raw[:8].tobytes(), "little")
+        if size > len(raw) - 8:
+            raise ValueError(f"its first 8 bytes say that {size} bytes of header follow, and {max(len(raw) - 8, 0)} do")
+        for name, entry in json.loads(raw[8 : 8 + size].tobytes()).items():
+            if name != "__metadata__" and name.startswith(prefix):
+                (low, high), shape, kind = entry["data_offsets"], tuple(entry["shape"]), np.dtype(kinds[entry["dtype"]])
+                if not 0 <= low <= high <= len(raw) - 8 - size:
+                    raise ValueError(f"{name!r} ends {8 + size + high - len(raw)} bytes behind the end of the file")
+                out[name.removeprefix(prefix)] = raw[8 + size + low : 8 + size + high].view(kind).reshape(shape)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise SystemExit(f"{path} cannot be read as .safetensors: {type(e).__name__ + ': ' if type(e) is not ValueError else ''}{e}") from None
     return out
 
 
@@ -76,6 +85,9 @@ def initial_value(key, row, seed, weights):
     names = labels_of(key, row)
     if all(name in weights for name in names):
         parts = [weights[name] for name in names]
+        wrong = next((i for i, part in enumerate(parts) if part.shape != shape[repeat_dims(row) :]), None)
+        if wrong is not None:
+            raise SystemExit(f"the stored weights are of another model: {names[wrong]!r} is {parts[wrong].shape} in them, here {shape[repeat_dims(row) :]}")
     elif dtype == "float":
         parts = [mean + 0.02 * np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape[repeat_dims(row) :], np.float32) for name in names]
     else:
@@ -176,6 +188,8 @@ def stored_weights(args, *tables):
     weights = read_external(args.model_folder)
     if args.weights.exists():
         weights |= read_safetensors(args.weights)
+    elif args.weights != Path(__file__).with_suffix(".safetensors"):
+        raise SystemExit(f"--weights {args.weights}: there is no such file")
     names = [name for table in tables for key, row in table.items() for name in labels_of(key, row)]
     found = sum(name in weights for name in names)
     rest = "" if found == len(names) else f", {len(names) - found} seeded normal"

@@ -10,7 +10,7 @@ import numpy as np
 from planner.emit.parts.feed import next_batch, open_data
 from planner.emit.parts.frame import command_line, computed, initial_values, labels_of, make_mesh, place, say, specs_of, stored_weights
 from planner.emit.parts.hosted import ids_of, open_tables, places_of, pull, push, serve
-from planner.emit.parts.start import begin
+from planner.emit.parts.start import begin, lost_at
 from planner.emit.parts.state_device import make_step
 from planner.emit.parts.tables import FROZEN, HOSTED, INPUTS, PARAMS
 
@@ -34,7 +34,7 @@ def main():
     frozen = place(computed(initial_values(FROZEN, args.seed, weights)), specs_of(FROZEN), mesh)
     tables = open_tables(args, weights)
     _, params, state = begin(args, weights | {name: np.zeros(PARAMS[key][0], np.float32) for key in HOSTED for name in labels_of(key, PARAMS[key])}, mesh)
-    step = make_step(mesh)
+    step, lost = make_step(mesh), False
     for i in range(args.steps):
         rows, places = places_of(ids_of(data, i, args.seed))
         batch = next_batch(data, i, args.seed, mesh) | place(places, {key: INPUTS[key][-1] for key in places}, mesh)
@@ -47,6 +47,7 @@ def main():
         push(tables, rows, params, state)
         spent = [1e3 * t for t in (pulled - start, ended - pulled, time.perf_counter() - ended)]
         say(f"step {i}  loss {float(loss):.6f}  {sum(spent):.1f} ms: pull {spent[0]:.1f}, step {spent[1]:.1f}, push {spent[2]:.1f}")
+        lost = lost or lost_at(i, float(loss))
 
 
 if __name__ == "__main__":

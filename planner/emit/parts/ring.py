@@ -88,10 +88,13 @@ def ring_forward(q, k, v, mask, start, scale, causal, guard, axes):
     state = tuple(spread(x, q, k, v) for x in state)
     (state, k, v), _ = lax.scan(step, (state, k, v), jnp.arange(n - 1))
     total, top, norm = ring_meet(state, q, k, v, mask, start, ring_piece(n - 1, axes), scale, causal)
-    dead = norm == 0 if guard else jnp.zeros_like(norm, bool)
-    out = jnp.where(dead[..., None], 0, total / jnp.where(dead, 1, norm)[..., None])
-    out = jnp.moveaxis(out, 0, 3).reshape(batch, *q.shape[1:3], v.shape[-1])
-    return out.astype(v.dtype), jnp.where(dead, 0, top + jnp.log(norm))
+    level = top + jnp.log(norm)
+    if guard:
+        dead = norm == 0
+        out, level = jnp.where(dead[..., None], 0, total / jnp.where(dead, 1, norm)[..., None]), jnp.where(dead, 0, level)
+    else:
+        out = total / norm[..., None]
+    return jnp.moveaxis(out, 0, 3).reshape(batch, *q.shape[1:3], v.shape[-1]).astype(v.dtype), level
 
 
 def ring_meet(state, q, k, v, mask, start, piece, scale, causal):

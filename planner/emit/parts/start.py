@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 
 from planner.emit.parts.adamw import start_state
-from planner.emit.parts.frame import computed, initial_value, place, specs_of
+from planner.emit.parts.frame import computed, initial_value, place, say, specs_of
 from planner.emit.parts.state_device import state_at
 from planner.emit.parts.tables import GRADIENTS, PARAMS
+
+
+def lost_at(i, loss, saved=None):
+    """Whether step i shows that training has come to nothing, which is said."""
+    if math.isnan(loss):
+        kept = "; no more checkpoints are saved, those before this step stay" if saved else ""
+        say(f"step {i}: the loss is not a number, and from here on neither are the weights: a lower LEARNING_RATE, other data, or --float32 to see whether it is rounding{kept}")
+    return math.isnan(loss)
 
 
 @functools.cache
