@@ -148,6 +148,7 @@ def test_long_ranges_are_made_where_they_are_used() -> None:
 
 @pytest.mark.parametrize("package", ["onnx", "numpy"])
 def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.delenv("MESHWRIGHT_DEBUG", raising=False)
     monkeypatch.setattr("planner.commands.make.run", lambda args: __import__(package))
     monkeypatch.setitem(sys.modules, package, None)
     assert main([MLP, "-o", str(tmp_path / "p.json")]) == 2
@@ -155,6 +156,7 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_module_of_the_planner_that_is_missing_is_our_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("MESHWRIGHT_DEBUG", raising=False)
     monkeypatch.setattr("planner.commands.make.run", lambda args: __import__("planner.no_such"))
     assert main([MLP]) == 2 and "error[P000]" in capsys.readouterr().err
 
