@@ -79,7 +79,7 @@ def checked(name: str, strategy: Strategy, folder: Path) -> tuple[int, int]:
 
     from planner.commands.emit import write_program
     from planner.launch.job import Job, node_slots
-    from planner.launch.kubernetes import manifests
+    from planner.launch.kubernetes import Asked, manifests
     from planner.launch.scripts import mpirun, slurm
 
     program = folder / "program.py"
@@ -88,7 +88,7 @@ def checked(name: str, strategy: Strategy, folder: Path) -> tuple[int, int]:
     devices, device = int(strategy.topology["devices"]), str(strategy.topology["device"])
     job = Job(name, program, device, devices, devices // node_slots(strategy), False, ("--steps", "1000", "--data", "/data/a b"))
     count = 0
-    for text in manifests(job, strategy, "registry.example/jax:1", "claim", device.startswith("tpu")).values():
+    for text in manifests(job, strategy, Asked("registry.example/jax:1", "claim", device.startswith("tpu"))).values():
         for document in yaml.safe_load_all(text):
             check_manifest(document)
             count += 1

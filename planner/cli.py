@@ -203,8 +203,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         except PlanError as e:
             return _failed(e)
-        except KeyboardInterrupt:
-            print("\ninterrupted: nothing was written", file=sys.stderr)
+        except KeyboardInterrupt as e:  # its text: what is left, where a verb says so
+            print(f"\ninterrupted: {e or 'nothing was written'}", file=sys.stderr)
             return INTERRUPTED
         except Exception as e:  # nobody meant it to be raised: a fault of this program, reported as one
             if os.environ.get("MESHWRIGHT_DEBUG"):

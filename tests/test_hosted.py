@@ -26,7 +26,7 @@ from planner.errors import PlanError
 from planner.hosted import HOST_ROWS_BYTES_PER_S, candidates, hosted, worth
 from planner.launch.job import Job
 from planner.launch.join import free_port
-from planner.launch.kubernetes import manifests
+from planner.launch.kubernetes import Asked, manifests
 from planner.model import Model, Workload
 from planner.report.summary import summary
 from planner.topology import device
@@ -211,7 +211,7 @@ def test_manifests_have_three_roles(tmp_path: Path) -> None:
     s = planner.plan(SPEC, devices=16, hardware="h100-sxm", batch=64, tables="server", baselines=False)
     (tmp_path / "p.py").write_text("")
     job = Job("dlrm", tmp_path / "p.py", "h100-sxm", 16, 2, False, ("--steps", "5"))
-    files = manifests(job, s, "image", "", False)
+    files = manifests(job, s, Asked("image"))
     (_, whole) = yaml.safe_load_all(files["jobset.yaml"])
     check_manifest(whole)
     roles = {r["name"]: r["template"]["spec"] for r in whole["spec"]["replicatedJobs"]}
@@ -219,6 +219,8 @@ def test_manifests_have_three_roles(tmp_path: Path) -> None:
     assert whole["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["scheduler", "workers"]}
     containers = {k: v["template"]["spec"]["containers"][0] for k, v in roles.items()}
     assert containers["servers"]["command"] == ["python3", "/program/p.py", "--serve", "$(RANK)/2", "--port", "8477"] and "resources" not in containers["servers"]
+    pods = {k: v["template"]["spec"] for k, v in roles.items()}
+    assert "nodeSelector" not in pods["servers"] and pods["workers"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     tables = "dlrm-servers-0-0.dlrm:8477,dlrm-servers-0-1.dlrm:8477"
     words = ["--coordinator", "dlrm-scheduler-0-0.dlrm:8476", "--processes", "2", "--process", "$(RANK)", "--tables", tables, "--steps", "5"]
     assert containers["scheduler"]["command"] == ["python3", "/program/p.py", *words]
@@ -226,3 +228,30 @@ def test_manifests_have_three_roles(tmp_path: Path) -> None:
     command = [w.replace("$(RANK)", "0").replace("$$", "$") for w in containers["workers"]["command"]]
     said = subprocess.run([*command[:4], "echo", *command[6:]], env={**os.environ, "RANK": "0"}, capture_output=True, text=True, check=True).stdout.split()
     assert said[-2:] == ["--process", "1"] and tables in said
+
+
+def test_launch_starts_the_servers_of_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as processes, which know of them; none where the user names their own."""
+    started: list[tuple[list[tuple[str, ...]], list[tuple[str, ...]]]] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("planner.launch.processes.supervise", lambda made, *_, servers: started.append(([p.command for p in made], [p.command for p in servers])))
+    planner.plan(SPEC, devices=4, hardware="cpu", batch=16, tables="server", baselines=False).save("s.json")
+    for own in ([], ["--tables", "there:1"]):
+        assert main(["launch", "s.json", "--local", "2", "-o", "d", "--", "--seed", "5", *own]) == 0
+    (workers, servers), (others, none) = started
+    ports = [words[words.index("--port") + 1] for words in servers]
+    assert [words[words.index("--serve") + 1] for words in servers] == ["0/2", "1/2"] and all(words[-2:] == ("--seed", "5") for words in servers)
+    assert all(words[-2:] == ("--tables", ",".join(f"127.0.0.1:{port}" for port in ports)) for words in workers) and len(set(ports)) == 2
+    assert none == [] and all(words[-2:] == ("--tables", "there:1") for words in others)
+
+
+@pytest.mark.slow
+def test_a_launch_with_servers_trains_and_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    planner.plan(SPEC, devices=4, hardware="cpu", batch=16, tables="server", baselines=False).save("s.json")
+    assert main(["launch", "s.json", "--local", "2", "-o", "d", "--", "--steps", "2"]) == 0
+    assert "step 1 " in (tmp_path / "d" / "rank-0.log").read_text()
+    ports = [(tmp_path / "d" / f"server-{k}.log").read_text().split()[-1] for k in range(2)]
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", int(port)), 5)

@@ -26,9 +26,9 @@ from planner.cli import main
 from planner.errors import PlanError
 from planner.launch.job import Job, check_count, node_slots, read_hosts
 from planner.launch.join import Server, address_of, free_port, join, natural
-from planner.launch.kubernetes import manifests
-from planner.launch.processes import Process, supervise
-from planner.launch.scripts import mpirun, plain_name, slurm
+from planner.launch.kubernetes import Asked, manifests
+from planner.launch.processes import Process, alone, supervise
+from planner.launch.scripts import clock, mpirun, plain_name, slurm
 
 NASTY = ["a b", "$(touch pwned)", "'; touch pwned; '", '"`touch pwned`"', "\\", "-x", "${HOME}", "ü\n#"]
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -83,7 +83,8 @@ def test_host_files_that_do_not_fit_are_refused(on_nodes: planner.Strategy, tmp_
 @pytest.mark.parametrize(
     ("words", "code"),
     [([], "P206"), (["--local", "2", "--to", "slurm"], "P206"), (["--nnodes", "2"], "P206"), (["--coordinator", "a:1", "--local", "2"], "P206"), (["--to", "pbs"], "P018"),
-     (["--local", "3"], "P200"), (["--nnodes", "8", "--coordinator", "a:1"], "P200"), (["--to", "kubernetes"], "P206"), (["--to", "gke-tpu", "--image", "i"], "P206"),
+     (["--local", "3"], "P200"), (["--nnodes", "8", "--coordinator", "a:1"], "P200"), (["--to", "kubernetes"], "P206"),
+     (["--to", "gke-tpu", "--image", "i", "--", "--steps", "3"], "P206"),
      (["--hostfile", "none"], "P201"), (["--nnodes", "1", "--coordinator", "nonsense", "--cpu"], "P202"), (["--nnodes", "1", "--coordinator", "a:99999", "--cpu"], "P202")],
 )  # fmt: skip
 def test_the_command_refuses_before_it_starts_anything(on_cpu: planner.Strategy, tmp_path: Path, capsys: Any, monkeypatch: Any, words: list[str], code: str) -> None:
@@ -313,6 +314,15 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
+NODES = {"h100-sxm": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, "mi300x": {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"},
+         "tpu-v5e": {"cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice"}, "tpu-v5p": {"cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice"}}  # fmt: skip
+
+
+def of_kind(hardware: str, slots: int) -> dict[str, int]:
+    """What a pod of several nodes holds of extended resources."""
+    return {"google.com/tpu": slots} if hardware.startswith("tpu") else {"amd.com/gpu" if hardware == "mi300x" else "nvidia.com/gpu": slots, "rdma/ib": 1}
+
+
 MACHINES = [("h100-sxm", 16, 2), ("mi300x", 64, 8), ("tpu-v5e", 16, 4), ("tpu-v5p", 64, 16)]
 
 
@@ -322,7 +332,7 @@ def documents(tmp_path: Path, hardware: str, devices: int, nodes: int) -> list[l
 
     strategy = planner.plan("zoo:mlp-tiny", devices=devices, hardware=hardware, batch=devices, baselines=False)
     one = job(tmp_path, tuple(NASTY), device=hardware, devices=devices, processes=nodes)
-    made = manifests(one, strategy, "registry/image:1", "claim", hardware.startswith("tpu"))
+    made = manifests(one, strategy, Asked("registry/image:1", "claim", hardware.startswith("tpu")))
     assert list(made) == ["job.yaml", "jobset.yaml"]
     return [list(yaml.safe_load_all(text)) for text in made.values()]
 
@@ -336,9 +346,15 @@ def test_manifests_hold_what_the_plan_says(tmp_path: Path, hardware: str, device
         spec = last["replicatedJobs"][0]["template"]["spec"] if parts[-1]["kind"] == "JobSet" else last
         pod = spec["template"]["spec"]
         container = pod["containers"][0]
-        assert spec["completions"] == spec["parallelism"] == nodes and list(container["resources"]["limits"].values()) == [devices // nodes]
+        assert spec["completions"] == spec["parallelism"] == nodes and container["resources"]["limits"] == of_kind(hardware, devices // nodes)
+        assert container["resources"]["requests"].items() > container["resources"]["limits"].items()  # of what is handed out whole, as many
+        assert container["resources"]["requests"]["cpu"] == 4 * devices // nodes
         assert container["command"][-len(NASTY) :] == [w.replace("$", "$$") for w in NASTY]
-        assert ("$(RANK)" in container["command"]) != tpu and ("nodeSelector" in pod) == tpu
+        assert ("$(RANK)" in container["command"]) != tpu and pod["nodeSelector"].items() >= NODES[hardware].items()
+        (taint,) = pod["tolerations"]
+        assert taint["key"] in container["resources"]["limits"] and ("securityContext" in container) == (not tpu)
+        again = (3 * nodes, "Failed") if parts[-1]["kind"] == "Job" else (0, None)  # a JobSet restarts all at once by itself
+        assert (spec["backoffLimit"], spec.get("podReplacementPolicy")) == again and pod["restartPolicy"] == "Never" and "activeDeadlineSeconds" not in spec
         if not tpu:
             name = parts[-1]["metadata"]["name"]
             first = f"{name}-0.{name}:8476" if parts[-1]["kind"] == "Job" else f"{name}-workers-0-0.{name}:8476"
@@ -347,10 +363,10 @@ def test_manifests_hold_what_the_plan_says(tmp_path: Path, hardware: str, device
 
 def test_what_no_manifest_can_hold_is_refused(tmp_path: Path, on_nodes: planner.Strategy) -> None:
     with pytest.raises(PlanError, match="P206.*for h100-sxm, not for TPUs"):
-        manifests(job(tmp_path), on_nodes, "image", "", True)
+        manifests(job(tmp_path), on_nodes, Asked("image", tpu=True))
     (tmp_path / "p.safetensors").write_bytes(b"x")
     with pytest.raises(PlanError, match=r"P207.*p.safetensors \(1 bytes\) lies beside it"):
-        manifests(job(tmp_path), on_nodes, "image", "", False)
+        manifests(job(tmp_path), on_nodes, Asked("image"))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -359,7 +375,7 @@ def test_a_program_with_constants_beside_it_lies_on_the_volume(tmp_path: Path, o
 
     one = job(tmp_path)
     (tmp_path / "p.safetensors").write_bytes(b"x")
-    for text in manifests(one, on_nodes, "image", "claim", False).values():
+    for text in manifests(one, on_nodes, Asked("image", "claim")).values():
         parts = list(yaml.safe_load_all(text))
         assert "ConfigMap" not in [part["kind"] for part in parts] and "configMap" not in text
         for part in parts:
@@ -400,3 +416,84 @@ def test_faults_of_a_jobset_are_seen(tmp_path: Path, way: tuple[Any, ...], value
 @settings(max_examples=50, deadline=None)
 def test_names_suit_kubernetes_and_slurm(name: str) -> None:
     assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", plain_name(name)) and len(plain_name(name)) <= 40
+
+
+@pytest.mark.parametrize(
+    ("rdma", "given", "nodes", "limits", "selector"),
+    [("rdma/ib", (), 1, {"nvidia.com/gpu": 16}, NODES["h100-sxm"]), ("none", ("a=b", "c/d=e=f"), 2, {"nvidia.com/gpu": 8}, {"a": "b", "c/d": "e=f"}),
+     ("rdma/hca_shared", ("pool=",), 2, {"nvidia.com/gpu": 8, "rdma/hca_shared": 1}, {"pool": ""})],
+)  # fmt: skip
+def test_a_cluster_may_call_its_nodes_otherwise(
+    on_nodes: planner.Strategy, tmp_path: Path, rdma: str, given: tuple[str, ...], nodes: int, limits: dict[str, int], selector: dict[str, str]
+) -> None:
+    import yaml
+
+    text = manifests(job(tmp_path, processes=nodes), on_nodes, Asked("image", rdma=rdma, labels=given, time_s=7200))["job.yaml"]
+    *_, made = yaml.safe_load_all(text)
+    check_manifest(made)
+    pod = made["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == limits and pod["nodeSelector"] == selector and made["spec"]["activeDeadlineSeconds"] == 7200
+    with pytest.raises(PlanError, match="P206.*'pool' is no label"):
+        manifests(job(tmp_path), on_nodes, Asked("image", labels=("pool",)))
+
+
+def test_a_device_without_a_known_label_has_no_selector(on_nodes: planner.Strategy, tmp_path: Path) -> None:
+    assert "nodeSelector" not in manifests(job(tmp_path, device="my-gpu"), on_nodes, Asked("image"))["job.yaml"]
+    virtual = manifests(job(tmp_path, virtual=True), on_nodes, Asked("image"))["job.yaml"]
+    assert not any(word in virtual for word in ("nodeSelector", "resources", "tolerations", "IPC_LOCK"))
+
+
+@pytest.mark.parametrize("to", [["slurm"], ["mpirun"], ["kubernetes", "--image", "i"]])
+def test_no_cluster_trains_on_random_data_unasked(on_cpu: planner.Strategy, tmp_path: Path, capsys: Any, monkeypatch: Any, to: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    on_cpu.save("s.json")
+    for rest in ([], ["--", "--checkpoints", "ck"]):
+        assert main(["launch", "s.json", "--to", *to, "-o", "d", *rest]) == 2
+        err = capsys.readouterr().err
+        assert "error[P214]" in err and "help: -- --steps 3" in err and not (tmp_path / "d").exists()
+    for rest in (["--steps", "3"], ["--steps=3"], ["--data", "folder"]):
+        assert main(["launch", "s.json", "--to", *to, "-o", "d", "--", *rest]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [(["--time", "90m", "--", "--steps", "9"], "0-01:30:00"), (["--time", "3d", "--", "--steps=9"], "3-00:00:00"), (["--", "--steps", "3"], None), (["--", "--data", "d"], None)],
+)
+def test_sbatch_asks_for_a_time(on_cpu: planner.Strategy, tmp_path: Path, capsys: Any, monkeypatch: Any, words: list[str], wanted: str | None) -> None:
+    monkeypatch.chdir(tmp_path)
+    on_cpu.save("s.json")
+    assert main(["launch", "s.json", "--to", "slurm", "-o", "d", *words]) == 0
+    (found,) = re.findall(r"^#SBATCH --time=(\d-\d\d:\d\d:00)$", (tmp_path / "d" / "job.sbatch").read_text(), re.M)
+    least = 1800 + 6 * on_cpu.costs["step_time_range_s"][1]
+    assert found == (wanted or clock(int(least))) and clock(59) == "0-00:01:00" and clock(90061) == "1-01:02:00"
+
+
+def test_one_job_at_a_time_runs_in_a_folder(tmp_path: Path) -> None:
+    with alone(tmp_path):
+        text = f"import pathlib\nfrom planner.launch.processes import alone\nwith alone(pathlib.Path({str(tmp_path)!r})): pass"
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and "P209" in done.stderr and f"(process {os.getpid()})" in done.stderr
+    with alone(tmp_path):  # and again when the first has ended
+        pass
+
+
+def test_ctrl_c_says_what_is_left(on_cpu: planner.Strategy, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    def pressed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    on_cpu.save("s.json")
+    monkeypatch.setattr("planner.launch.processes.supervise", pressed)
+    assert main(["launch", "s.json", "--local", "2", "-o", "d"]) == 130
+    err = capsys.readouterr().err
+    assert "interrupted: the job was ended   program and logs: d" in err and "nothing was written" not in err
+
+
+def test_servers_end_with_the_job_and_their_failure_ends_it(tmp_path: Path) -> None:
+    def process(rank: int, text: str, role: str = "rank") -> Process:
+        return Process(rank, (sys.executable, "-c", text), tmp_path / f"{role}-{rank}.log", role=role)
+
+    forever = process(0, "import time; print('up', flush=True); time.sleep(600)", "server")
+    supervise([process(0, "print('done')")], {}, 60, lambda _: None, servers=[forever])
+    with pytest.raises(PlanError, match="server 0 failed with exit code 3"):
+        supervise([process(1, "import time; time.sleep(600)")], {}, 60, lambda _: None, servers=[process(0, "import sys; sys.exit(3)", "server")])

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from planner.commands import console, files
-from planner.commands.launch import check_ways, local_hosts, make_job, run_seat, said_ended, supervised, take_seat, write
+from planner.commands.launch import check_meant, check_ways, folder_of, local_hosts, make_job, run_seat, running, said_ended, supervised, take_seat, write
 from planner.errors import PlanError
 from planner.launch.elastic import SUFFIX, Choice, Stored, choose, chosen, devices_here, table
 from planner.launch.job import Job, parse_hosts
@@ -30,8 +30,9 @@ def run(args: argparse.Namespace) -> int:
     virtual = bool(args.cpu or args.local)
     hosts = parse_hosts(Path(args.hostfile)) if args.hostfile else ()
     choice = _said(plans, args.local or len(hosts), hosts[0].slots if hosts else _slots(args, plans), virtual)
-    job = _job(args, choice)
-    return supervised(args, job, hosts[: choice.processes] or local_hosts(job))
+    with running(args, folder_of(args, files.model_of(choice.stored.strategy, choice.stored.path, args.model))):
+        job = _job(args, choice)
+        return supervised(args, job, hosts[: choice.processes] or local_hosts(job))
 
 
 def _slots(args: argparse.Namespace, plans: tuple[Stored, ...]) -> int:
@@ -61,8 +62,10 @@ def _by_joining(args: argparse.Namespace, plans: tuple[Stored, ...]) -> int:
         return found.processes if found else 0
 
     seat = take_seat(args, most, [[(s.path.name, s.strategy.to_json()) for s in plans], args.arguments, args.nnodes, slots], suffice)
-    job = _job(args, _said(plans, seat.joined, slots, virtual))
-    run_seat(args, job, seat)
+    choice = _said(plans, seat.joined, slots, virtual)
+    with running(args, folder_of(args, files.model_of(choice.stored.strategy, choice.stored.path, args.model))):
+        job = _job(args, choice)
+        run_seat(args, job, seat)
     return said_ended(job)
 
 
@@ -73,5 +76,6 @@ def _by_allocation(args: argparse.Namespace, plans: tuple[Stored, ...]) -> int:
     whole = {n: c for n, c in found.items() if c and c.stored.devices == n * slots}
     if not whole:
         raise PlanError("P208", f"no stored plan is for whole nodes of {slots} devices", help=["--slots N: devices of a node"])
+    check_meant(args, plans[-1].strategy)
     jobs = [make_job(args, c.stored.strategy, c.stored.path, n, several=True) for n, c in whole.items()]
     return write(jobs, args, plans[-1].strategy)

@@ -8,7 +8,9 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from planner.launch.join import Seat
     from planner.strategy import Strategy
 
+TRIAL_STEPS = 3
+"""What a program takes that is not told how many."""
 SCHEDULERS = ("slurm", "mpirun", "kubernetes", "gke-tpu")
 
 
@@ -33,24 +37,45 @@ def run(args: argparse.Namespace) -> int:
     strategy = files.load(args.strategy)
     hosts = _check(args, strategy)
     nodes = int(strategy.topology["devices"]) // node_slots(strategy)
-    job = make_job(args, strategy, args.strategy, args.local or (args.nnodes and args.nnodes[1]) or len(hosts) or nodes)
+    processes = args.local or (args.nnodes and args.nnodes[1]) or len(hosts) or nodes
     if args.to:
-        return write([job], args, strategy, hosts)
-    if args.nnodes:
-        run_seat(args, job, take_seat(args, job.processes, [job.program.read_text(), job.arguments, job.processes]))
-        return said_ended(job)
-    return supervised(args, job, hosts or local_hosts(job))
+        return write([make_job(args, strategy, args.strategy, processes)], args, strategy, hosts)
+    with running(args, folder_of(args, files.model_of(strategy, args.strategy, args.model))):
+        job = make_job(args, strategy, args.strategy, processes)
+        if args.nnodes:
+            run_seat(args, job, take_seat(args, job.processes, [job.program.read_text(), job.arguments, job.processes]))
+            return said_ended(job)
+        own = args.local and (strategy.workload.get("training") or {}).get("tables") == "server" and "--tables" not in job.arguments
+        return supervised(args, job, hosts or local_hosts(job), job.processes if own else 0)
+
+
+@contextmanager
+def running(args: argparse.Namespace, folder: Path) -> Iterator[None]:
+    """A job of this folder. Nodes that join (--nnodes) may share it; otherwise one job at a time runs there. Ctrl-C says what is left."""
+    from planner.launch.processes import alone
+
+    with nullcontext() if args.nnodes else alone(folder):
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"the job was ended   program and logs: {folder}   with --checkpoints the same command goes on") from None
+
+
+def folder_of(args: argparse.Namespace, source: str) -> Path:
+    """The folder of a job, made where there is none."""
+    folder = Path(args.output or f"{files.stem(source)}.launch")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as e:
+        raise PlanError("P056", f"cannot make the folder {str(folder)!r}: {e.strerror}", help=["-o a folder in one that exists and is writable"]) from e
+    return folder
 
 
 def make_job(args: argparse.Namespace, strategy: Strategy, path: str | Path, processes: int, several: bool = False) -> Job:
     """Write the program of a strategy and say how it runs. several: its device count is in its name, beside those of others."""
     source = files.model_of(strategy, path, args.model)
     name, devices = files.stem(source), int(strategy.topology["devices"])
-    folder = Path(args.output or f"{name}.launch")
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as e:
-        raise PlanError("P056", f"cannot make the folder {str(folder)!r}: {e.strerror}", help=["-o a folder in one that exists and is writable"]) from e
+    folder = folder_of(args, source)
     program = folder / f"{name.replace('-', '_')}{f'_{devices}' * several}.py"
     write_program(strategy, source, program, args.backend, False, args.force)
     own = () if source.startswith("zoo:") or "--model-folder" in args.arguments else ("--model-folder", str(Path(source).resolve().parent))
@@ -95,22 +120,44 @@ def _check(args: argparse.Namespace, strategy: Strategy) -> tuple[Host, ...]:
     if args.to and not args.hostfile and devices % slots:
         what = f"--to {args.to}: {devices} devices are no whole number of nodes of {slots}"
         raise PlanError("P200", what, help=["plan for whole nodes, or describe the machine with --topology"])
-    return read_hosts(Path(args.hostfile), strategy, virtual) if args.hostfile else ()
+    hosts = read_hosts(Path(args.hostfile), strategy, virtual) if args.hostfile else ()
+    if args.to:
+        check_meant(args, strategy)
+    return hosts
+
+
+def check_meant(args: argparse.Namespace, strategy: Strategy) -> None:
+    """A program alone takes a few steps on random data, to be tried: nobody means that of a whole cluster, so what a file starts there says how far, or on what."""
+    said = {word.partition("=")[0] for word in args.arguments}
+    if strategy.workload["kind"] == "train" and not said & {"--steps", "--data"}:
+        devices = int(strategy.topology["devices"])
+        raise PlanError("P214", f"--to {args.to}: nothing behind -- says what {devices} device{'s' * (devices > 1)} would train, which would be {TRIAL_STEPS} steps on random data",
+                        help=["-- --data DIR --steps 10000 --checkpoints DIR", f"-- --steps {TRIAL_STEPS} where that is what you mean"])  # fmt: skip
+
+
+def limit_s(args: argparse.Namespace, strategy: Strategy) -> int:
+    """Seconds after which a run is ended: --time; for SLURM else twice what its steps take at the slow end of the plan's range, and half an hour to come up. 0 for none."""
+    if args.time is not None or args.to != "slurm" or strategy.workload["kind"] != "train":
+        return round(args.time or 0)
+    words = [w for word in args.arguments for w in word.split("=", 1)]
+    steps = words[words.index("--steps") + 1] if "--steps" in words[:-1] else str(TRIAL_STEPS)
+    return int(1800 + 2 * int(steps) * float(strategy.costs["step_time_range_s"][1])) if steps.isdecimal() else 0
 
 
 def write(jobs: Sequence[Job], args: argparse.Namespace, strategy: Strategy, hosts: tuple[Host, ...] = ()) -> int:
     """Scripts or manifests beside the program. jobs: several for SLURM alone, which picks by its allocation."""
-    from planner.launch.kubernetes import manifests, on_volume
+    from planner.launch.kubernetes import Asked, manifests, on_volume
     from planner.launch.scripts import mpirun, plain_name, slurm
     from planner.strategy import write_atomically
 
     python, job = args.python or "python3", jobs[0]
     if args.to == "slurm":
-        made = {"job.sbatch": slurm(jobs, python)}
+        made = {"job.sbatch": slurm(jobs, python, limit_s(args, strategy))}
     elif args.to == "mpirun":
         made = {"mpirun.sh": mpirun(job, python, hosts)}
     else:
-        made = manifests(job, strategy, args.image, args.volume, args.to == "gke-tpu")
+        asked = Asked(args.image, args.volume, args.to == "gke-tpu", args.rdma, tuple(args.node_label), limit_s(args, strategy))
+        made = manifests(job, strategy, asked)
         if why := on_volume(job):
             console.say(f"note: no ConfigMap holds the program ({why}): copy {job.program.parent}/ to {plain_name(job.name)}/ on the volume {args.volume}")
     for file, text in made.items():
@@ -126,24 +173,29 @@ def local_hosts(job: Job) -> tuple[Host, ...]:
     return tuple(Host("localhost", job.slots) for _ in range(job.processes))
 
 
-def supervised(args: argparse.Namespace, job: Job, hosts: tuple[Host, ...]) -> int:
-    """All processes started from here: those of other hosts through ssh, in the same folder there."""
+def supervised(args: argparse.Namespace, job: Job, hosts: tuple[Host, ...], servers: int = 0) -> int:
+    """All processes started from here: those of other hosts through ssh, in the same folder there. servers: so many of the tables too, which end when the others have."""
     from planner.launch.join import free_port
     from planner.launch.processes import Process, supervise
 
     local = [h.name in ("localhost", "127.0.0.1", socket.gethostname()) for h in hosts]
     coordinator = f"{'127.0.0.1' if all(local) else socket.gethostname() if local[0] else hosts[0].name.rpartition('@')[2]}:{free_port()}"
+    python, program, folder = args.python or sys.executable, str(job.program.resolve()), job.program.parent
+    ports = [free_port() for _ in range(servers)]
+    serving = [Process(k, job.serving(python, program, k, servers, port), folder / f"server-{k}.log", role="server") for k, port in enumerate(ports)]
+    if servers:
+        job = replace(job, arguments=(*job.arguments, "--tables", ",".join(f"127.0.0.1:{port}" for port in ports)))
+        console.say(f"tables lie on {servers} server{'s' * (servers > 1)} here   logs: {folder}/server-*.log")
     made = []
     for i, host in enumerate(hosts):
-        words = job.command(args.python or sys.executable, str(job.program.resolve()), coordinator, str(i))
-        log = job.program.parent / f"rank-{i}.log"
+        words, log = job.command(python, program, coordinator, str(i)), folder / f"rank-{i}.log"
         if local[i]:
             made.append(Process(i, words, log))
             continue
         variables = [f"{k}={v}" for k, v in job.environment().items()]
         remote = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*variables, *words])}"
         made.append(Process(i, ("ssh", "-tt", "-o", "BatchMode=yes", host.name, remote), log, host.name))  # -tt: what runs there ends with the connection
-    supervise(made, _environment(job), args.timeout, console.data)
+    supervise(made, _environment(job), args.timeout, console.data, servers=serving)
     return said_ended(job)
 
 

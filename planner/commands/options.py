@@ -36,7 +36,7 @@ def amount(text: str) -> float:
 
 def duration(text: str) -> float:
     """Seconds of "30d", "12h" or "2w"."""
-    scale = {"h": 3600, "d": 86_400, "w": 604_800}.get(text[-1:], 0)
+    scale = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}.get(text[-1:], 0)
     try:
         value = float(text[:-1]) * scale
     except ValueError:
@@ -266,6 +266,9 @@ def launch(p: argparse.ArgumentParser) -> None:
     g.add_argument("--python", metavar="FILE", help="the interpreter that runs it (default this one; python3 in scripts)")
     g.add_argument("--image", default="", metavar="NAME", help="with --to kubernetes, gke-tpu: a container image with jax")
     g.add_argument("--volume", default="", metavar="CLAIM", help="with --to kubernetes, gke-tpu: a PersistentVolumeClaim, at /data")
+    g.add_argument("--time", type=duration, metavar="T", help="with --to: a run's limit, such as 90m, 12h or 3d (default for slurm: twice what --steps take)")
+    g.add_argument("--node-label", action="append", default=[], metavar="KEY=VALUE", help="with --to kubernetes: of its nodes (default: the GPU's product)")
+    g.add_argument("--rdma", default="rdma/ib", metavar="NAME", help="with --to kubernetes: what GPUs of several nodes ask for, or none (default rdma/ib)")
     g.add_argument("-o", dest="output", metavar="DIR", help="folder of program, logs and scripts (default MODEL.launch)")
     g.add_argument("--force", action="store_true", help="overwrite a program that this command did not write")
     p.set_defaults(arguments=())

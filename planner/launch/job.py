@@ -53,6 +53,11 @@ class Job:
         place = () if coordinator == "auto" else ("--processes", str(self.processes), "--process", process)
         return (python, program, *own, "--coordinator", coordinator, *place, *self.arguments)
 
+    def serving(self, python: str, program: str, part: int, parts: int, port: int) -> tuple[str, ...]:
+        """The words that run a server of the tables: a part of them, with the values and seed of the others."""
+        own = ("--virtual-devices", str(self.slots)) if self.virtual else ()
+        return (python, program, *own, "--serve", f"{part}/{parts}", "--port", str(port), *self.arguments)
+
     def environment(self) -> dict[str, str]:
         """Variables of every process: XLA may run collectives beside computation on GPUs (on TPUs it does so by itself)."""
         gpu = not self.virtual and not self.device.startswith(("tpu", "cpu", "ascend"))

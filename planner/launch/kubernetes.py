@@ -4,19 +4,21 @@ With tables on parameter servers (planner.hosted) the JobSet has three roles: as
 workers; it has succeeded when scheduler and workers have.
 
 A pod a node. Its rank is its completion index; pods of an indexed Job are called NAME-0, NAME-1 ... in the domain of the headless service, so the coordinator's address
-is known beforehand. A pod that fails ends the Job; a JobSet starts all pods anew, which go on from the last whole checkpoint.
+is known beforehand. When a pod fails, the processes of the others end too: a Job replaces each of them, a JobSet starts all anew at once; they go on from the last whole
+checkpoint. Pods that a drained or preempted node took along are replaced without being counted.
 Field names: the Kubernetes API reference (batch/v1 Job, v1 Service, v1 ConfigMap) and jobset.x-k8s.io/v1alpha2.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
 from planner.launch.job import Job
+from planner.launch.nodes import RDMA, SLICES, accelerator, labels, resources, uses_rdma
 from planner.launch.scripts import PORT, plain_name
 
 if TYPE_CHECKING:
@@ -27,30 +29,41 @@ LARGEST_PROGRAM_BYTES = 900_000
 RESTARTS = 3
 TABLES_PORT = PORT + 1
 """Where servers of tables listen."""
-ACCELERATORS = {"tpu-v4": "tpu-v4-podslice", "tpu-v5e": "tpu-v5-lite-podslice", "tpu-v5p": "tpu-v5p-slice", "tpu-v6e": "tpu-v6e-slice", "tpu-v7x": "tpu7x"}
-"""Device -> value of the node label cloud.google.com/gke-tpu-accelerator."""
 
 
-def manifests(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool) -> dict[str, str]:
-    """File name -> YAML: job.yaml (an indexed Job) and jobset.yaml. volume: a PersistentVolumeClaim mounted at /data, "" for none.
+@dataclass(frozen=True)
+class Asked:
+    """What the user says of a cluster. volume: a PersistentVolumeClaim mounted at /data, "" for none; rdma: the resource, or none; labels: of nodes, KEY=VALUE;
+    time_s: after which a job is ended, 0 for never."""
+
+    image: str
+    volume: str = ""
+    tpu: bool = False
+    rdma: str = RDMA
+    labels: tuple[str, ...] = ()
+    time_s: int = 0
+
+
+def manifests(job: Job, strategy: Strategy, asked: Asked) -> dict[str, str]:
+    """File name -> YAML: job.yaml (an indexed Job) and jobset.yaml.
 
     Raises PlanError: P206 where the plan is for another kind of machine, P207 for a program that no ConfigMap holds.
     """
-    name = plain_name(job.name)
+    name, tpu = plain_name(job.name), asked.tpu
     slices = _slices(strategy) if tpu else 1
     program = [] if on_volume(job) else [_config(job, name)]
-    if not program and not volume:
+    if not program and not asked.volume:
         raise PlanError("P207", f"the program cannot travel in a ConfigMap: {on_volume(job)}", help=[f"--volume CLAIM, its folder copied to {name}/ there; or --to slurm"])
     service: dict[str, Any] = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
                                "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}}}  # fmt: skip
-    alone = _pod(job, strategy, image, volume, tpu, name, f"{name}-0.{name}")
-    single: dict[str, Any] = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": _job_spec(job.processes, alone)}
+    alone = _pod(job, strategy, asked, name, f"{name}-0.{name}")
+    single: dict[str, Any] = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": _job_spec(job.processes, alone, asked.time_s, RESTARTS)}
     # pods of a JobSet are NAME-workers-REPLICA-INDEX in the domain NAME
-    inside = _pod(job, strategy, image, volume, tpu, "", f"{name}-workers-0-0.{name}")
+    inside = _pod(job, strategy, asked, "", f"{name}-workers-0-0.{name}")
     topology = {"metadata": {"annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}}} if tpu else {}
-    template = {**topology, "spec": _job_spec(job.processes // slices, inside)}
+    template = {**topology, "spec": _job_spec(job.processes // slices, inside, asked.time_s)}
     served = (strategy.workload.get("training") or {}).get("tables") == "server"
-    jobs = _roles(job, strategy, image, volume, tpu, name) if served else [{"name": "workers", "replicas": slices, "template": template}]
+    jobs = _roles(job, strategy, asked, name) if served else [{"name": "workers", "replicas": slices, "template": template}]
     policy = {"successPolicy": {"operator": "All", "targetReplicatedJobs": [j["name"] for j in jobs if j["name"] != "servers"]}} if served else {}
     spec = {"failurePolicy": {"maxRestarts": RESTARTS}, **policy, "network": {"enableDNSHostnames": True, "subdomain": name}, "replicatedJobs": jobs}
     whole: dict[str, Any] = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name}, "spec": spec}
@@ -59,25 +72,27 @@ def manifests(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool) 
     return {file: _yaml(parts) for file, parts in files.items()}
 
 
-def _roles(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool, name: str) -> list[dict[str, Any]]:
+def _roles(job: Job, strategy: Strategy, asked: Asked, name: str) -> list[dict[str, Any]]:
     """Replicated jobs of a plan with tables on servers: servers, scheduler, and workers where there are several nodes.
 
     Raises PlanError P206 for TPUs: their processes are numbered by the slice.
     """
-    if tpu:
+    if asked.tpu:
         raise PlanError("P206", "tables on servers are not written for TPU slices", help=["--to kubernetes for GPU nodes, or plan with --tables device"])
     servers = job.processes
     tables = ",".join(f"{name}-servers-0-{i}.{name}:{TABLES_PORT}" for i in range(servers))
     reading = replace(job, arguments=("--tables", tables, *job.arguments))
-    base = _pod(reading, strategy, image, volume, tpu, "", f"{name}-scheduler-0-0.{name}")
+    base = _pod(reading, strategy, asked, "", f"{name}-scheduler-0-0.{name}")
     own = ["--virtual-devices", str(job.slots)] if job.virtual else []
     serving = ["python3", f"/program/{job.program.name}", *own, "--serve", f"$(RANK)/{servers}", "--port", str(TABLES_PORT)]
 
     def role(role_name: str, pods: int, command: list[str], accelerated: bool) -> dict[str, Any]:
         container = {**base["spec"]["containers"][0], "name": role_name, "command": command, "ports": [{"containerPort": PORT if accelerated else TABLES_PORT}]}
         if not accelerated:
-            container.pop("resources", None)
-        return {"name": role_name, "replicas": 1, "template": {"spec": _job_spec(pods, {"spec": {**base["spec"], "containers": [container]}})}}
+            for key in ("resources", "securityContext"):
+                container.pop(key, None)
+        around = {k: v for k, v in base["spec"].items() if accelerated or k not in ("nodeSelector", "tolerations")}
+        return {"name": role_name, "replicas": 1, "template": {"spec": _job_spec(pods, {"spec": {**around, "containers": [container]}}, asked.time_s)}}
 
     command = base["spec"]["containers"][0]["command"]
     later = ["bash", "-c", 'exec "$$@" --process "$$((RANK + 1))"', "worker", *command]  # the last --process counts
@@ -99,8 +114,8 @@ def _yaml(parts: list[dict[str, Any]]) -> str:
 def _slices(strategy: Strategy) -> int:
     """TPU slices: what is not torus is the network between them."""
     device = str(strategy.topology["device"])
-    if device not in ACCELERATORS:
-        raise PlanError("P206", f"the plan is for {device}, not for TPUs", help=[f"--to kubernetes, or plan for one of {', '.join(ACCELERATORS)}"])
+    if device not in SLICES:
+        raise PlanError("P206", f"the plan is for {device}, not for TPUs", help=[f"--to kubernetes, or plan for one of {', '.join(SLICES)}"])
     return prod(int(level["size"]) for level in strategy.topology["levels"] if level["kind"] != "torus")
 
 
@@ -116,32 +131,38 @@ def _config(job: Job, name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {Path(job.program).name: job.program.read_text()}}
 
 
-def _job_spec(pods: int, pod: dict[str, Any]) -> dict[str, Any]:
-    return {"completions": pods, "parallelism": pods, "completionMode": "Indexed", "backoffLimit": 0, "template": pod}
+def _job_spec(pods: int, pod: dict[str, Any], time_s: int, restarts: int = 0) -> dict[str, Any]:
+    """An indexed Job. restarts: of all its pods, by itself; 0 where a JobSet restarts them."""
+    limit = {"activeDeadlineSeconds": time_s} if time_s else {}
+    again = {"podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}}
+    return {"completions": pods, "parallelism": pods, "completionMode": "Indexed", "backoffLimit": restarts * pods, **(again if restarts else {}), **limit, "template": pod}
 
 
-def _pod(job: Job, strategy: Strategy, image: str, volume: str, tpu: bool, subdomain: str, coordinator: str) -> dict[str, Any]:
+def _pod(job: Job, strategy: Strategy, asked: Asked, subdomain: str, coordinator: str) -> dict[str, Any]:
     """A pod template. TPU hosts find each other by what GKE puts into their environment; GPU nodes by rank and coordinator."""
     own = plain_name(job.name)
     there = {"name": "data", "mountPath": "/program", "subPath": own} if on_volume(job) else {"name": "program", "mountPath": "/program"}
     mounts = [there, {"name": "shm", "mountPath": "/dev/shm"}]
     volumes: list[dict[str, Any]] = [*([] if on_volume(job) else [{"name": "program", "configMap": {"name": own}}]), {"name": "shm", "emptyDir": {"medium": "Memory"}}]
-    if volume:
+    if asked.volume:
         mounts.append({"name": "data", "mountPath": "/data"})
-        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": volume}})
-    words = job.command("python3", f"/program/{job.program.name}", "auto" if tpu else f"{coordinator}:{PORT}", "RANK")
+        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": asked.volume}})
+    words = job.command("python3", f"/program/{job.program.name}", "auto" if asked.tpu else f"{coordinator}:{PORT}", "RANK")
     last = len(words) - len(job.arguments)
     # $(NAME) in a command is a variable's value; $$ is a dollar sign
     command = ["$(RANK)" if w == "RANK" and i < last else w.replace("$", "$$") for i, w in enumerate(words)]
     rank = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}}
     variables = [rank, *({"name": k, "value": v} for k, v in job.environment().items())]
-    resource = "" if job.virtual or job.device.startswith("cpu") else "google.com/tpu" if tpu else "amd.com/gpu" if job.device.startswith("mi") else "nvidia.com/gpu"
-    limits = {"resources": {"limits": {resource: job.slots}}} if resource else {}
-    container = {"name": "worker", "image": image, "command": command, "env": variables, "ports": [{"containerPort": PORT}], **limits, "volumeMounts": mounts}
+    held = resources(job, strategy, asked.rdma)
+    limits = {"resources": held} if held else {}
+    if uses_rdma(job, asked.rdma):
+        limits["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}  # RDMA pins memory
+    container = {"name": "worker", "image": asked.image, "command": command, "env": variables, "ports": [{"containerPort": PORT}], **limits, "volumeMounts": mounts}
     spec: dict[str, Any] = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
     if subdomain:
         spec["subdomain"] = subdomain
-    if tpu:
-        grid = "x".join(str(level["size"]) for level in strategy.topology["levels"] if level["kind"] == "torus")
-        spec["nodeSelector"] = {"cloud.google.com/gke-tpu-accelerator": ACCELERATORS[job.device], "cloud.google.com/gke-tpu-topology": grid}
+    if selector := labels(job, strategy, asked.labels):
+        spec["nodeSelector"] = selector
+    if kind := accelerator(job):
+        spec["tolerations"] = [{"key": kind, "operator": "Exists", "effect": "NoSchedule"}]  # nodes of accelerators are often kept for who asks for them
     return {"spec": spec}

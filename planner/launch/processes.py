@@ -12,13 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import PlanError
 
+LOCK = ".launch"
+"""A file of a job's folder: who runs a job there holds it, and no process that it starts."""
 GRACE_S = 5.0
 SETTLE_S = 0.5
 """After the first failure: how long the others may take to show theirs, so that the first cause is named, not a consequence."""
@@ -33,16 +35,46 @@ CONNECTING = b"[Gloo]"
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a job; `where` names its host in messages, "" for this one."""
+    """One process of a job; `where` names its host in messages, "" for this one; `role`: what its number is of."""
 
     rank: int
     command: tuple[str, ...]
     log: Path
     where: str = ""
+    role: str = "rank"
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.rank}" + (f" ({self.where})" if self.where else "")
 
 
-def supervise(processes: Sequence[Process], environment: Mapping[str, str], timeout_s: float, say: Callable[[str], None], watch: Callable[[], str] = str) -> None:
-    """Run processes to their end; what the first writes is passed to `say` by the line. watch: "" while all is well, else why to stop.
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """The folder of a job, of this one alone while it runs. Raises PlanError P209 where another launcher of this machine runs one in it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks
+        yield
+        return
+    with (folder / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            other = file.read(20).strip()
+            raise PlanError("P209", f"another plan launch{f' (process {other})' if other.isdecimal() else ''} runs a job in {str(folder)!r}",
+                            help=["-o another folder, or wait until it has ended"]) from None  # fmt: skip
+        except OSError:  # a file system without locks
+            yield
+            return
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def supervise(processes: Sequence[Process], environment: Mapping[str, str], timeout_s: float, say: Callable[[str], None], watch: Callable[[], str] = str,
+              servers: Sequence[Process] = ()) -> None:  # fmt: skip
+    """Run processes to their end; what the first writes is passed to `say` by the line. watch: "" while all is well, else why to stop. servers: run as long as the others do.
 
     Raises PlanError: P204 when one fails (naming it, its log and its last lines) or cannot be started, P205 when nothing is written for timeout_s.
     """
@@ -50,14 +82,14 @@ def supervise(processes: Sequence[Process], environment: Mapping[str, str], time
     followed, seen, heard = 0, -1, time.monotonic()
     old = [signal.signal(s, _interrupt) for s in (signal.SIGTERM, signal.SIGHUP)]
     try:
-        for p in processes:
+        for p in (*processes, *servers):
             running[p] = _start(p, environment)
         while True:
             codes = {p: child.poll() for p, child in running.items()}
             followed = _follow(processes[0].log, followed, say)
             if any(codes.values()):
                 raise _failure(running)
-            if all(code == 0 for code in codes.values()):
+            if all(codes[p] == 0 for p in processes):
                 return
             why = watch()
             if why:
@@ -82,7 +114,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 def _start(p: Process, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     if shutil.which(p.command[0]) is None:
-        raise PlanError("P204", f"rank {p.rank} cannot be started: there is no program {p.command[0]!r}", help=["--python FILE"], exit_code=FAILED)
+        raise PlanError("P204", f"{p.role} {p.rank} cannot be started: there is no program {p.command[0]!r}", help=["--python FILE"], exit_code=FAILED)
     command = (sys.executable, "-S", "-c", TIED, *p.command) if sys.platform == "linux" else p.command
     with p.log.open("wb") as out:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True)
@@ -107,14 +139,10 @@ def _failure(running: Mapping[Process, subprocess.Popen[bytes]]) -> PlanError:
     codes = {p: child.poll() for p, child in running.items()}
     killed = [p for p, code in codes.items() if code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGSEGV)]
     cause = (killed or first)[0]
-    others = [f"rank {p.rank}{_at(p)} ended after it: {_ending(code)}" for p, code in codes.items() if code and p is not cause]
-    what = f"rank {cause.rank}{_at(cause)} {_ending(codes[cause])}; the job was ended"
+    others = [f"{p} ended after it: {_ending(code)}" for p, code in codes.items() if code and p is not cause]
+    what = f"{cause} {_ending(codes[cause])}; the job was ended"
     help = ["run the same command again: with --checkpoints DIR it goes on from the last whole checkpoint"]
     return PlanError("P204", what, detail=[f"log: {cause.log}", *_last_lines(cause.log), *others], help=help, exit_code=FAILED)
-
-
-def _at(p: Process) -> str:
-    return f" ({p.where})" if p.where else ""
 
 
 def _ending(code: int | None) -> str:
@@ -126,7 +154,7 @@ def _ending(code: int | None) -> str:
 
 def _tail(p: Process) -> str:
     last = _last_lines(p.log)
-    return f"rank {p.rank}{_at(p)}: {p.log}: {last[-1].strip() if last else 'empty'}"
+    return f"{p}: {p.log}: {last[-1].strip() if last else 'empty'}"
 
 
 def _last_lines(log: Path) -> list[str]:

@@ -23,13 +23,14 @@ def plain_name(name: str, limit: int = 40) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:limit].strip("-") or "job"
 
 
-def slurm(jobs: Sequence[Job], python: str) -> str:
-    """An sbatch script; submitted from the folder it lies in. jobs: one a number of nodes, the fewest first; the allocation decides which of them runs."""
+def slurm(jobs: Sequence[Job], python: str, time_s: int = 0) -> str:
+    """An sbatch script; submitted from the folder it lies in. jobs: one a number of nodes, the fewest first; the allocation decides which of them runs.
+    time_s: the limit of a run, 0 for that of the partition."""
     job, largest = jobs[0], jobs[-1]
     gpus = [] if job.virtual or job.device.startswith("cpu") else [f"#SBATCH --gpus-per-node={job.slots}"]
     nodes = str(job.processes) if len(jobs) == 1 else f"{job.processes}-{largest.processes}"
     head = ["#!/bin/bash", f"#SBATCH --job-name={plain_name(job.name)}", f"#SBATCH --nodes={nodes}", "#SBATCH --ntasks-per-node=1", "#SBATCH --exclusive",
-            *gpus, "#SBATCH --output=%x-%j.out", "#SBATCH --open-mode=append", "#SBATCH --requeue"]  # fmt: skip
+            *gpus, *([f"#SBATCH --time={clock(time_s)}"] if time_s else []), "#SBATCH --output=%x-%j.out", "#SBATCH --open-mode=append", "#SBATCH --requeue"]  # fmt: skip
     body = f"""# {_sizes(jobs)} of {job.slots} devices. sbatch this file in the folder where it lies; with --checkpoints, a requeued job goes on.
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:-.}}"
@@ -39,6 +40,12 @@ srun --kill-on-bad-exit=1 --nodes="$nodes" --ntasks="$nodes" --distribution=bloc
   bash -c {_inner(job, python, '"$SLURM_PROCID"')} \\
   rank "$head:{PORT}" "$program" "$nodes" {_rest(job)}"""
     return "\n".join(head) + "\n\n" + body.rstrip() + "\n"
+
+
+def clock(seconds: int) -> str:
+    """SLURM's way of writing a time, in whole minutes: D-HH:MM:SS."""
+    minutes = -(-seconds // 60)
+    return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
 
 
 def _sizes(jobs: Sequence[Job]) -> str:
