@@ -25,13 +25,15 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
          lr: float = 1e-4, precision: str = DEFAULT_PRECISION, loss: str = "", logits: str = "", shift_labels: bool = False,
          ignore_index: int | None = None, trainable: Sequence[str] = (), freeze: Sequence[str] = (), tie: Sequence[str] = (), lora: str = "", tables: str = "device",
          time_limit_s: float | None = None, seed: int = 0, fold: bool = True, baselines: bool = True, strict: bool = False, progress: Any = None,
-         remedies: bool = True, cache: Cache | str | Path | None = None, incremental: bool = False, backend: str = "") -> Strategy:  # fmt: skip
+         remedies: bool = True, cache: Cache | str | Path | None = None, incremental: bool = False, backend: str = "",
+         confirm: str = "") -> Strategy:  # fmt: skip
     """Search for the best way to spread a model over a machine.
 
     source: an ONNX file, `zoo:SPEC`, a Hugging Face config.json, or an onnx ModelProto. Exactly one of hardware (with devices) and topology describes the machine. remedies: where
     nothing fits, plan what would help and say it in the error. cache: a folder where searches are kept and recalled from (planner.cache); it changes no answer.
     incremental: where the cache has the search of a model like this one, decide anew only what changed (planner.incremental); other plans are then not looked at.
     backend: of the program that is to be written; what such a program cannot do is refused before the search, and not chosen.
+    confirm: gpu:NAME or tpu:SLICE, whose compiler is asked in a process of its own whether the best plans fit (planner.verify.confirm); the source is then a file or a zoo model.
     Returns a Strategy. Raises PlanError: exit_code 2 for bad input, 3 when no plan fits. Never imports jax.
     """
     from planner.compose import COST_MODEL_VERSION, TOOL_VERSION, compose
@@ -44,6 +46,7 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
                            memory_limit_bytes=memory_limit_bytes, memory_reserve_bytes=memory_reserve_bytes, runtime=runtime, optimizer=optimizer,
                            precision=precision, time_limit_s=time_limit_s, seed=seed, fold=fold, baselines=baselines,
                            cache=cache, incremental=incremental, backend=backend)  # fmt: skip
+    target = target_of(confirm, source, request) if confirm else None
     model = open_model(source, request.topology.devices, workload=workload, batch=batch, tokens_per_step=tokens_per_step, dims=dims, shapes=shapes, loss=loss,
                        logits=logits, shift_labels=shift_labels, ignore_index=ignore_index, trainable=trainable, freeze=freeze, tie=tie, lora=lora,
                        optimizer=optimizer, lr=lr, tables=tables)  # fmt: skip
@@ -81,7 +84,35 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
         provenance["cache_faults"] = list(request.cache.faults.told)
     if found.before is not None:
         provenance["incremental"] = found.before.to_json()
-    return compose(model, request, found, provenance | asked(request, objective, mode), assumptions(model, request, hardware, topology))
+    provenance |= asked(request, objective, mode)
+    taken = assumptions(model, request, hardware, topology)
+    made = compose(model, request, found, provenance, taken)
+    if target is None or found.stopped:
+        return made
+    from planner.verify.confirm import confirmed
+
+    def smaller(most_bytes: int) -> Strategy | None:
+        if most_bytes <= 0:
+            return None
+        again = Search(model, replace(request, memory_limit_bytes=most_bytes), progress).run(how_close=False)
+        if again.stopped == "interrupt":
+            raise KeyboardInterrupt
+        if again.best is None:
+            return None
+        # The first search's alternatives, and what it proved, are of all plans.
+        again = replace(found, best=again.best, base=again.base, space=again.space, choice=again.choice, problem=again.problem, tried=found.tried + again.tried)
+        return compose(model, request, again, provenance, taken)
+
+    return confirmed(made, smaller, source, target, backend=backend or "shard_map", tell=lambda said: progress(said, made.cost.step_time_s, None) if progress else None)
+
+
+def target_of(confirm: str, source: Any, request: Any) -> Any:
+    """The target that plans are compiled for before one is taken. Raises PlanError P003, P163 to P165."""
+    from planner.verify.confirm import target_of
+
+    if not isinstance(source, str | Path):
+        raise PlanError("P003", "confirm compiles in a process of its own, which reads the model from a file", help=["save the model, and give its path"])
+    return target_of(confirm, request.topology.devices, request.topology.device.kind)
 
 
 def asked(request: Any, objective: str, mode: str) -> dict[str, Any]:

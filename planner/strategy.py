@@ -51,6 +51,8 @@ class Strategy:
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
     details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False, repr=False)
     graph: Graph | None = field(default=None, compare=False, repr=False)
+    confirmed: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What a compiler said of the plan and of those before it (planner.verify.confirm); empty where none was asked."""
 
     @property
     def cost(self) -> SimpleNamespace:
@@ -155,7 +157,7 @@ class Strategy:
 
     def to_dict(self) -> dict[str, Any]:
         """The file's content as plain data."""
-        names = {f.name for f in fields(self)} - {"graph", "costs", *(() if self.details else ("details",))}
+        names = {f.name for f in fields(self)} - {"graph", "costs", *(name for name in ("details", "confirmed") if not getattr(self, name))}
         out = {name: _plain(getattr(self, name)) for name in names}
         return {**out, "cost": _plain(self.costs), "format_version": FORMAT_VERSION}
 
@@ -197,7 +199,7 @@ class Strategy:
             return cls(
                 data["model"], data["topology"], data["workload"], tuple(data["mesh"]), data["nodes"], tuple(data["blocks"]), data["tensors"],
                 data["techniques"], data["cost"], data["solver"], data["baselines"], tuple(data.get("assumptions", ())), tuple(data.get("findings", ())),
-                data.get("provenance", {}), data.get("details", {}),
+                data.get("provenance", {}), data.get("details", {}), confirmed=data.get("confirmed", {}),
             )  # fmt: skip
         except KeyError as e:
             raise PlanError("P054", f"{path}: key {e.args[0]!r} is missing") from e

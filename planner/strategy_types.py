@@ -282,6 +282,32 @@ class FindingRow(TypedDict):
     text: str
 
 
+class RejectedTable(TypedDict):
+    """A plan that the compiler said does not fit, or failed on: what tells it from others, and why."""
+
+    mesh: dict[str, int]
+    zero_stage: int
+    recompute: str
+    microbatches: int
+    step_time_s: float
+    planned_bytes: int
+    peak_bytes: int
+    flops_ratio: NotRequired[float]
+    why: str
+
+
+class ConfirmedTable(TypedDict):
+    """What a compiler said when the plan was made (--confirm). fits: of the plan of this file, whose peak it is; flops_ratio: products as compiled by those planned."""
+
+    target: str
+    fits: bool
+    limit_bytes: int
+    peak_bytes: NotRequired[int]
+    flops_ratio: NotRequired[float]
+    rejected: list[RejectedTable]
+    stopped: NotRequired[str]
+
+
 class StrategyFile(TypedDict):
     """A strategy file."""
 
@@ -301,3 +327,4 @@ class StrategyFile(TypedDict):
     findings: NotRequired[list[FindingRow]]
     provenance: dict[str, Any]
     details: NotRequired[dict[str, DetailTable]]
+    confirmed: NotRequired[ConfirmedTable]

@@ -62,6 +62,7 @@ class Live:
 
     def report(self, stage: str, best_s: float | None, bound_s: float | None) -> None:
         """A new incumbent or bound, in seconds."""
+        self.doing = stage if stage.startswith("compiling") else self.doing
         self._best, self._bound = best_s, bound_s
 
     def line(self) -> str:

@@ -16,7 +16,7 @@ from planner.errors import PlanError
 if TYPE_CHECKING:
     from planner.strategy import Strategy
 
-INTERRUPTED = 130
+INTERRUPTED, FINDING = 130, 1
 RECORDED = ("devices", "hardware", "topology", "batch", "tokens_per_step", "memory_limit", "memory_reserve")
 """Options that a strategy file already answers."""
 ANSWERED = {
@@ -101,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
 
     serving = serve.asked(args)
     target = _target(args)
+    if serving and args.confirm:
+        raise PlanError("P003", "--confirm compiles plans of a training step or of one forward pass, and a serving plan is neither", help=["leave out --confirm"])
     try:
         _refuse_others(args, target)
     except PlanError:
@@ -115,12 +117,13 @@ def run(args: argparse.Namespace) -> int:
             if args.mode == "manual":
                 strategy = _manual(args)
             else:
-                strategy = api.plan(args.model, progress=line.report, backend=args.backend if args.emit else "", incremental=args.incremental, **given)
+                strategy = api.plan(args.model, progress=line.report, backend=args.backend if args.emit else "", incremental=args.incremental,
+                                    confirm=args.confirm, **given)  # fmt: skip
         except PlanError as e:
             if line.interrupted and e.code == "P026":
                 raise KeyboardInterrupt from e
             raise
-    interrupted = strategy.solver.get("stopped") == "interrupt"
+    interrupted = "interrupt" in (strategy.solver.get("stopped"), strategy.confirmed.get("stopped"))
     if target:
         strategy.save(target)
     if args.json:
@@ -140,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         tell(given["cache"])
         if (known := given["cache"]) is not None and known.alike and not args.incremental:
             console.say(f"most operators are as in {known.alike}: --incremental keeps that plan for them and solves the rest, in less time")
-    return INTERRUPTED if interrupted else 0
+    return INTERRUPTED if interrupted else FINDING if strategy.confirmed and not strategy.confirmed["fits"] else 0
 
 
 def _target(args: argparse.Namespace) -> Path | None:
@@ -211,6 +214,8 @@ def _same_model(old: Strategy, args: argparse.Namespace) -> bool:
 def _manual(args: argparse.Namespace) -> Strategy:
     from planner.reprice import manual
 
+    if args.confirm:
+        raise PlanError("P059", "--mode manual takes the plan as it is, and --confirm chooses among several", help=["plan verify STRATEGY --target " + args.confirm])
     if not args.pin:
         raise PlanError("P059", "--mode manual checks and prices a given strategy: which one?", help=["--pin strategy.json"])
     given = [name for name in RECORDED if getattr(args, name) is not None] + [name for name, value in ANSWERED.items() if getattr(args, name) != value]

@@ -161,6 +161,8 @@ def make(p: argparse.ArgumentParser) -> None:
     add_search(p).add_argument("--incremental", action="store_true",
                                help="keep what was decided for most of a model planned before (in the cache) and solve what changed; without it all is searched")
     add_serving(p)
+    p.add_argument("--confirm", default="", metavar="WHERE",
+                   help="gpu:h100 or tpu:v5e:4x4: compile the best plans (three at most) without the hardware and take the first that the compiler says fits")
     g = p.add_argument_group("output")
     g.add_argument("-o", dest="output", metavar="FILE", help="strategy file (default: MODEL.plan.json)")
     g.add_argument("--emit", metavar="FILE.py", help="also write the program")

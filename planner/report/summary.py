@@ -37,7 +37,8 @@ PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 def summary(strategy: Strategy, width: int = 100, colour: bool = False) -> str:
     """The first screen, without a closing line break. width: columns to keep to; long names are cut, never a figure."""
     style = Style(colour)
-    parts = [_head(strategy, width, style), [*_plan(strategy, width, style), *_figures(strategy, width, style), *_verdict(strategy, width, style)],
+    parts = [_head(strategy, width, style), [*_plan(strategy, width, style), *_figures(strategy, width, style), *_verdict(strategy, width, style),
+              *_compiled(strategy, width, style)],
              comparison(strategy, width, style), finding_lines(strategy, width, style), _assumed(strategy, width, style)]  # fmt: skip
     return "\n".join(line for part in parts if part for line in ("", *part)).lstrip("\n")
 
@@ -99,6 +100,14 @@ def _plan(strategy: Strategy, width: int, style: Style) -> list[str]:
     axes = [style.bold(f"{a['name']}={a['size']}") + (f" ({' + '.join(a['levels'])})" if a["levels"] else "") for a in strategy.mesh]
     lines = labelled("mesh", axes, width, style)
     return lines + labelled("method", techniques(strategy), width, style)
+
+
+def _compiled(strategy: Strategy, width: int, style: Style) -> list[str]:
+    """What a compiler said of the plan, where one was asked."""
+    from planner.verify.confirm import words
+
+    said = words(strategy)
+    return labelled("confirm", [said], width, style) if said else []
 
 
 def _verdict(strategy: Strategy, width: int, style: Style) -> list[str]:

@@ -79,8 +79,8 @@ class Target:
         return list(found)
 
 
-def parse_target(text: str, devices: int) -> Target:
-    """Read `--target` for a plan of that many devices. Raises PlanError P164 for an unknown target, P165 for a slice of another size."""
+def parse_target(text: str, devices: int, option: str = "--target") -> Target:
+    """Read `--target` (or another option) for a plan of that many devices. Raises PlanError P164 for an unknown target, P165 for a slice of another size."""
     kind, _, rest = text.partition(":")
     help = ["cpu", f"gpu:NAME with one of {', '.join(CHIPS)}", "tpu:SLICE such as tpu:v5e:4x4"]
     if kind == "cpu" and not rest:
@@ -90,24 +90,24 @@ def parse_target(text: str, devices: int) -> Target:
     if found := _TPU.fullmatch(rest) if kind == "tpu" else None:
         target = Target("tpu", found.group(1), tuple(int(n) for n in found.group(2).split("x")))
         if target.devices != devices:
-            raise PlanError("P165", f"--target {text} has {target.devices} devices, the plan {devices}", help=["a slice of as many devices as the plan has"])
+            raise PlanError("P165", f"{option} {text} has {target.devices} devices, the plan {devices}", help=["a slice of as many devices as the plan has"])
         return target
     near = did_you_mean(text, ["cpu", *(f"gpu:{name}" for name in CHIPS)])
-    raise PlanError("P164", f"--target {text!r}: no such target", help=[near, *help] if near else help)
+    raise PlanError("P164", f"{option} {text!r}: no such target", help=[near, *help] if near else help)
 
 
-def require(target: Target) -> None:
+def require(target: Target, option: str = "--target") -> None:
     """Raise PlanError unless what compiles for the target is installed: P160 for jax, P163 for the compiler. Imports neither."""
     if importlib.util.find_spec("jax") is None:
-        raise PlanError("P160", "plan verify compiles with jax, which is not installed", help=["pip install jax"])
+        raise PlanError("P160", f"{'plan verify' if option == '--target' else option} compiles with jax, which is not installed", help=["pip install jax"])
     if target.kind == "gpu" and not any(_found(f"jax_plugins.xla_cuda{n}") and _found(f"jax_cuda{n}_plugin") for n in (12, 13)):
         version = _version("jax")
-        raise PlanError("P163", f"--target {target.text} needs jax's CUDA plugin, which is not installed",
+        raise PlanError("P163", f"{option} {target.text} needs jax's CUDA plugin, which is not installed",
                         detail=["a compiler only: no GPU and no CUDA libraries are needed"],
                         help=["pip install 'meshwright[gpu-compiler]'",
                               f"or, beside the jax that is here: pip install --no-deps jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"])  # fmt: skip
     if target.kind == "tpu" and not _found("libtpu"):
-        raise PlanError("P163", f"--target {target.text} needs libtpu, which is not installed",
+        raise PlanError("P163", f"{option} {target.text} needs libtpu, which is not installed",
                         detail=["a compiler only: no TPU is needed"],
                         help=["pip install 'meshwright[tpu-compiler]'", f"or: pip install 'jax[tpu]=={_version('jax')}'"])  # fmt: skip
 

@@ -48,12 +48,13 @@ CORE_FLOPS_PER_S = 5e9
 
 
 def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map", target: str = "cpu", run: bool = True, tolerance: float | None = None,
-           compute: str = "", unroll: bool = False, timeout_s: float = TIMEOUT_S) -> VerifyReport:  # fmt: skip
+           compute: str = "", unroll: bool = False, named: bool = True, timeout_s: float = TIMEOUT_S) -> VerifyReport:  # fmt: skip
     """Compile, and with `run` on virtual CPU devices execute, the program of a strategy, in a process of its own.
 
     source: the model the strategy was made for. target: cpu, gpu:NAME or tpu:SLICE (compiled only). tolerance: on cpu the largest error of outputs,
     loss and gradients (a fraction, default TOLERANCE), else the largest difference of every judged figure instead of the target's own ones.
     compute: float32 or bfloat16 on other targets than cpu, default as the plan computes. backend, unroll: as for `plan emit`, whose text is what is compiled.
+    named: on other targets than cpu also find what is behind differences, for which the program is compiled a second time.
     Raises PlanError: another model, no jax or no compiler, an unknown target, devices that cannot be had, a host with too little memory, or a
     compilation that fails or exceeds timeout_s. Running out of time after compiling is no error: the report says that numbers are missing.
     """
@@ -68,7 +69,7 @@ def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map"
         asked, answered, planned = (Path(folder, name) for name in ("request.json", "answer.json", "strategy.json"))
         strategy.save(planned)
         request = {"strategy": str(planned), "source": str(source), "backend": backend, "run": run, "tolerance": tolerance, "timeout_s": timeout_s,
-                   "target": target, "compute": compute, "unroll": unroll}  # fmt: skip
+                   "target": target, "compute": compute, "unroll": unroll, "named": named}  # fmt: skip
         asked.write_text(json.dumps(request))
         late, log, code = False, "", 0
         try:
@@ -294,7 +295,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     refuse_if_too_large(target, written_out(graph, plan, unroll), free_bytes())
     memory = ahead.planned_memory(graph, plan, compute, kind == "train", str(strategy.workload["runtime"]), optimizer, kind=target.kind)
     found = ahead.check(graph, plan, emitted(strategy, request), target, memory, workload=kind, backend=backend, optimizer=optimizer, compute=compute,
-                        tolerance=request["tolerance"])  # fmt: skip
+                        tolerance=request["tolerance"], named=request.get("named", True))  # fmt: skip
     notes = ["peak and temporaries are predicted without the allowance for fragmentation that a plan adds"]
     if precision not in ("bf16-mixed", "fp32"):
         notes.append(f"the plan is priced in {precision}, which programs are not emitted in")
