@@ -86,6 +86,13 @@ def test_chips_describe_themselves() -> None:
         assert keys == [line.split(":")[0].split("{")[0].strip() for line in CHIPS["h100"].description().splitlines()]
 
 
+def test_the_gpu_compiler_makes_again_what_a_step_has_no_room_for_in_the_pool_of_its_program() -> None:
+    """Without a GPU XLA goes by 80 % of the memory it is told of; with one by what the program took at the start."""
+    h100 = CHIPS["h100"]
+    assert f"device_memory_size: {h100.memory_bytes}\n" in h100.description()
+    assert "device_memory_size: 95000\n" in h100.description(76_000) and h100.description(76_000).replace("95000", str(h100.memory_bytes)) == h100.description()
+
+
 def test_a_host_without_room_refuses() -> None:
     target = Target("gpu", "h100")
     host.refuse_if_too_large(target, 100, host.host_need_bytes(target, 100))

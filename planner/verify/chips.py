@@ -25,9 +25,11 @@ class Chip:
     bandwidth_bytes_per_s: int
     clock_ghz: float
 
-    def description(self) -> str:
-        """XLA's GpuTargetConfigProto of the chip, as text."""
+    def description(self, pool_bytes: int = 0) -> str:
+        """XLA's GpuTargetConfigProto of the chip, as text. pool_bytes: what a program takes of its memory at the start. With a GPU that is what XLA lets a step take before it
+        makes values again (jax tells it the allocator's limit); without one it goes by 80 % of the memory of the description, which then says so much more."""
         major, minor = self.capability
+        memory_bytes = pool_bytes * 100 // 80 or self.memory_bytes
         return f"""gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
@@ -42,7 +44,7 @@ class Chip:
   memory_bandwidth: {self.bandwidth_bytes_per_s}
   l2_cache_size: {self.l2_cache_bytes}
   clock_rate_ghz: {self.clock_ghz}
-  device_memory_size: {self.memory_bytes}
+  device_memory_size: {memory_bytes}
   shared_memory_per_block_optin: {self.shared_memory_per_block_bytes}
   cuda_compute_capability {{ major: {major} minor: {minor} }}
   registers_per_core_limit: 65536

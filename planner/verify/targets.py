@@ -30,11 +30,13 @@ HOST_DEVICES = 8
 
 @dataclass(frozen=True)
 class Target:
-    """A compiler. kind: cpu, gpu or tpu; name: the chip of a GPU, the generation of a TPU; shape: a TPU slice's."""
+    """A compiler. kind: cpu, gpu or tpu; name: the chip of a GPU, the generation of a TPU; shape: a TPU slice's; pool_bytes: of a GPU, what the program takes of its
+    memory at the start, in which XLA keeps a step by making values again (0: as it does without a GPU)."""
 
     kind: str
     name: str = ""
     shape: tuple[int, ...] = ()
+    pool_bytes: int = 0
 
     @property
     def text(self) -> str:
@@ -75,7 +77,7 @@ class Target:
             assert known is not None
             host = gcd(count, HOST_DEVICES)
             found = topologies.get_topology_desc(platform="cuda", topology_name=self.name, topology=f"1x{count // host}x{host}",
-                                                 target_config=known.description()).devices  # fmt: skip
+                                                 target_config=known.description(self.pool_bytes)).devices  # fmt: skip
         return list(found)
 
 

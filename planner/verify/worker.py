@@ -291,7 +291,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     compute = request["compute"] or ("bfloat16" if precision == "bf16-mixed" else "float32")
     graph = model.graph(int(strategy.techniques["microbatches"]))
     plan = strategy.plan_for(graph)
-    unroll, target = request.get("unroll", False), parse_target(request["target"], plan.devices)
+    unroll, target = request.get("unroll", False), replace(parse_target(request["target"], plan.devices), pool_bytes=int(strategy.costs["memory_limit_bytes"]))
     refuse_if_too_large(target, written_out(graph, plan, unroll), free_bytes())
     memory = ahead.planned_memory(graph, plan, compute, kind == "train", str(strategy.workload["runtime"]), optimizer, kind=target.kind)
     found = ahead.check(graph, plan, emitted(strategy, request), target, memory, workload=kind, backend=backend, optimizer=optimizer, compute=compute,
