@@ -3,9 +3,9 @@
     data-parallel      the batch over all devices
     dp, recursive, ilp what each solver chose freely; when that leaves a mesh axis without work or equals a strategy before it, what it chose
                        under pinned meshes and techniques, tried in a fixed order
-    tensor-parallel    mesh data=2, model=the rest, by hand: every product whose rule allows it is cut over "model", along a dim of its weight where
+    tensor-parallel    mesh data=2, tensor=the rest, by hand: every product whose rule allows it is cut over "tensor", along a dim of its weight where
                        it has one (see `tensor_parallel`)
-    exchange           (models whose kernels can exchange with neighbours) attention on a ring, rows of images or experts over "model", the batch over "data"
+    exchange           (models whose kernels can exchange with neighbours) attention on a ring, rows of images or experts over "tensor", the batch over "data"
     sharded-state      (training) a pinned mesh with optimizer sharding level 3, recompute and two microbatches
 
 An axis works when some product or recurrence (an operator with FLOPs) is cut over it. Planned for a made-up device (eager.toml) whose links are
@@ -50,7 +50,7 @@ class HandPins(Pins):
 
 
 def tensor_parallel(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
-    """Per class of nodes: the batch over "data", and over "model" any other factor. A product of a weight is cut along a dim of the weight, any
+    """Per class of nodes: the batch over "data", and over "tensor" any other factor. A product of a weight is cut along a dim of the weight, any
     other product along what its rule allows; only where neither can be (a recurrence), both axes share the batch."""
     from planner.batch import batch_factors
 
@@ -61,15 +61,15 @@ def tensor_parallel(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split
         rule, batch = base.rules[i], factors[i]
         fixed = {batch: ["data"]} if batch and legal(rule, Split.of({batch: ["data"]}), mesh, Limits()) else {}
         kept = []
-        for s in candidates(rule, {"model": mesh["model"]}, Limits(pending=False)):
+        for s in candidates(rule, {"tensor": mesh["tensor"]}, Limits(pending=False)):
             both = Split.of({**fixed, **{f: list(a) for f, a in s.pairs}})
             if not any(f in (batch, PENDING) for f, _ in s.pairs) and legal(rule, both, mesh, Limits()):
                 kept.append(both)
-        working = [s for s in kept if "model" in s.used]
+        working = [s for s in kept if "tensor" in s.used]
         dims = weight_factors(base.graph, i, rule)
-        working = [s for s in working if any("model" in s.axes(f) for f in dims)] or working
+        working = [s for s in working if any("tensor" in s.axes(f) for f in dims)] or working
         if rule.flops and not working and batch:
-            shared = Split.of({batch: ["data", "model"]})
+            shared = Split.of({batch: ["data", "tensor"]})
             working = [shared] if legal(rule, shared, mesh, Limits()) else []
         out[i] = tuple(working if rule.flops and working else kept) or (Split.of(fixed),)
     return out
@@ -84,7 +84,7 @@ class ExchangePins(Pins):
 
 
 def exchanges(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
-    """Per class of nodes whose kernel can exchange with neighbours the split that has it do so over "model", and the batch over "data"; others are free."""
+    """Per class of nodes whose kernel can exchange with neighbours the split that has it do so over "tensor", and the batch over "data"; others are free."""
     from planner.batch import batch_factors
 
     factors = batch_factors(base)
@@ -93,8 +93,8 @@ def exchanges(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]
         inside = next(iter((*rule.paired, *sorted(rule.spatial))), "")
         if base.shared[i] != i or not inside:
             continue
-        both = Split.of({inside: ["model"], **({factors[i]: ["data"]} if factors[i] else {})})
-        usable = [s for s in (both, Split.of({inside: ["model"]})) if legal(rule, s, mesh, Limits())]
+        both = Split.of({inside: ["tensor"], **({factors[i]: ["data"]} if factors[i] else {})})
+        usable = [s for s in (both, Split.of({inside: ["tensor"]})) if legal(rule, s, mesh, Limits())]
         if usable:
             out[i] = (usable[0],)
     return out
@@ -123,7 +123,7 @@ class Attempt:
 def attempts(name: str, devices: int, train: bool, batch: int) -> list[Attempt]:
     """What is tried for a row, in order; the first that differs and leaves no axis idle is used."""
     half = devices // 2
-    wide, tall = {"data": (2,), "model": (half,)}, {"data": (half,), "model": (2,)}
+    wide, tall = {"data": (2,), "tensor": (half,)}, {"data": (half,), "tensor": (2,)}
     if name == "data-parallel":
         return [Attempt(mode="data-parallel")]
     if name == "tensor-parallel":
@@ -134,8 +134,8 @@ def attempts(name: str, devices: int, train: bool, batch: int) -> list[Attempt]:
         techniques = {"zero_stage": 3, "recompute": "block", "microbatches": 2 if batch % (2 * half) == 0 else 1}
         one = {**techniques, "microbatches": 1}
         return [Attempt(pins=Pins(mesh=mesh, techniques=t)) for mesh in (tall, unnamed(half, 2)) for t in (techniques, one)]
-    deep = {"data": (2,), "sequence": (2,), "model": (devices // 4,)}
-    choices: list[Mapping[str, Any]] = [{}, {"mesh": wide}, {"mesh": tall}, {"mesh": {"model": (devices,)}}, {"mesh": deep}]
+    deep = {"data": (2,), "sequence": (2,), "tensor": (devices // 4,)}
+    choices: list[Mapping[str, Any]] = [{}, {"mesh": wide}, {"mesh": tall}, {"mesh": {"tensor": (devices,)}}, {"mesh": deep}]
     if train:
         choices += [{"techniques": {"zero_stage": z}} for z in (1, 2, 3)]
     choices += [{"mesh": unnamed(*sizes)} for sizes in ((2, half), (half, 2), (2, 2, devices // 4))]

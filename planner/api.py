@@ -322,7 +322,7 @@ def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
     more = (f"a --memory-limit above {least}, which the smallest plan takes: the device has {show_bytes(full)} usable"
             if close.cost.memory.total <= full else "hardware with more memory (--hardware)")  # fmt: skip
     return PlanError("P021", f"no plan fits: {least} a device in the smallest plan priced, {limit} usable",
-                     detail=[f"smallest plan: mesh {' x '.join(f'{a} {n}' for a, n in close.plan.mesh)}, optimizer level {close.plan.zero}, recompute {close.plan.recompute}, "
+                     detail=[f"smallest plan: mesh {' x '.join(f'{a} {n}' for a, n in close.plan.mesh)}, ZeRO-{close.plan.zero}, recompute {close.plan.recompute}, "
                              f"{close.plan.microbatches} microbatch{'es' if close.plan.microbatches > 1 else ''}{sent}", heavy],
                      help=help if any(line.startswith("--hardware ") for line in help) else [*help, more], exit_code=NO_PLAN)  # fmt: skip
 

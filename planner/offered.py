@@ -299,7 +299,7 @@ class Offered:
             what = f"stages without a block in common run their forward pass again (recompute=block), pinned is {techniques['recompute']}"
             instead = ["recompute=block"]
         elif level > most:
-            what = f"under {schedule} the optimizer level is at most {most}, pinned is {level}"
+            what = f"under {schedule} the ZeRO stage is at most {most}, pinned is {level}"
             instead = [f"zero={most}", *(f"schedule={s}" for s in SCHEDULES if level <= MOST_LEVEL[s])][:2]
         elif micro == 1:
             what = "they need at least two microbatches, pinned is one"

@@ -19,7 +19,7 @@ def check(mesh: Mapping[str, tuple[int, ...]], techniques: Mapping[str, Any], fo
         raise PlanError("P024", f"pins schedule = {schedule!r} and virtual = {chunks} contradict each other: {INTERLEAVED} stages hold several chunks of blocks, others one",
                         help=["remove one of them"])  # fmt: skip
     if techniques.get("zero_stage") == 0 and "zero_group" in techniques:
-        raise PlanError("P024", f"pins zero_stage = 0 and zero_group = {techniques['zero_group']} contradict each other: at level 0 nothing is shared in groups",
+        raise PlanError("P024", f"pins zero_stage = 0 and zero_group = {techniques['zero_group']} contradict each other: without ZeRO nothing is shared in groups",
                         help=["zero=1 (to 3), or leave zero_group out"])  # fmt: skip
     if techniques.get("zero_stage", 3) != 3 and "fsdp" in mesh:
         sizes = " or ".join(map(str, mesh["fsdp"]))

@@ -33,11 +33,11 @@ from planner.joined import joined
 from planner.meshes import meshes, pinned_mesh
 from planner.mirror import exchanged, mirrored
 from planner.model import Model
-from planner.naming import axis_names, renamed_candidate, renamed_mesh, renamed_space
+from planner.naming import axis_names, renamed_candidate, renamed_mesh, renamed_space, role_named
 from planner.offered import Family
 from planner.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.recall import kept, recalled
-from planner.request import Candidate, Covered, Found, Progress, Request
+from planner.request import TIE, TIE_MEMORY, Candidate, Covered, Found, Progress, Request
 from planner.solvers.elimination import Scratch
 from planner.space import Space, splits_of
 from planner.spaces import Spaces
@@ -206,11 +206,25 @@ class Search(Spaces):
             near = main.smallest()
             if near is not None and near.cost.memory.total <= limit_bytes:
                 best = near  # where memory binds, a solver's work may end before it finds what is known to be there
+        tried = (*fitting, *(c for e in every for c in e.priced if c.cost.memory.total <= limit_bytes and self.value(c) < beaten))
+        best = self._on_fewer_axes(best, tried) if best is not None else None
         best = in_copies(self, best, tuple(c for e in every for c in e.priced), limit_bytes) if best is not None and not self.stopped else best
         best = self._plainest(best) if best is not None else None
         bound, of_all = (min(map(proven, (e for e in every if e.meshes))) for proven in (Explorer.bound, Explorer.bound_of_all))
         of = None if of_all >= bound or limit_bytes >= request.limit_bytes else limit_bytes
         return Reached(best, main, near, bound, of_all, of, self._covered([m for e in every for m in e.meshes]))
+
+    def _on_fewer_axes(self, best: Candidate, others: Sequence[Candidate]) -> Candidate:
+        """The plan, or where two of its axes do the same (data, data2) one on fewer axes that is as fast and as small: what one odd operator gains by a second axis of the batch
+        is less than a tie."""
+        base = self.base(best.plan.microbatches)
+        assert base is not None
+        roles = [role for name in axis_names(base, best.plan, self.request.pins.named).values() if (role := role_named(name))]
+        if len(set(roles)) == len(roles):
+            return best
+        close = (c for c in others if len(c.mesh.axes) < len(best.mesh.axes) and self.value(c) <= (1 + TIE) * self.value(best)
+                 and c.cost.step_time_s <= (1 + TIE) * best.cost.step_time_s and c.cost.memory.total <= (1 + TIE_MEMORY) * best.cost.memory.total)  # fmt: skip
+        return min(close, key=lambda c: c.key(self.request), default=best)
 
     def _covered(self, meshes: Sequence[Mesh]) -> tuple[Covered, ...]:
         """What a bound over these meshes holds for."""

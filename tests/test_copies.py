@@ -158,7 +158,7 @@ def test_gradients_are_reduced_and_weights_gathered_once_for_both() -> None:
     own = {"gradient", "optimizer", "recompute"}
     two, alone = s, replace(s, techniques=small)
     assert bytes_of(two, own) == bytes_of(halved, own) != bytes_of(alone, own)
-    sent, apart = (bytes_of(x, {"forward", "backward"})["all-reduce", ("model",)] for x in (two, alone))
+    sent, apart = (bytes_of(x, {"forward", "backward"})["all-reduce", ("tensor",)] for x in (two, alone))
     assert sent == apart > 0
 
 

@@ -120,8 +120,8 @@ def test_an_axis_without_work_is_idle() -> None:
     graph = model.graph(1)
     plan = strategy.plan_for(graph)
     assert idle_axes(graph, plan) == ()
-    without = {k: Split.of({f: [a for a in axes if a != "model"] for f, axes in s.pairs}) for k, s in plan.splits.items()}
-    assert idle_axes(graph, Plan(plan.mesh, without)) == ("model",)
+    without = {k: Split.of({f: [a for a in axes if a != "tensor"] for f, axes in s.pairs}) for k, s in plan.splits.items()}
+    assert idle_axes(graph, Plan(plan.mesh, without)) == ("tensor",)
 
 
 def test_a_mesh_written_differently_is_the_same_strategy() -> None:
@@ -147,7 +147,7 @@ def test_hand_pinned_tensor_parallelism_cuts_weights() -> None:
     plan = choose(case, model, attempts("tensor-parallel", 8, False, 8)[0]).plan_for(graph)
     products = [n for n in graph.nodes if n.op == "MatMul" and any(x in graph.weights for x in n.inputs)]
     assert len(products) > 4
-    assert all("model" in (*plan.splits[n.id].axes("n"), *plan.splits[n.id].axes("k")) for n in products)
+    assert all("tensor" in (*plan.splits[n.id].axes("n"), *plan.splits[n.id].axes("k")) for n in products)
 
 
 def test_missing_weights_are_written_once_for_both_readers(tmp_path: Path) -> None:

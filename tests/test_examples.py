@@ -36,7 +36,7 @@ def test_a_gpt_learns_and_goes_on_under_another_plan(tmp_path: Path) -> None:
     assert first[0] == pytest.approx(np.log(512), abs=0.1) and first[39] < 3.5
     more = losses(run("train_gpt.py", tmp_path / "gpt", "--steps", "50", "--pin", "dp=2,tp=4"))
     assert min(more) == 40 and max(more) == 49 and more[49] < first[39]
-    assert Strategy.load(tmp_path / "gpt" / "gpt.plan.json").mesh_shape == (("data", 2), ("model", 4))
+    assert Strategy.load(tmp_path / "gpt" / "gpt.plan.json").mesh_shape == (("data", 2), ("tensor", 4))
 
 
 def test_a_resnet_learns_in_half_of_the_memory(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def planned() -> Strategy:
     return planner.plan(LLAMA, devices=8, batch=16, pins="tp=2,dp=4,zero=2,micro=2,recompute=block-keep,tensor=megatron", baselines=False)
 
 
-@pytest.mark.parametrize(("to", "said"), [("megatron", ["recompute"]), ("maxtext", ["recompute", "optimizer level 1"]), ("torchtitan", ["recompute", "positions"]),
+@pytest.mark.parametrize(("to", "said"), [("megatron", ["recompute"]), ("maxtext", ["recompute", "ZeRO-1"]), ("torchtitan", ["recompute", "positions"]),
                                           ("hf", ["recompute", "no style"])])  # fmt: skip
 def test_every_rounding_is_said_and_priced(to: str, said: list[str], planned: Strategy) -> None:
     made = hand_over(planned, LLAMA, to)
@@ -222,16 +222,16 @@ def test_degrees_within_and_between_domains() -> None:
     (megatron, "micro_batch_size: 2\nrecompute_granularity: full\nrecompute_method: block\n", "every block"),
     (megatron, "micro_batch_size: 2\nrampup_batch_size: [32, 32, 1000]\n", "rampup_batch_size"),
     (megatron, "micro_batch_size: 2\npipeline_model_parallel_size: 2\nglobal_batch_size: 64\nuse_megatron_fsdp: true\n"
-               "data_parallel_sharding_strategy: optim_grads_params\n", "level 3 with stages"),
+               "data_parallel_sharding_strategy: optim_grads_params\n", "ZeRO-3 with stages"),
     (torchtitan, "[parallelism]\ndata_parallel_replicate_degree = 2\n", "hybrid sharding"),
     (torchtitan, "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Interleaved1F1B'\n", "interleaved1f1b is priced as plain 1F1B"),
-    (torchtitan, "[parallelism]\npipeline_parallel_degree = 2\nfsdp_reshard_after_forward = 'always'\n", "level 3 with stages"),
+    (torchtitan, "[parallelism]\npipeline_parallel_degree = 2\nfsdp_reshard_after_forward = 'always'\n", "ZeRO-3 with stages"),
     (torchtitan, "[training]\nlocal_batch_size = 4\nglobal_batch_size = 32\n[parallelism]\npipeline_parallel_degree = 2\n", "2 rounds of the pipeline"),
     (torchtitan, "[training]\nlocal_batch_size = 4\n[activation_checkpoint]\nmode = 'selective'\n", "selective recompute (2) is priced as none"),
     (maxtext, "ici_fsdp_parallelism: 4\nici_data_parallelism: 2\n", "hybrid sharding"),
     (maxtext, "ici_fsdp_parallelism: 8\nremat_policy: minimal\n", "remat_policy minimal is priced as none"),
     (maxtext, "ici_tensor_parallelism: 2\nici_tensor_sequence_parallelism: 4\n", "tensor and tensor_sequence"),
-    (maxtext, "ici_fsdp_parallelism: 4\ndcn_pipeline_parallelism: 2\n", "level 3 with stages"),
+    (maxtext, "ici_fsdp_parallelism: 4\ndcn_pipeline_parallelism: 2\n", "ZeRO-3 with stages"),
     (hf, '{"dp_replicate_size": 2, "dp_shard_size": 4}', "hybrid sharding"),
     (hf, '{"tp_plan": "auto"}', "not as the library's plan"), (hf, '{"tp_size": 8, "per_device_train_batch_size": 1}', "no tp_plan by module"),
     (hf, '{"tp_plan": {"lm_head": "colwise"}, "tp_size": 1}', "says nothing where tp_size is 1"),

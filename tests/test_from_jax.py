@@ -137,7 +137,7 @@ def test_a_gpt_trains_under_its_shardings_as_on_one_device(pins: str | None) -> 
         np.testing.assert_allclose(np.asarray(got), np.asarray(w), rtol=1e-3, atol=1e-5)
     specs = {n: str(x.spec) for n, x in where["blocks"].items()}
     if pins and "megatron" in pins:
-        assert "'model'" in specs["up"] and "'model'" in specs["down"] and specs["up"] != specs["down"] and placed["blocks"]["up"].addressable_shards[0].data.shape[0] == LAYERS
+        assert "'tensor'" in specs["up"] and "'tensor'" in specs["down"] and specs["up"] != specs["down"] and placed["blocks"]["up"].addressable_shards[0].data.shape[0] == LAYERS
     if pins and "zero=3" in pins:
         assert "'data'" in specs["up"]
 
@@ -182,7 +182,7 @@ def test_a_flax_gpt_runs_as_on_one_device() -> None:
     agrees(loss, params, ids, labels)
     planned = planner.from_jax(loss, params, ids, labels, devices=8, pins="dp=2,tp=4,tensor=megatron")
     where = planned.in_shardings[0]
-    cut = [x for x in jax.tree.leaves(where) if "model" in str(x.spec)]
+    cut = [x for x in jax.tree.leaves(where) if "tensor" in str(x.spec)]
     assert len(cut) >= 6, "columns and rows of both blocks"
     got, grads = jax.jit(jax.value_and_grad(loss), in_shardings=planned.in_shardings)(jax.device_put(params, where), ids, labels)
     want, want_grads = jax.jit(jax.value_and_grad(loss))(params, ids, labels)

@@ -151,3 +151,21 @@ def test_parameters_cut_over_the_batch_axis_make_it_fsdp() -> None:
 def test_old_names_are_read() -> None:
     assert [role_named(a) for a in ("model", "model2", "tensor", "fsdp", "fsdp2", "data3", "replicated", "stage", "x")] == [
         "tensor", "tensor", "tensor", "data", "data", "data", "", "", ""]  # fmt: skip
+
+
+def test_of_plans_as_fast_and_as_small_the_one_without_a_second_axis_of_its_kind() -> None:
+    request = make_request(devices=16, hardware=None, topology=None)
+    search = Search(Model.open("zoo:gpt2-small,layers=2,seq=64", Workload("train", batch=64), 16), request)
+
+    def best(sizes: dict[str, int]) -> Any:
+        return Explorer(search, "plan", (pinned_mesh(request.topology, sizes),), lambda base, mesh: batch_only(base, mesh.shape), (1,)).run()
+
+    def with_cost(c: Any, **change: Any) -> Any:
+        return dataclasses.replace(c, cost=dataclasses.replace(c.cost, **change))
+
+    two, one = best({"data": 2, "data2": 8}), best({"data": 16})
+    larger = dataclasses.replace(one.cost.memory, activations=one.cost.memory.activations + two.cost.memory.total // 50)
+    assert search._on_fewer_axes(two, [two, one]) is one and search._on_fewer_axes(one, [two, one]) is one
+    assert search._on_fewer_axes(two, [two, with_cost(one, step_time_s=1.002 * two.cost.step_time_s), with_cost(one, memory=larger)]) is two
+    other = planner.plan("zoo:gpt2-small,layers=2", devices=8, batch=64, pins="dp=4,tp=2", baselines=False)
+    assert other.mesh_shape == (("data", 4), ("tensor", 2)), "axes that do different things both stay"

@@ -299,9 +299,9 @@ def test_one_stage_is_no_pipeline(devices: int, pins: str, mesh: dict[str, int])
 
 
 @pytest.mark.parametrize(("options", "says"), [
-    ({}, "each tuned over microbatches, recompute and optimizer level"),
-    ({"pins": "micro=2"}, "each tuned over recompute and optimizer level, with microbatches as pinned"),
-    ({"pins": "micro=2,recompute=block,zero=1"}, "each tuned over optimizer level, with microbatches and recompute as pinned"),
+    ({}, "each tuned over microbatches, recompute and ZeRO stage"),
+    ({"pins": "micro=2"}, "each tuned over recompute and ZeRO stage, with microbatches as pinned"),
+    ({"pins": "micro=2,recompute=block,zero=1"}, "each tuned over ZeRO stage, with microbatches and recompute as pinned"),
     ({"devices": 1, "batch": 2, "pins": "micro=2,recompute=none"}, "with microbatches and recompute as pinned"),
     ({"workload": "infer"}, ""),
 ])  # fmt: skip

@@ -235,4 +235,4 @@ def test_small_words() -> None:
 
 def test_an_optimizer_level_over_no_axis_names_none(gpt: Strategy) -> None:
     bare = replace(gpt, techniques={**gpt.techniques, "zero_stage": 2, "zero_group": []})
-    assert "optimizer level 2 (every axis is one of stages: no effect)" in techniques(bare)
+    assert "ZeRO-2 (every axis is one of stages: no effect)" in techniques(bare)

@@ -203,7 +203,7 @@ def test_a_boundary_is_as_wide_as_its_widest() -> None:
         (RESNET, "pp=4,micro=2,virtual=2", "groups of 4 microbatches, and 2 do not divide"),
         (RESNET, "pp=4,micro=4,virtual=5", "cut into 16 chunks at most, 4 stages of 5 have more\nhelp: virtual=4"),
         (RESNET, "pp=2,dp=2,micro=4,recompute=none", "run their forward pass again"),
-        (RESNET, "pp=2,dp=2,micro=4,zero=3", "optimizer level is at most 2"),
+        (RESNET, "pp=2,dp=2,micro=4,zero=3", "ZeRO stage is at most 2"),
         ("zoo:resnet-tiny,blocks=1", "pp=32,micro=16", "is cut into 16 stages at most"),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_file_says_its_group(tmp_path: Path) -> None:
     strategy.save(tmp_path / "s.json")
     back = Strategy.load(tmp_path / "s.json")
     assert strategy.graph is not None and back.plan_for(strategy.graph) == strategy.plan and back.techniques["zero_group"] == ["data2", "tensor"]
-    assert "optimizer level 2 over data2+tensor" in str(strategy)
+    assert "ZeRO-2 over data2+tensor" in str(strategy)
 
 
 @pytest.mark.parametrize("pins", ["dp=8,zero=1,zero_group=3", "pp=4,dp=2,zero=1,zero_group=4"])

@@ -128,8 +128,9 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> argparse._Arg
     if solver:
         g.add_argument("--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp")
     g.add_argument("--pin", metavar="FILE|LIST",
-                   help="decisions to respect: a TOML file, tp=8,dp=8,micro=2,zero=3,recompute=block, pp=4,schedule=interleaved,virtual=2, "
-                        "offload=optimizer+parameters, bucket=25MB, copies=2, or `annotated`: those in the ONNX")
+                   help="decisions to respect: a TOML file, `annotated` (those in the ONNX), or a list such as tp=4,pp=2,vpp=2,micro=16 of: tp, dp, ddp, fsdp (ZeRO-3 over so "
+                        "many), pp stages, vpp chunks a stage (interleaved), cp (context), ep (experts), sp=on (Megatron's, with tp), zero=0..3, micro, "
+                        "recompute=none|selective|full, schedule, offload=optimizer+parameters, bucket=25MB, copies=2 (docs/modes.md)")  # fmt: skip
     g.add_argument("--objective", default="step", metavar="WHAT", help="step (time, default) or memory; of serving: throughput (default), ttft or tpot")
     g.add_argument("--time-limit", type=seconds, metavar="S", help="seconds; the best plan so far is returned")
     g.add_argument("--seed", type=int, default=0, metavar="N")

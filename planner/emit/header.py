@@ -25,7 +25,7 @@ def header(strategy: Strategy, backend: str) -> str:
              f"emitted by meshwright."]  # fmt: skip
     lines += ["", "    python PROGRAM.py --virtual-devices " + f"{strategy.topology['devices']} --steps 3", ""]
     if w["kind"] == "train":
-        lines.append(f"Techniques: optimizer sharding level {t['zero_stage']}, recompute {t['recompute']}, {t['microbatches']} microbatch(es)"
+        lines.append(f"Techniques: ZeRO stage {t['zero_stage']}, recompute {t['recompute']}, {t['microbatches']} microbatch(es)"
                      f"{''.join(f', {words}' for words in offload_words(offload_of(t)))}.")
     lines.append("Comments behind statements name the node and the layout of its result: [b/data, n] is cut over axis data along b; partial: a sum not yet taken.")
     lines.append("Parameters, likewise:")

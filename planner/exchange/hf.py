@@ -44,9 +44,9 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
         rounds.to("experts are not cut apart: data parallel instead", data=rounds.now.replicas, expert=1)
     rounds.usual("transformers")
     if rounds.now.zero == 1:
-        rounds.to("sharded ranks scatter gradients too: optimizer level 2", zero=2)
+        rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero=2)
     if rounds.now.zero == 0 and rounds.now.sequence > 1:
-        rounds.to("context ranks shard parameters: optimizer level 2", zero=2)
+        rounds.to("context ranks shard parameters: ZeRO-2", zero=2)
     rounds.to("tensor parallelism leaves positions whole", positions=False)
     length, rounds.now = rounds.now.length, replace(rounds.now, length=0)
     return [f"rows of {length:,} tokens: the data's to say"] if length else []

@@ -39,9 +39,9 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
         rounds.microbatches("MaxText", s.stage)
         rounds.to("every microbatch runs forward before the first runs backward (GPipe)", schedule="gpipe", virtual=1, zero=min(s.zero, MOST_LEVEL["gpipe"]))
     if rounds.now.zero == 2:
-        rounds.to("gradients are not scattered without parameters: optimizer level 1", zero=1)
+        rounds.to("gradients are not scattered without parameters: ZeRO-1", zero=1)
     if s.zero == 3 and s.data == 1:
-        rounds.to("parameters are sharded over fsdp ranks, and there is one: optimizer level 1", zero=1)
+        rounds.to("parameters are sharded over fsdp ranks, and there is one: ZeRO-1", zero=1)
     if s.sequence > 1 and s.zero < 3:
         unsaid.append("the context axis also shards weights there (logical_axis_rules, embed)")
     return unsaid
@@ -89,7 +89,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     stages = degrees["stage"]
     if stages > 1 and zero == 3:
         zero = MOST_LEVEL["gpipe"]
-        notes.append(f"optimizer level 3 with stages is priced as level {zero}")
+        notes.append(f"ZeRO-3 with stages is priced as ZeRO-{zero}")
     steps = keys.whole(1, "gradient_accumulation_steps")
     batch = _batch(keys, devices, steps)
     micro = steps

@@ -85,7 +85,7 @@ def _level(keys: Keys, stages: int, notes: list[str]) -> int:
     if known[sharding] and not fsdp:
         notes.append("data_parallel_sharding_strategy says nothing without use_megatron_fsdp")
     if level == 3 and stages > 1:
-        notes.append("optimizer level 3 with stages is priced as level 2")
+        notes.append("ZeRO-3 with stages is priced as ZeRO-2")
         return 2
     return level
 

@@ -30,9 +30,9 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
         rounds.to("one chunk of blocks a stage: plain 1F1B", schedule="1f1b", virtual=1)
     level = MOST_LEVEL.get(s.schedule, 2)
     if s.zero == 0 and s.sequence * s.expert > 1:
-        rounds.to(f"context and expert ranks shard parameters: optimizer level {level}", zero=level)
+        rounds.to(f"context and expert ranks shard parameters: ZeRO-{level}", zero=level)
     if s.zero == 1:
-        rounds.to("sharded ranks scatter gradients too: optimizer level 2", zero=level)
+        rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero=level)
     if s.tensor > 1:
         rounds.to("tensor parallelism cuts positions between products", positions=True)
     return [f"{facts.layers} blocks on {s.stage} stages: pipeline_parallel_layers_per_stage says how they are dealt"] if facts.layers % s.stage else []
@@ -101,7 +101,7 @@ def _level(keys: Keys, stages: int, schedule: str, notes: list[str]) -> int:
     level = 3 if word == "always" or (word == "default" and stages == 1) else 2
     if stages > 1 and level > MOST_LEVEL[schedule]:
         if level == 3:
-            notes.append(f"optimizer level 3 with stages is priced as level {MOST_LEVEL[schedule]}")
+            notes.append(f"ZeRO-3 with stages is priced as ZeRO-{MOST_LEVEL[schedule]}")
         return MOST_LEVEL[schedule]
     return level
 

@@ -47,13 +47,13 @@ def tuned_words(row: Mapping[str, Any]) -> str:
 
 
 def tuned_over(strategy: Strategy) -> str:
-    """`each tuned over microbatches, recompute and optimizer level`: of that what no pin decides for baselines, and what there are blocks for."""
+    """`each tuned over microbatches, recompute and ZeRO stage`: of that what no pin decides for baselines, and what there are blocks for."""
     pinned = strategy.provenance.get("pins", {}).get("techniques", {})
     if strategy.workload["kind"] != "train":
         return ""
     level = strategy.topology["devices"] > 1
     every = {"microbatches": "microbatches", "recompute": "recompute"} if strategy.blocks else {"microbatches": "microbatches"}
-    open_ = [word for key, word in every.items() if key not in pinned] + (["optimizer level"] if level else [])
+    open_ = [word for key, word in every.items() if key not in pinned] + (["ZeRO stage"] if level else [])
     kept = [word for key, word in every.items() if key in pinned]
     words = [f"each tuned over {listed(open_)}"] if open_ else []
     return ", ".join([*words, *([f"with {listed(kept)} as pinned"] if kept else [])])

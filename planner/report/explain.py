@@ -76,7 +76,7 @@ def binds(s: Strategy) -> list[str]:
     full = c["memory_per_device_bytes"] / c["memory_limit_bytes"] if c["memory_limit_bytes"] else 0.0
     paid = [f"{stages(s)} pipeline stages"] if stages(s) > 1 else []
     if s.techniques["zero_stage"]:
-        paid.append(f"optimizer level {s.techniques['zero_stage']}")
+        paid.append(f"ZeRO-{s.techniques['zero_stage']}")
     if c["recompute_time_s"]:
         paid.append(f"recompute ({show_time(c['recompute_time_s'])})")
     if s.techniques["microbatches"] > 1:

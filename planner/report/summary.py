@@ -128,9 +128,9 @@ def techniques(strategy: Strategy) -> list[str]:
         part = "" if reached > 0.99 * total or (reached and t.get("cuts")) else f" of {count(reached)} of {count(total)} parameters"
         effect = f"{what}{part} cut" if reached else "no gradient is summed over it that it could cut: no effect"
         over = f" over {'+'.join(t['zero_group'])}" if t["zero_group"] else ""
-        out.append(f"optimizer level {t['zero_stage']}{over} ({effect if over else 'every axis is one of stages: no effect'})")
+        out.append(f"ZeRO-{t['zero_stage']}{over} ({effect if over else 'every axis is one of stages: no effect'})")
     elif strategy.workload["kind"] == "train":
-        out.append("optimizer level 0 (every replica keeps its state)")
+        out.append("no ZeRO (every replica keeps its optimizer state)")
     if t["recompute"] != "none":
         out.append(recompute_words(t))
     out += offload_words(offload_of(t)) + bucket_words(t)
@@ -184,6 +184,8 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
     low, high = c["step_time_range_s"]
     step = [style.bold(show_time(c["step_time_s"])), f"(range {show_time(low)} to {show_time(high)})", f"compute {show_time(c['compute_time_s'])}",
             f"exposed communication {show_time(c['exposed_communication_time_s'])}"]  # fmt: skip
+    if c["exposed_communication_time_s"]:
+        step[3] += " (not overlapped)"
     if c["recompute_time_s"]:
         step[2] += f", {show_time(c['recompute_time_s'])} of it again"
     if c["optimizer_time_s"]:
