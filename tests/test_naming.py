@@ -131,7 +131,7 @@ def test_neighbours_that_one_decision_tells_apart_stay_two_axes() -> None:
 
 
 def test_an_axis_that_cuts_nothing_is_not_called_data() -> None:
-    s = planner.plan("zoo:mlp-tiny", devices=8, batch=1, mode="data-parallel")
+    s = planner.plan("zoo:mlp-tiny", devices=8, batch=1)
     assert [a["name"] for a in s.mesh] == ["replicated"] and s.costs["distinct_work"] == pytest.approx(1 / 8, rel=0.01)
     assert not any(n > 1 for row in s.baselines.values() for a, n in row["mesh"].items() if a == "data")
     one = planner.plan("zoo:mlp-tiny", devices=1, batch=1)
