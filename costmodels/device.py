@@ -187,7 +187,8 @@ def topology_names() -> tuple[str, ...]:
 @cache
 def load_device(name: str) -> Device:
     """A shipped device by name or alias (in any case), or a device file by path. Raises DeviceError with the file and the key."""
-    shipped = name if name in device_names() else aliases().get(name.lower(), "")
+    lower = name.lower()
+    shipped = lower if lower in device_names() else aliases().get(lower, "")
     path = DEVICES / f"{shipped}.toml" if shipped else Path(name)
     try:
         data = read_toml(path)

@@ -180,6 +180,20 @@ def from_json(data: Mapping[str, Any]) -> Topology:
     return Topology(device(data.get("hardware") or data["device"]), levels)
 
 
+OWN = """\
+  name = "mine"
+  kind = "gpu"
+  node_size = 8
+  peak = { bfloat16 = "165 TFLOP/s", float32 = "82 TFLOP/s" }
+  matmul = { flops = [1e9, 1e12], efficiency = [0.4, 0.7] }
+  memory = { capacity = "24 GB", context = "600 MiB", bandwidth = "1008 GB/s", efficiency = 0.8 }
+  kernel = { launch = "4 us" }
+  inner = { bandwidth = "32 GB/s", efficiency = 0.6, latency = "8 us" }
+  outer = { bandwidth = "12.5 GB/s", efficiency = 0.8, latency = "10 us" }
+  host = { bandwidth = "25 GB/s" }"""
+"""A device file with nothing in it that could be left out."""
+
+
 def device(name: str) -> Device:
     """A device by name or file; an unknown one is an error that lists what ships."""
     try:
@@ -189,7 +203,8 @@ def device(name: str) -> Device:
             raise PlanError("P010", f"hardware file {name!r} cannot be used", detail=[str(e)], help=["docs/hardware.md describes the keys and units"]) from e
         names = device_names()
         near = f"{name} is a machine: --topology {name}" if name in topology_names() else did_you_mean(name.lower(), [*names, *aliases()])
-        help = [h for h in (near, f"shipped: {', '.join(names)}") if h]
+        own = "any other device is a file of ten lines, --hardware mine.toml (docs/hardware.md)"
+        help = [h for h in (near, f"shipped: {', '.join(names)}", own if near else f"{own}:\n{OWN}") if h]
         raise PlanError("P010", f"unknown hardware {name!r}", detail=[str(e)], help=help) from e
 
 

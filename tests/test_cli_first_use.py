@@ -207,3 +207,19 @@ def test_show_ends_with_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["show", "s.json"]) == 0
     again = capsys.readouterr()
     assert again.out == made.out and again.err == "next: plan explain s.json · plan emit s.json\n" and again.err.strip() in made.err
+
+
+def test_an_unknown_device_comes_with_the_ten_lines_that_describe_one(capsys: pytest.CaptureFixture[str]) -> None:
+    said = error(capsys, TINY, "--devices", "2", "--hardware", "zx81")
+    lines = [line.strip() for line in said.partition("(docs/hardware.md):\n")[2].splitlines()]
+    assert "error[P010]" in said and len(lines) == 10
+    Path("mine.toml").write_text("\n".join(lines))
+    assert main([TINY, "--devices", "16", "--batch", "16", "--hardware", "mine.toml", "--quiet"]) == 0
+    near = error(capsys, TINY, "--devices", "2", "--hardware", "h100-smx")
+    assert "did you mean 'h100-sxm'?" in near and "mine.toml (docs/hardware.md)" in near and "node_size" not in near
+
+
+@pytest.mark.parametrize(("name", "device"), [("l4", "l4"), ("L40S", "l40s"), ("a10", "a10"), ("rtx-4090", "rtx4090"), ("h20", "h20"), ("gh200", "gh200"), ("gb300", "gb300-nvl72"),
+                                              ("mi325x", "mi325x"), ("mi355x", "mi355x"), ("trn2", "trainium2")])  # fmt: skip
+def test_devices_that_people_have_ship(name: str, device: str) -> None:
+    assert planner.plan(TINY, devices=8, hardware=name, batch=8, baselines=False).topology["device"] == device
