@@ -361,7 +361,7 @@ def test_aliases_are_names_of_one_device() -> None:
 
 
 def test_power_and_prices_are_dated_defaults_and_unknown_ones_are_left_out(shipped: Device) -> None:
-    for key, value, low, high in (("power.device", shipped.watts, 100, 2000), ("price.device", shipped.usd_per_h, 0.5, 50)):
+    for key, value, low, high in (("power.device", shipped.watts, 50, 2000), ("price.device", shipped.usd_per_h, 0.5, 50)):
         assert (key in shipped.sources) == (value is not None), "a figure nobody publishes is no guess of ours"
         assert value is None or low < value < high
     text = describe(shipped)
