@@ -68,7 +68,7 @@ class Case:
     weights: bool = True
 
 
-def hugging_face(kind: str, auto: str = CAUSAL, **settings: Any) -> Callable[[Case], Made]:
+def hugging_face(kind: str, auto: str = CAUSAL, experts: str = "batched_mm", **settings: Any) -> Callable[[Case], Made]:
     """A language model of transformers, from a configuration made small; logits alone come out."""
 
     def build(case: Case) -> Made:
@@ -77,7 +77,7 @@ def hugging_face(kind: str, auto: str = CAUSAL, **settings: Any) -> Callable[[Ca
 
         config = transformers.AutoConfig.for_model(kind, **settings)
         if "expert" in str(settings):
-            config._experts_implementation = "batched_mm" if case.exporter == "dynamo" else "eager"
+            config._experts_implementation = experts
         # What the library picks, but for two that cannot be exported so: TorchScript's fused form, and T5's by dynamo.
         attention = {"attn_implementation": "eager"} if case.exporter == "torchscript" or kind == "t5" else {}
         model = getattr(transformers, auto).from_config(config, **attention)
@@ -405,7 +405,8 @@ CASES = (
     Case("mistral_torchscript_sliding", "Mistral", hugging_face("mistral", **DECODER, sliding_window=8), **TS),
     Case("mixtral_dynamo", "Mixtral", hugging_face("mixtral", **DECODER, num_local_experts=4, num_experts_per_tok=2)),
     Case("mixtral_dynamo_bf16", "Mixtral", hugging_face("mixtral", **DECODER, num_local_experts=4, num_experts_per_tok=2), **BF16),
-    Case("mixtral_torchscript", "Mixtral", hugging_face("mixtral", **DECODER, num_local_experts=4, num_experts_per_tok=2), **TS),
+    Case("mixtral_torchscript", "Mixtral", hugging_face("mixtral", experts="eager", **DECODER, num_local_experts=4, num_experts_per_tok=2), **TS),
+    Case("mixtral_torchscript_batched_mm", "Mixtral", hugging_face("mixtral", **DECODER, num_local_experts=4, num_experts_per_tok=2), **TS),
     Case("deepseek_v3_dynamo", "DeepSeek", hugging_face("deepseek_v3", **DEEPSEEK)),
     Case("qwen3_moe_dynamo_bf16", "Qwen", hugging_face("qwen3_moe", **DECODER, **EXPERTS, head_dim=8), **BF16),
     Case("bert_dynamo_dynamic", "BERT", hugging_face("bert", MLM, **ENCODER), **FREE),
