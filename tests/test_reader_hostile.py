@@ -162,7 +162,14 @@ def test_wrong_operands_are_named() -> None:
 def test_unsupported_operators_are_listed_together() -> None:
     made = model("(float[2,3] x) => (float[2,3] y) { a = NoSuchOp(x) b = AlsoMissing(x) y = Add(a, b) }")
     text = fails(made, "P130", "NoSuchOp", "AlsoMissing", "2 operator(s)")
-    assert "Add" not in text
+    assert "Add" not in text and "write these parts otherwise; export again" in text
+
+
+def test_a_loop_over_experts_is_refused_with_the_export_that_can_be_planned() -> None:
+    made = model("(float[8] x) => (int64[a,b] y) { y = NonZero(x) }")
+    assert "batched_mm" not in fails(made, "P130", "NonZero", "run-time data", "export again")
+    made.graph.node[0].name = "/model/layers.0/mlp/experts/NonZero"
+    fails(made, "P130", "NonZero", "batched_mm")
 
 
 def test_custom_operator_with_declared_shape_is_kept() -> None:

@@ -258,7 +258,10 @@ class Lowering:
         if self.problems:
             shown = self.problems[:40]
             more = [f"... and {len(self.problems) - 40} more"] if len(self.problems) > 40 else []
-            raise PlanError("P130", f"{len(self.problems)} operator(s) of the model cannot be planned", detail=[*shown, *more])
+            looped = any(problem.startswith("NonZero") and "expert" in problem for problem in self.problems)
+            remedy = 'set config._experts_implementation = "batched_mm" before the model is made (a loop depends on data)' if looped else "write these parts otherwise"
+            what = f"{len(self.problems)} operator(s) of the model cannot be planned"
+            raise PlanError("P130", what, detail=[*shown, *more], help=[f"{remedy}; export again (docs/exporting.md)"])
 
 
 def _kind(node: Statement) -> str:
