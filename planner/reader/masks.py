@@ -87,7 +87,23 @@ class Masks:
             self.kinds[key] = self._kind(name, s, t)
         return self.kinds[key]
 
+    def _learned(self, name: str) -> bool:
+        """Whether a mask is made of a parameter, such as a table of relative positions: zeros in it are where training starts."""
+        draft, left, seen = self.draft, [name], {name}
+        while left:
+            top = left.pop()
+            if draft.is_leaf(top) and draft.is_float(top) and draft.records.named(top):
+                return True
+            op = draft.maker.get(top)
+            for i in op.inputs if op is not None else ():
+                if i and i not in seen:
+                    seen.add(i)
+                    left.append(i)
+        return False
+
     def _kind(self, name: str, s: int, t: int) -> str:
+        if self.draft.is_float(name) and self._learned(name):
+            return ""
         if (fast := self._compared(name, s, t)) is not None:
             return fast
         value = self.small(name)

@@ -56,6 +56,10 @@ class Records:
             return kind == "PARAMETER"
         return "/" not in name and ":" not in name and _LEARNED.fullmatch(name.rpartition(".")[2]) is not None
 
+    def named(self, name: str) -> bool:
+        """Whether a leaf may be a parameter for all that is known: by its record or its name, or since a module holds it and nothing says that it is a buffer."""
+        return self.learned(name) or ("." in name and ":" not in name and "/" not in name and not self.buffer(name))
+
     def buffer(self, name: str) -> bool:
         """Whether the file says that a leaf is no parameter."""
         return self.kinds.get(name, "PARAMETER") != "PARAMETER"
