@@ -86,6 +86,25 @@ def test_buffers_of_stages_have_names_of_their_own() -> None:
     assert list(_keys([kinds[0]])) == ["stage weights"] and list(_keys([kinds[1], kinds[0]])) == ["stage weights pending data", "stage weights"]
 
 
+def test_frequencies_of_rotary_angles_are_not_rounded(tmp_path: Path) -> None:
+    """A stored `inv_freq` was a weight, and so in bfloat16, in which the positions 4,001 and 4,000 are one."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [16, 4, 32]) for name in "xy")
+    stored = {"positions": np.arange(3999, 4003, dtype=np.float32).reshape(4, 1), "m.rotary_emb.inv_freq": np.linspace(0.1, 1, 32, dtype=np.float32).reshape(1, 32),
+              "m.proj.weight": np.ones((32, 32), np.float32)}
+    nodes = [helper.make_node("Mul", ["positions", "m.rotary_emb.inv_freq"], ["a"]), helper.make_node("Cos", ["a"], ["c"]),
+             helper.make_node("MatMul", ["x", "m.proj.weight"], ["h"]), helper.make_node("Mul", ["h", "c"], ["y"])]  # fmt: skip
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(v, k) for k, v in stored.items()])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "m.onnx")
+    made = program(plan(str(tmp_path / "m.onnx"), "dp=8", loss="mse"), str(tmp_path / "m.onnx"))
+    assert "FROZEN = {}" in made.text and "jnp.float32)" in made.text and "astype(COMPUTE)" in made.text
+    angles = np.cos(stored["positions"] * stored["m.rotary_emb.inv_freq"])
+    table = load_program(made, compute="bfloat16").C0 if not made.constants else made.constants["c0"]
+    np.testing.assert_allclose(np.asarray(table), angles, atol=1e-6)
+
+
 # --- attention in blocks of queries
 
 

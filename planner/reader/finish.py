@@ -98,7 +98,7 @@ def _fold_rest(draft: Draft, trainable: set[str]) -> None:
     """Float tables that turned out to be no parameters: small operations on them alone are done now (Expand is left lazy)."""
     known: set[str] = set(draft.values) - trainable
     for name, ref in draft.refs.items():
-        if ref.kind == "inline" and name not in trainable and not named(name) and math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
+        if ref.kind == "inline" and name not in trainable and not _of_the_model(name) and math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
             known.add(name)
     kept: list[Op] = []
     for op in draft.ops:
@@ -111,6 +111,12 @@ def _fold_rest(draft: Draft, trainable: set[str]) -> None:
                 continue
         kept.append(op)
     draft.ops = kept
+
+
+def _of_the_model(name: str) -> bool:
+    """Whether a leaf that is not trained is a weight by its name. Frequencies of rotary angles are none: as constants they and the angles stay float32, where a program that
+    computes in bfloat16 would round its weights, and with them position 4,001 to 4,000."""
+    return named(name) and not name.endswith("inv_freq")
 
 
 def _roles(draft: Draft, trainable: set[str]) -> tuple[dict[str, WeightRef], dict[str, np.ndarray]]:
@@ -128,7 +134,7 @@ def _roles(draft: Draft, trainable: set[str]) -> tuple[dict[str, WeightRef], dic
         ref = draft.refs.get(name)
         if ref is None:
             constants[name] = draft.values[name]
-        elif name in trainable or state or ref.kind != "inline" or named(name):
+        elif name in trainable or state or ref.kind != "inline" or _of_the_model(name):
             weights[name] = ref
         elif math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
             array = ref_array(ref, name)
