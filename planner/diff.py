@@ -5,10 +5,11 @@ A cause is something that differs *before* any search ran; a plan that differs w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.dialects import axis_meant
 from planner.strategy import Strategy
 
 SHAPING = ("kind", "batch", "dims", "shapes", "training")
@@ -79,6 +80,7 @@ class Diff:
 
 def compare(a: Strategy, b: Strategy) -> Diff:
     """Compare two strategies."""
+    a, b = _named_now(a), _named_now(b)
     changes = [*_model(a, b), *_table("workload", a.workload, b.workload), *_machine(a, b), *_cost_model(a, b)]
     if a.solver["name"] != b.solver["name"] and not {a.solver["name"], b.solver["name"]} & set(GIVEN):
         changes.append(Change("solver", "name", a.solver["name"], b.solver["name"]))
@@ -90,6 +92,24 @@ def compare(a: Strategy, b: Strategy) -> Diff:
     changes += _layouts(a, b)
     return Diff((str(a.model["name"]), str(b.model["name"])), tuple(changes), tuple(figures(a.costs, b.costs)),
                 (_range(a), _range(b)))  # fmt: skip
+
+
+def _named_now(s: Strategy) -> Strategy:
+    """The strategy with its axes in today's names: files of before say `model` for `tensor`."""
+    names = {str(a["name"]): axis_meant(str(a["name"])) for a in s.mesh}
+    if all(old == new for old, new in names.items()) or len(set(names.values())) < len(names):
+        return s
+
+    def now(axes: Sequence[str]) -> list[str]:
+        return [names.get(a, a) for a in axes]
+
+    def tensor(row: Mapping[str, Any]) -> dict[str, Any]:
+        zero = {"zero": {**row["zero"], "axes": now(row["zero"]["axes"])}} if "zero" in row else {}
+        return {**row, "layout": [now(axes) for axes in row["layout"]], **zero}
+
+    return replace(s, mesh=tuple({**a, "name": names[a["name"]]} for a in s.mesh), techniques={**s.techniques, "zero_group": now(s.techniques["zero_group"])},
+                   nodes={n: {**row, "split": {f: now(axes) for f, axes in row["split"].items()}} for n, row in s.nodes.items()},
+                   tensors={n: tensor(row) for n, row in s.tensors.items()})  # fmt: skip
 
 
 def _range(s: Strategy) -> tuple[float, float]:

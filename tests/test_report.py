@@ -236,3 +236,16 @@ def test_small_words() -> None:
 def test_an_optimizer_level_over_no_axis_names_none(gpt: Strategy) -> None:
     bare = replace(gpt, techniques={**gpt.techniques, "zero_stage": 2, "zero_group": []})
     assert "ZeRO-2 (every axis is one of stages: no effect)" in techniques(bare)
+
+
+def test_a_file_from_before_axes_were_called_tensor_differs_in_nothing(gpt: Strategy) -> None:
+    """`model` is what `tensor` was called; the golden file is such a one."""
+    assert [a["name"] for a in gpt.mesh] == ["data", "model"]
+
+    def called(name: str) -> Strategy:
+        return Strategy.from_dict(json.loads(re.sub(r'"model"(?=\s*\])|(?<="name": )"model"', f'"{name}"', gpt.to_json())), name)
+
+    now, other = called("tensor"), called("x")
+    assert now.mesh_shape == (("data", 2), ("tensor", 4)) and now.nodes != gpt.nodes and now.tensors != gpt.tensors
+    assert not compare(gpt, now).changes and not compare(now, gpt).changes
+    assert any(c.section == "mesh" for c in compare(gpt, other).changes)
