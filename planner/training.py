@@ -50,6 +50,8 @@ def add_loss(graph: Graph, loss: str = "", logits: str = "", shift_labels: bool 
                         help=[did_you_mean(logits, graph.outputs) or "--logits with one of the outputs above"])  # fmt: skip
     loss = ALIASES.get(loss, loss) or default_loss(graph, logits)
     source = graph.tensors[logits or graph.outputs[0]]
+    if not source.elements:
+        raise PlanError("P033", f"output {source.name!r} of shape {list(source.shape)} has no elements: there is nothing to train on", help=["--logits with another output"])
     if loss != "cross_entropy" and (shift_labels or ignore_index is not None):
         option = "--shift-labels" if shift_labels else "--ignore-index"
         raise PlanError("P033", f"{option} is for cross_entropy; the loss is {loss}", help=["--loss cross_entropy"])

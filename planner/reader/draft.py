@@ -189,6 +189,8 @@ class Draft:
         for shape, _ in found:
             if len(shape) > MOST_DIMS:
                 raise ShapeError(f"a tensor with {len(shape)} dims")
+            if min(shape, default=0) < 0:
+                raise ShapeError(f"a tensor of shape {list(shape)}")
             if math.prod(shape) > MOST_ELEMENTS:
                 raise ShapeError(f"a tensor of shape {list(shape)} has {math.prod(shape)} elements, which no device memory holds")
         if all(i in self.values and i not in self.keep_floats for i in inputs if i):

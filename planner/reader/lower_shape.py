@@ -158,6 +158,9 @@ def _pad(call: Call) -> None:
         pads = full
     if len(pads) != 2 * rank:
         raise ShapeError(f"{len(pads)} pads for shape {list(shape)}")
+    left = [n + pads[k] + pads[rank + k] for k, n in enumerate(shape)]
+    if min(left, default=0) < 0:
+        raise ShapeError(f"pads {pads} make {left} of {list(shape)}")
     x = call.arg(0)
     crop = [(k, max(0, -pads[k]), shape[k] + min(0, pads[rank + k])) for k in range(rank) if pads[k] < 0 or pads[rank + k] < 0]
     if crop:

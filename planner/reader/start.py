@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import PlanError
+from planner.findings import Finding
 from planner.graph import DTYPE_BYTES, FLOATS, WeightRef
 from planner.reader.call import Frame
 from planner.reader.check import Checked
@@ -20,6 +21,9 @@ from planner.reader.infer import Type
 from planner.reader.lower import Lowering
 from planner.reader.records import Records
 from planner.reader.tensors import check_tensor, input_type
+
+SHOWN = 3
+"""Tensors that a finding names."""
 
 
 def start(
@@ -40,7 +44,8 @@ def start(
     options: dict[str, Any] = {"batch": batch, "tokens_per_step": tokens_per_step, "devices": devices}
     bound = bind(graph, dims=dims or {}, shapes=shapes or {}, direct=direct, carriers=carriers, **options)
     draft = Draft(name=name, dims=bound.dims, notes=list(bound.notes), records=Records.of(graph))
-    lowering = Lowering(draft, checked.functions, _declared(graph, bound))
+    declared = _declared(graph, bound)
+    lowering = Lowering(draft, checked.functions, declared)
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in checked.model.opset_import}
     frame = Frame({}, opsets)
     for input_, type_ in bound.inputs.items():
@@ -70,6 +75,8 @@ def start(
         others = {k: v for k, v in (dims or {}).items() if k != "batch"}
         start(checked, folder, name, batch=1, dims=others, shapes=shapes, tokens_per_step=None, devices=1)  # a fault of the file itself?
         raise refused(error) from None
+    if bound.exported in (None, bound.lowered) and (false := _otherwise(declared, draft, frame)):
+        draft.notes.append(Finding("note", false))
     draft.forget()
     _name_outputs(draft, [o.name for o in graph.output], frame)
     return draft, bound
@@ -89,6 +96,14 @@ def _declared(graph: Any, bound: Bound) -> dict[str, Type]:
         if min(dims, default=0) >= 0:
             found[value.name] = (tuple(dims), dtype)
     return found
+
+
+def _otherwise(declared: Mapping[str, Type], draft: Draft, frame: Frame) -> str:
+    """Tensors whose declared shape is not what their operators make of the inputs, in words; "" where all agree."""
+    made = {name: draft.types[found] for name in declared if (found := frame.env.get(name)) in draft.types}
+    false = [f"{name!r} is declared {list(declared[name][0])} and made {list(type_[0])}" for name, type_ in made.items() if type_[0] != declared[name][0]]
+    more = f", and {len(false) - SHOWN} more" if len(false) > SHOWN else ""
+    return f"the file contradicts itself: {'; '.join(false[:SHOWN])}{more}; planned as made" if false else ""
 
 
 def _add_stored(lowering: Lowering, frame: Frame, bound: Bound, name: str, type_: Type, ref: WeightRef) -> None:
