@@ -206,6 +206,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt as e:  # its text: what is left, where a verb says so
             print(f"\ninterrupted: {e or 'nothing was written'}", file=sys.stderr)
             return INTERRUPTED
+        except OSError as e:  # what the system says of a file that was named (too long a name, a disk that is full), or of the stream that a result goes to
+            if os.environ.get("MESHWRIGHT_DEBUG"):
+                raise
+            if e.filename is None:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left for it would fail once more at the end
+            what = f"{str(e.filename)!r} cannot be used" if e.filename is not None else "a file or stream cannot be used"
+            return _failed(PlanError("P006", f"{what}: {e.strerror or e}", help=["another file or folder, or room on the disk"]))
         except Exception as e:  # nobody meant it to be raised: a fault of this program, reported as one
             if os.environ.get("MESHWRIGHT_DEBUG"):
                 raise

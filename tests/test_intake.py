@@ -172,3 +172,28 @@ def test_a_strategy_of_an_earlier_version_may_lack_what_was_added_since(text: st
     del data["assumptions"], data["provenance"], data["details"], data["workload"]["shapes"], data["techniques"]["copies"]
     (tmp_path / "s.json").write_text(json.dumps(data))
     assert files.load(tmp_path / "s.json") == Strategy.load(tmp_path / "s.json")
+
+
+LONG = "a" * 300
+REFUSED = [["zoo:mlp-tiny", "--devices", "2", "-o", f"{LONG}.json"], [f"{LONG}.onnx", "--devices", "2"], ["zoo:mlp-tiny", "--devices", "2", "--cache", LONG],
+           ["zoo:mlp-tiny", "--devices", "2", "--emit", f"{LONG}.py"], ["show", LONG], ["zoo:mlp-tiny", "--devices", "2", "--pin", LONG]]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=lambda w: " ".join(w)[:40])
+def test_a_name_that_the_system_refuses_is_no_mistake_of_the_planner(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MESHWRIGHT_DEBUG")
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(("error[P006]", "error[P001]", "error[P054]", "error[P020]", "error[P101]")), err
+
+
+def test_a_full_disk_is_told_in_one_line(text: str, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    (tmp_path / "s.json").write_text(text)
+    environment = {k: v for k, v in os.environ.items() if k != "MESHWRIGHT_DEBUG"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "planner.cli", "show", "s.json"], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+                              env=environment | {"PYTHONPATH": str(Path(__file__).parents[1])})  # fmt: skip
+    assert done.returncode == 2 and done.stderr.startswith("error[P006]: a file or stream cannot be used: No space left on device") and "Exception" not in done.stderr

@@ -497,3 +497,26 @@ def test_servers_end_with_the_job_and_their_failure_ends_it(tmp_path: Path) -> N
     supervise([process(0, "print('done')")], {}, 60, lambda _: None, servers=[forever])
     with pytest.raises(PlanError, match="server 0 failed with exit code 3"):
         supervise([process(1, "import time; time.sleep(600)")], {}, 60, lambda _: None, servers=[process(0, "import sys; sys.exit(3)", "server")])
+
+
+def test_a_model_with_a_hostile_name_makes_plain_files(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Of a file's name only what shells, YAML and ConfigMaps take as it is comes into names."""
+    import onnx
+    import yaml
+
+    import models_zoo
+
+    monkeypatch.chdir(tmp_path)
+    file = "ü $(touch pwned)'; x\".onnx"
+    onnx.save(models_zoo.build("zoo:mlp-tiny"), file)
+    planner.plan(file, devices=16, batch=16, baselines=False).save("s.json")
+    for to in (["slurm"], ["mpirun"], ["kubernetes", "--image", "i", "--volume", "v"]):
+        assert main(["launch", "s.json", "--model", file, "--to", *to, "-o", "d e", "--", "--steps", "3", "--checkpoints", "a b'$(touch pwned)"]) == 0
+    assert "next: cd 'd e' && sbatch job.sbatch" in capsys.readouterr().err
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", p.name) for p in (tmp_path / "d e").iterdir())
+    for script in ("job.sbatch", "mpirun.sh"):
+        assert subprocess.run(["bash", "-n", script], cwd=tmp_path / "d e", check=False).returncode == 0
+    *_, made = yaml.safe_load_all((tmp_path / "d e" / "job.yaml").read_text())
+    check_manifest(made)
+    command = made["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert re.fullmatch(r"/program/[A-Za-z0-9._-]+\.py", command[1]) and command[-1] == "a b'$$(touch pwned)"

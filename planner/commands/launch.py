@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shlex
 import socket
 import sys
@@ -76,7 +77,8 @@ def make_job(args: argparse.Namespace, strategy: Strategy, path: str | Path, pro
     source = files.model_of(strategy, path, args.model)
     name, devices = files.stem(source), int(strategy.topology["devices"])
     folder = folder_of(args, source)
-    program = folder / f"{name.replace('-', '_')}{f'_{devices}' * several}.py"
+    plain = re.sub(r"[^A-Za-z0-9_.]+", "_", name).lstrip(".") or "program"  # a key of a ConfigMap, and a word of scripts
+    program = folder / f"{plain}{f'_{devices}' * several}.py"
     write_program(strategy, source, program, args.backend, False, args.force)
     own = () if source.startswith("zoo:") or "--model-folder" in args.arguments else ("--model-folder", str(Path(source).resolve().parent))
     return Job(name, program, str(strategy.topology["device"]), devices, processes, bool(args.cpu or args.local), (*own, *args.arguments))
@@ -163,7 +165,8 @@ def write(jobs: Sequence[Job], args: argparse.Namespace, strategy: Strategy, hos
     for file, text in made.items():
         write_atomically(job.program.parent / file, text)
     first = job.program.parent / next(iter(made))
-    how = {"slurm": f"cd {job.program.parent} && sbatch {first.name}", "mpirun": f"bash {first}"}.get(args.to, f"kubectl apply -f {first}")
+    folder, file = shlex.quote(str(job.program.parent)), shlex.quote(str(first))
+    how = {"slurm": f"cd {folder} && sbatch {first.name}", "mpirun": f"bash {file}"}.get(args.to, f"kubectl apply -f {file}")
     console.say(f"wrote {', '.join(str(j.program) for j in jobs)}, {', '.join(str(job.program.parent / f) for f in made)}   next: {how}")
     return 0
 

@@ -243,7 +243,8 @@ def join(coordinator: str, nodes: int, program: str, timeout_s: float, host: str
         answer = json.loads(line)
     except (OSError, ValueError) as e:
         wire.close()
-        raise PlanError("P203", f"{coordinator} did not give this node a rank: {e}", help=["start all nodes within --timeout of each other"]) from e
+        help = ["start all nodes within --timeout of each other", "another port, where something else listens at this one"]
+        raise PlanError("P203", f"{coordinator} did not give this node a rank: {e}", help=help) from e
     if "refused" in answer:
         wire.close()
         raise PlanError("P203", f"this node ({host}) has no place in the job: {answer['refused']}", help=[f"the same command on {nodes} nodes, within --timeout of each other"])
