@@ -14,7 +14,7 @@ from planner.graph import Graph
 from planner.reader import read_model
 from planner.weights import load
 from tests.canonical_onnx import difference, run, to_onnx
-from tests.reader_models import model, ops, rand
+from tests.reader_models import model, ops, rand, same
 
 F = np.float32
 
@@ -196,3 +196,31 @@ def test_faults_of_the_file_are_told_before_faults_of_the_batch() -> None:
     with pytest.raises(PlanError) as caught:
         read_model(made, batch=4)
     assert caught.value.code == "P115"
+
+
+WRITES = {
+    "rows of the first dim": (
+        "t = Transpose <perm = [2, 1, 0]> (x) u = Transpose <perm = [2, 1, 0]> (z) w = ScatterND (t, i, u) y = Transpose <perm = [2, 1, 0]> (w)", [[4], [0], [2]]),
+    "all rows": ("t = Transpose <perm = [2, 1, 0]> (z) u = Neg(t) w = ScatterND (t, i, u) y0 = Transpose <perm = [2, 1, 0]> (w) y = Concat <axis = 2> (y0, z)", [[2], [0], [1]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_slices_written_at_known_places_let_the_batch_grow(name: str) -> None:
+    text, places = WRITES[name]
+    made = model(f"(float[2,3,6] x, float[2,3,3] z) => (float[2,3,6] y) {{ {text} }}", i=np.array(places))
+    graph = same(made, {"x": rand(2, 3, 6), "z": rand(2, 3, 3)})
+    assert not any(n.op == "ScatterND" for n in graph.nodes)
+    again = read_model(made, batch=5)
+    assert again.tensors["y"].shape == (5, 3, 6)
+
+
+def test_elements_written_along_the_last_dim_let_the_batch_grow() -> None:
+    grid = np.stack(np.meshgrid(np.arange(2), np.arange(3), np.array([5, 1]), indexing="ij"), -1)
+    made = model("(float[2,3,6] x, float[2,3,2] z) => (float[2,3,6] y) { y = ScatterND (x, i, z) }", i=grid)
+    assert "ScatterND" not in [n.op for n in same(made, {"x": rand(2, 3, 6), "z": rand(2, 3, 2)}).nodes]
+    assert read_model(made, batch=4).tensors["y"].shape == (4, 3, 6)
+    crossed = grid.copy()
+    crossed[0, 0, :, 2] = [1, 5]
+    kept = model("(float[2,3,6] x, float[2,3,2] z) => (float[2,3,6] y) { y = ScatterND (x, i, z) }", i=crossed)
+    assert "ScatterND" in [n.op for n in same(kept, {"x": rand(2, 3, 6), "z": rand(2, 3, 2)}).nodes]

@@ -118,7 +118,44 @@ def _scatter_elements(call: Call) -> None:
 
 
 def _scatter_nd(call: Call) -> None:
+    if call.attr("reduction", "none") == "none" and (found := _along(call)) is not None:
+        _written(call, *found)
+        return
     call.result("ScatterND", call.inputs[:3], {"reduction": call.attr("reduction", "none")})
+
+
+def _along(call: Call) -> tuple[int, np.ndarray] | None:
+    """(axis, places) where a ScatterND writes whole slices at known places of one dim: the first, or (indices of every element) the last."""
+    shape, indices = call.shape(), call.draft.value(call.arg(1))
+    if indices is None or not shape or not indices.size or (call.draft.value(call.arg(0)) is not None and call.draft.value(call.arg(2)) is not None):
+        return None
+    depth = indices.shape[-1]
+    if depth == 1 and indices.ndim == 2:
+        axis, places = 0, indices[:, 0]
+    elif depth == len(shape) and indices.shape[:-2] == shape[:-1]:
+        axis, places = len(shape) - 1, indices.reshape(-1, indices.shape[-2], depth)[0, :, -1]
+        grid = np.stack(np.meshgrid(*(np.arange(n) for n in shape[:-1]), places, indexing="ij"), -1)
+        if not np.array_equal(grid, indices):
+            return None
+    else:
+        return None
+    places = np.where(places < 0, places + shape[axis], places)
+    inside = bool(((places >= 0) & (places < shape[axis])).all())
+    return (axis, places) if inside and len(np.unique(places)) == len(places) else None
+
+
+def _written(call: Call, axis: int, places: np.ndarray) -> None:
+    """Slices of one dim replaced: the others stay, each where it was, so that any other dim may grow."""
+    shape, count = call.shape(), len(places)
+    whole = [n for n in range(shape[axis]) if n not in set(places.tolist())]
+    rest = call.emit("Gather", [call.arg(0), call.constant(np.asarray(whole, np.int64), "kept")], {"axis": axis}) if whole else ""
+    parts = [call.arg(2), *([rest] if rest else [])]
+    joined = call.emit("Concat", parts, {"axis": axis}) if rest else call.arg(2)
+    order = np.argsort(np.concatenate([places, np.asarray(whole, places.dtype)]))
+    if count > 1 or rest:
+        call.result("Gather", [joined, call.constant(order, "order")], {"axis": axis})
+    else:
+        call.bind(joined)
 
 
 def _shape_of(call: Call) -> None:
