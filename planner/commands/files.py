@@ -37,6 +37,11 @@ NEEDED = {
 """Keys of each table that commands rely on. Others may be missing, as they are in files of earlier versions; of the right type they must be where they are."""
 WIDER = {"payload_bytes": float, "memory_range_bytes": list[float], "status": str}
 """Keys that earlier versions wrote with a wider type."""
+_PROVENANCE: dict[str, Any] = {
+    "source": str, "search_s": float, "read_s": float, "cost_model": str, "decisions": str, "pins": dict[str, Any], "objective": str, "mode": str, "date": str, "tool": str,
+    "incremental": dict[str, Any], "tables": dict[str, int], "cache_faults": list[str],
+}  # fmt: skip
+"""What commands read of a part whose other keys are anybody's."""
 MOST_DEVICES, MOST_SIZE = 2**24, 2**62
 """Of a machine, and of anything else that is counted: beyond them nothing is priced in sensible time or exactly."""
 
@@ -54,7 +59,7 @@ def load(path: str | Path) -> Strategy:
 
 def checked(strategy: Strategy, path: str | Path) -> Strategy:
     """A strategy that was read from a file, refused where its content has not the types of one."""
-    wrong = mismatch(_content(strategy), StrategyFile) or impossible(strategy)
+    wrong = mismatch(_content(strategy), StrategyFile) or _origin(strategy.provenance) or impossible(strategy)
     if wrong:
         raise PlanError("P057", f"{path} is not a usable strategy: {wrong}", help=["plan again, or undo the last edit of the file"])
     return strategy
@@ -102,6 +107,10 @@ def _endless(value: Any, where: str) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"{where} is {value}"
     return f"{where} is {str(value)[:20]}..., which is too large" if isinstance(value, int) and abs(value) > MOST_SIZE else ""
+
+
+def _origin(provenance: Mapping[str, Any]) -> str:
+    return next((m for k, kind in _PROVENANCE.items() if k in provenance and (m := mismatch(provenance[k], kind, f"provenance.{k}"))), "")
 
 
 @cache
