@@ -120,6 +120,8 @@ class Explorer:
                 heapq.heappush(self.open, leaf)
                 break
             if leaf.stage == UNSEEN:
+                if self.search.progress and self.pinned:
+                    self.search.looking(self.meshes[leaf.mesh], len(self._first) + 1, len(self.meshes))
                 self._expand(leaf.mesh)
                 continue
             if leaf.stage == PRICED:

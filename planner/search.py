@@ -84,6 +84,7 @@ class Search(Spaces):
         self.scratch = Scratch()
         self._details: dict[int, tuple[Candidate, Space, tuple[int, ...], Problem]] = {}  # by id; the candidate is kept, so that ids stay unique
         self._best: Candidate | None = None
+        self._at = "search"
         self._bounds: dict[int, float] = {}  # by id of an explorer
 
     def run(self, *, how_close: bool = True) -> Found:
@@ -401,7 +402,7 @@ class Search(Spaces):
         """Tell the caller about a better plan that may be the answer. pinned: it respects the user's pins and mode."""
         if self.progress and (pinned or self.offered.free) and (self._best is None or self.value(candidate) < self.value(self._best)):
             self._best = candidate
-            self.progress("search", candidate.cost.step_time_s, self._bound)
+            self.progress(self._at, candidate.cost.step_time_s, self._bound)
 
     # --- solving and pricing ------------------------------------------------------------------------------------------------------------------
 
@@ -428,11 +429,17 @@ class Search(Spaces):
         """A solver's bound in seconds, less what rounding to whole units may have added."""
         return max(0.0, ((solution.bound or 0.0) - 0.5 * (len(problem.cost) + len(problem.edges))) * unit_s)
 
+    def looking(self, mesh: Mesh, number: int, of: int) -> None:
+        """Which mesh is looked at now, for those who watch."""
+        self._at = f"mesh {number} of {of} ({' x '.join(f'{name} {size}' for name, size in mesh.shape if size > 1) or 'one device'})"
+        if self.progress and self._best is not None:
+            self.progress(self._at, self._best.cost.step_time_s, self._bound)
+
     def bounded(self, bound_s: float, family: Explorer) -> None:
         """What a family has proven, for those who watch: no plan of it is below."""
         self._bounds[id(family)] = bound_s
         if self.progress and self._best is not None:
-            self.progress("search", self._best.cost.step_time_s, self._bound)
+            self.progress(self._at, self._best.cost.step_time_s, self._bound)
 
     @property
     def _bound(self) -> float | None:

@@ -156,3 +156,34 @@ def test_compare_keeps_it_on_the_row_where_there_is_room(gpt: Strategy) -> None:
     from planner.report.tables import comparison
 
     assert any(line.startswith("dp ") and line.endswith("data 2 x model 4") for line in comparison([("dp", gpt)], 140, False).splitlines())
+
+
+def test_beside_tensor_parallelism_the_plain_way_is_named_too(gpt: Strategy) -> None:
+    step = gpt.costs["step_time_s"]
+
+    def words(near: float, plain: float, spread: float) -> str:
+        own = {**gpt.costs, "step_time_range_s": [step * (1 - spread), step * (1 + spread)]}
+        rows = {key: {**gpt.baselines[key], "step_time_s": step * r, "step_time_range_s": [step * r * (1 - spread), step * r * (1 + spread)], "fit": "yes"}
+                for key, r in (("megatron", near), ("zero3", plain), ("replicated", 9.0))}  # fmt: skip
+        return verdict(replace(gpt, costs=own, baselines=rows))
+
+    name = "tensor 4 x data 2"
+    assert f"1.0 % faster than {name} and 7.0 % faster than ZeRO-3, ties within the model's error;" in words(1.01, 1.07, 0.2)
+    assert f"1.0 % faster than {name}, a tie, and 7.0 % faster than ZeRO-3;" in words(1.01, 1.07, 0.05)
+    assert f"10.0 % faster than {name} and 20.0 % faster than ZeRO-3;" in words(1.1, 1.2, 0.01)
+    assert "Run this: 7.0 % faster than ZeRO-3, a tie" in words(1.2, 1.07, 0.2)  # the nearest is the plain way itself
+
+
+def test_the_progress_line_says_which_mesh_of_how_many() -> None:
+    from planner.commands.console import Live
+
+    line, seen = Live(False), []
+
+    def watch(stage: str, best_s: float | None, bound_s: float | None) -> None:
+        line.report(stage, best_s, bound_s)
+        seen.append(line.line())
+
+    planner.plan("zoo:gpt-tiny", devices=8, batch=16, progress=watch, cache=None)
+    numbers = [text.partition("   mesh ")[2].partition(" (")[0] for text in seen if "   mesh " in text]
+    assert numbers and all(0 < int(n) <= int(of) for n, _, of in (text.partition(" of ") for text in numbers))
+    assert any("(data " in text or "(model " in text for text in seen)

@@ -56,14 +56,15 @@ class Live:
         self.shown = shown and sys.stderr.isatty()
         self.interrupted = False
         self._started = time.monotonic()
+        self._stage = ""
         self._best: float | None = None
         self._bound: float | None = None
         self._done = threading.Event()
 
     def report(self, stage: str, best_s: float | None, bound_s: float | None) -> None:
-        """A new incumbent or bound, in seconds."""
+        """A new incumbent or bound, in seconds; stage: what is looked at."""
         self.doing = stage if stage.startswith("compiling") else self.doing
-        self._best, self._bound = best_s, bound_s
+        self._stage, self._best, self._bound = stage, best_s, bound_s
 
     def line(self) -> str:
         """The line as it stands."""
@@ -75,6 +76,8 @@ class Live:
             if self._bound:
                 parts.append(f"bound {show_time(self._bound)}")
                 parts.append(f"gap {max(0.0, 100 * (1 - self._bound / self._best)):.1f} %")
+        if self._stage.startswith("mesh "):
+            parts.append(self._stage)
         return "   ".join(parts)
 
     def _tick(self) -> None:

@@ -17,7 +17,8 @@ from planner.report.words import percent, show_bytes
 if TYPE_CHECKING:
     from planner.strategy import Strategy
 
-TIED = ", a tie within the model's error"
+PLAIN = ("data_parallel", "zero3")
+TIED, TIES = ", a tie within the model's error", ", ties within the model's error"
 ALONE = 1.01
 """Devices' worth of distinct work up to which one device does as well."""
 OFTEN = 2.0
@@ -50,7 +51,12 @@ def beside(s: Strategy) -> str:
     name = baseline_name(key, row)
     if s.solver.get("from") == key:
         return f"it is {name}, and nothing that was searched is faster"
-    return f"{against(own, row)} {name}{_why_slower(s, row)}{TIED if ties(own, row) else ''}"
+    rows = [(name, row)]
+    if key == "megatron" and (plain := {k: r for k, r in fitting.items() if k in PLAIN}):  # what most would run
+        rows += [(baseline_name(k, r), r) for k, r in [min(plain.items(), key=lambda kv: (kv[1]["step_time_s"], kv[0]))]]
+    tied = [ties(own, r) for _, r in rows]
+    said = [f"{against(own, r)} {n}{_why_slower(s, r)}{', a tie,' if t and not all(tied) else ''}" for (n, r), t in zip(rows, tied, strict=True)]
+    return f"{' and '.join(said)}{'' if not all(tied) else TIED if len(rows) == 1 else TIES}".removesuffix(",")
 
 
 def against(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
