@@ -187,3 +187,9 @@ def test_the_progress_line_says_which_mesh_of_how_many() -> None:
     numbers = [text.partition("   mesh ")[2].partition(" (")[0] for text in seen if "   mesh " in text]
     assert numbers and all(0 < int(n) <= int(of) for n, _, of in (text.partition(" of ") for text in numbers))
     assert any("(data " in text or "(model " in text for text in seen)
+
+
+def test_an_incremental_plan_says_so_on_the_first_screen(gpt: Strategy) -> None:
+    kept = {"model": "zoo:gpt-tiny,layers=3", "date": "2026-11-01", "kept": 100, "solved": 10}
+    text = " ".join(summary(replace(gpt, provenance={**gpt.provenance, "incremental": kept}), 100).split())
+    assert "kept the mesh and 100 of 110 operators as planned for gpt-tiny,layers=3" in text and "no other plans looked at (--incremental)" in text

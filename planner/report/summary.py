@@ -99,7 +99,8 @@ def assumed(strategy: Strategy) -> list[str]:
 def _plan(strategy: Strategy, width: int, style: Style) -> list[str]:
     axes = [style.bold(f"{a['name']}={a['size']}") + (f" ({' + '.join(a['levels'])})" if a["levels"] else "") for a in strategy.mesh]
     lines = labelled("mesh", axes, width, style)
-    return lines + labelled("method", techniques(strategy), width, style)
+    lines += labelled("method", techniques(strategy), width, style)
+    return lines + (labelled("kept", kept_words(kept), width, style) if (kept := strategy.provenance.get("incremental")) else [])
 
 
 def _compiled(strategy: Strategy, width: int, style: Style) -> list[str]:
