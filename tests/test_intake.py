@@ -142,7 +142,7 @@ def tampered(text: str, place: str, value: Any) -> str:
 PLACES = {
     "workload.shapes": "x", "workload.training.optimizer": ["adamw"], "workload.training": "sgd", "workload.training.lr": "fast", "topology.hardware": 7,
     "mesh.0.size": 10**30, "topology.devices": 10**12, "techniques.virtual": "two", "techniques.cuts": 3, "workload.dims": {"s": 0.5},
-    "solver.bound_s": "none", "cost.host_memory_bytes": "x", "blocks.0.per_stage": "x", 
+    "solver.bound_s": "none", "cost.host_memory_bytes": "x", "blocks.0.per_stage": "x",
     "provenance.search_s": "\x1b[31m", "provenance.read_s": float("inf"), "techniques.offload": ["x"], "tensors.x": [], "model.nodes": -(10**40),
     "workload.kind": "guess", "baselines.replicated.fit": "perhaps",
 }  # fmt: skip

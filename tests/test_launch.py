@@ -520,3 +520,13 @@ def test_a_model_with_a_hostile_name_makes_plain_files(tmp_path: Path, capsys: A
     check_manifest(made)
     command = made["spec"]["template"]["spec"]["containers"][0]["command"]
     assert re.fullmatch(r"/program/[A-Za-z0-9._-]+\.py", command[1]) and command[-1] == "a b'$$(touch pwned)"
+
+
+def test_every_gpu_that_ships_has_its_label(tmp_path: Path) -> None:
+    from costmodels.device import device_names
+    from planner.launch.nodes import AMD, NVIDIA, PRODUCTS, accelerator
+
+    kinds = {name: accelerator(job(tmp_path, device=name)) for name in device_names()}
+    assert {name for name, kind in kinds.items() if kind in (NVIDIA, AMD)} == set(PRODUCTS)
+    assert all((kind == NVIDIA) == ("AMD" not in PRODUCTS[name]) for name, kind in kinds.items() if name in PRODUCTS)
+    assert (kinds["cpu"], kinds["trainium2"], kinds["ascend-910b"]) == ("", "aws.amazon.com/neuron", "huawei.com/Ascend910")

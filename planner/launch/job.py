@@ -60,7 +60,7 @@ class Job:
 
     def environment(self) -> dict[str, str]:
         """Variables of every process: XLA may run collectives beside computation on GPUs (on TPUs it does so by itself)."""
-        gpu = not self.virtual and not self.device.startswith(("tpu", "cpu", "ascend"))
+        gpu = not self.virtual and not self.device.startswith(("tpu", "cpu", "ascend", "trainium"))
         return {"XLA_FLAGS": "--xla_gpu_enable_latency_hiding_scheduler=true"} if gpu else {}
 
 

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from planner.strategy import Strategy
 
 NVIDIA, AMD, TPU = "nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"
+OTHERS = {"cpu": "", "tpu": TPU, "mi3": AMD, "trainium": "aws.amazon.com/neuron", "ascend": "huawei.com/Ascend910"}
+"""How a device's name begins -> the resource that it is; all others are NVIDIA's."""
 PRODUCTS = {
     "v100-16gb": "Tesla-V100-SXM2-16GB", "v100-32gb": "Tesla-V100-SXM2-32GB", "a100-40gb": "NVIDIA-A100-SXM4-40GB", "a100-80gb": "NVIDIA-A100-SXM4-80GB",
     "h100-sxm": "NVIDIA-H100-80GB-HBM3", "h200-sxm": "NVIDIA-H200", "b200": "NVIDIA-B200", "gb200-nvl72": "NVIDIA-GB200", "gb300-nvl72": "NVIDIA-GB300",
-    "l4": "NVIDIA-L4", "l40s": "NVIDIA-L40S", "a10": "NVIDIA-A10", "h20": "NVIDIA-H20", "gh200": "NVIDIA-GH200-480GB", "rtx-4090": "NVIDIA-GeForce-RTX-4090",
-    "mi300x": "AMD_Instinct_MI300X_OAM", "mi325x": "AMD_Instinct_MI325_OAM",
+    "l4": "NVIDIA-L4", "l40s": "NVIDIA-L40S", "a10": "NVIDIA-A10", "h20": "NVIDIA-H20", "gh200": "NVIDIA-GH200-480GB", "rtx4090": "NVIDIA-GeForce-RTX-4090",
+    "mi300x": "AMD_Instinct_MI300X_OAM", "mi325x": "AMD_Instinct_MI325_OAM", "mi355x": "AMD_Instinct_MI355X_OAM",
 }  # fmt: skip
 """Device -> value of the label nvidia.com/gpu.product or amd.com/gpu.product-name."""
 SLICES = {"tpu-v4": "tpu-v4-podslice", "tpu-v5e": "tpu-v5-lite-podslice", "tpu-v5p": "tpu-v5p-slice", "tpu-v6e": "tpu-v6e-slice", "tpu-v7x": "tpu7x"}
@@ -33,9 +35,7 @@ NONE = "none"
 
 def accelerator(job: Job) -> str:
     """The resource that a device is, "" for CPUs."""
-    if job.virtual or job.device.startswith("cpu"):
-        return ""
-    return TPU if job.device.startswith("tpu") else AMD if job.device.startswith("mi") else NVIDIA
+    return "" if job.virtual else next((kind for begin, kind in OTHERS.items() if job.device.startswith(begin)), NVIDIA)
 
 
 def labels(job: Job, strategy: Strategy, given: tuple[str, ...]) -> dict[str, str]:
