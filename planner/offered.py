@@ -21,7 +21,7 @@ from planner.request import Candidate, Request
 from planner.rule import Limits, Split
 from planner.space import Base
 from planner.spread import MODES, by_hand, propagated
-from planner.topology import Mesh
+from planner.topology import Mesh, MeshAxis
 from planner.unequal import MOST_CHUNKS
 
 FINER = 2
@@ -144,6 +144,18 @@ class Offered:
         near = [grouped(topology, c.mesh, topology.levels[0].size) for c in good if c.plan.zero and len(c.mesh.inner) <= 2]
         parted = [m for n in stages for m in across(topology, n)]
         return tuple(dict.fromkeys([*finer, *parted, *(m for m in near if m is not None and len(m.group) < len(m.inner))]))
+
+    def by_name(self, meshes: Collection[Mesh]) -> tuple[Mesh, ...]:
+        """Of meshes of three axes those of an expert's usual plan: data, positions over the middle axis, columns and rows over the inner one (`named`)."""
+        if self.request.pins.nodes:
+            return ()
+        named = (Mesh((*m.axes[:-2], MeshAxis("sequence", m.axes[-2].parts), MeshAxis("tensor", m.axes[-1].parts))) for m in meshes if len(m.inner) == 3 and not m.group)
+        return tuple(dict.fromkeys(named))
+
+    def named(self, base: Base, mesh: Mesh) -> Allowed:
+        """The splits of plans whose every axis does what it is called."""
+        limits = Limits(spatial=self.model.batch < self.request.topology.devices, forbidden=self.request.pins.forbidden_factors)
+        return as_named(base, mesh, [a.name for a in mesh.axes], {}, limits)
 
     def by_alphabet(self, mesh: Mesh) -> bool:
         """Whether of a mesh only those splits are tried that cut what plans found before cut: three axes have too many."""

@@ -182,7 +182,8 @@ class Search(Spaces):
         """The best plan that takes so many bytes at most and less than `worth`. baselines: those tuned before, or where they are to go."""
         request, beaten = self.request, worth
         main, (finer, wider) = self._main(limit_bytes), (Explorer(self, "plan", (), None, self.offered.levels(), limit_bytes) for _ in range(2))
-        every = (main, finer, wider)
+        named = Explorer(self, "plan", (), self.offered.named, self.offered.levels(), limit_bytes, alone=True)
+        every = (main, finer, wider, named)
         try:
             # Baselines first: small searches, and what they reach is what the large one has to beat.
             if request.baselines and not baselines:
@@ -199,6 +200,8 @@ class Search(Spaces):
                 if min(main.bound(), finer.bound()) < (1 - WIDE_GAP) * worth < np.inf:  # there may be more to find
                     wider.meshes = tuple(m for m in self.offered.finer(*others) if m not in finer.meshes)
                 wider.run(worth)
+                named.meshes = self.offered.by_name((*finer.meshes, *wider.meshes))
+                named.run(min(worth, self.value(wider.best)))
         except KeyboardInterrupt:
             self.stopped = "interrupt"
         fitting = [c for c in (*(e.best for e in every), *self._eligible(baselines, limit_bytes)) if c is not None and self.value(c) < beaten]
