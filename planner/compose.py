@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from planner.strategy import Strategy
 from planner.unequal import Stages, stages_of
 
 TOOL_VERSION, COST_MODEL_VERSION = "0.1.0", "1"
+ALONG = ("LSTM", "GRU", "RNN", "Conv")
+"""Operators that work along the positions of a sequence, beside attention."""
 ROUNDING_S = 10 / PICO
 """What rounding can add up to per node of a graph: its own cost, its hubs' and its conversions', half a picosecond each."""
 
@@ -266,14 +269,23 @@ def baseline_row(c: Candidate, request: Request, base: Base, model: Model) -> di
 def tokens_per_step(graph: Graph, model: Model) -> int:
     """Positions of an integer input [batch, positions] that is looked up whole in a table (token ids), else the batch.
 
-    Of an encoder and a decoder the first input counts. Columns of categories, looked up one by one, are not tokens.
+    Of an encoder and a decoder the first input counts. Columns of categories, looked up one by one, are not tokens; nor is a history whose rows are averaged before
+    anything is multiplied by them: its length is none of the model's work.
     """
     plain = model.plain
     for name in plain.inputs:
         t = plain.tensors[name]
-        if not t.is_float and len(t.shape) == 2 and _looked_up(plain, name):
+        if not t.is_float and len(t.shape) == 2 and _looked_up(plain, name) and _worked_on(plain, t.shape[0] * t.shape[1]):
             return t.shape[0] * t.shape[1]
     return model.batch
+
+
+def _worked_on(graph: Graph, rows: int) -> bool:
+    """Whether something works along positions, or a product on as many rows."""
+    if any(node.op in ALONG or node.op.endswith("Attention") for node in graph.nodes):
+        return True
+    read = (graph.tensors[n].shape for node in graph.nodes if node.op in ("MatMul", "Gemm") for n in node.inputs if n and n not in graph.weights)
+    return any(prod(shape[:-1]) >= rows for shape in read)
 
 
 def _looked_up(graph: Graph, name: str) -> bool:

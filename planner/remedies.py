@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from costmodels import device_names, load_device
@@ -25,28 +26,39 @@ TRIES = 3
 
 def remedies(request: Request, found: Found, model: Model) -> list[str]:
     """Help lines such as "128 devices fit (re-priced: 41 ms with --batch 64)"; empty when nothing tried fits."""
-    lines = (_devices(request, found, model), _hardware(request, found, model), _batch(request, model), _tables(request, model), fewer_pins(request, model))
+    without = _unpinned(request, model)
+    # More devices that are no faster than these without a pin help nobody.
+    devices = _devices(request, found, model, without[1].cost.step_time_s if without else inf)
+    lines = (devices, _hardware(request, found, model), _batch(request, model), _tables(request, model), without[0] if without else "")
     return [line for line in lines if line]
 
 
 def fewer_pins(request: Request, model: Model) -> str:
-    """The pin without which the fastest plan fits, of the first few; all of them where no single one stands in the way. A bucket's size takes no room and stays."""
+    """The help line of the pin without which the fastest plan fits."""
+    found = _unpinned(request, model)
+    return found[0] if found else ""
+
+
+def _unpinned(request: Request, model: Model) -> tuple[str, Candidate] | None:
+    """The line and the plan without the pin without which the fastest plan fits, of the first few; without all where no single one stands in the way. A bucket's size takes
+    no room and stays."""
     from planner.pins import Pins
     from planner.spread import MODES
 
     if request.mode in MODES:
-        return ""  # there the pins are the plan
+        return None  # there the pins are the plan
     bucket = {k: v for k, v in request.pins.techniques.items() if k == "bucket"}
     single = [(f"pin {words}", fewer) for words, fewer in request.pins.each() if fewer.techniques.items() >= bucket.items()]
     for several in (single[:TRIES], [("pins", Pins(techniques=bucket))] if len(single) > 1 else []):
         plans = [(words, _plan(replace(request, pins=fewer, offload=fewer.techniques.get("offload", ())), model)) for words, fewer in several]
         best = min(((words, c) for words, c in plans if c is not None), key=lambda found: found[1].cost.step_time_s, default=None)
         if best is not None:
-            return f"without {best[0]} it fits (re-priced: {show_time(best[1].cost.step_time_s)})"
-    return ""
+            return f"without {best[0]} it fits (re-priced: {show_time(best[1].cost.step_time_s)})", best[1]
+    return None
 
 
-def _devices(request: Request, found: Found, model: Model) -> str:
+def _devices(request: Request, found: Found, model: Model, most_s: float = inf) -> str:
+    """The fewest more devices that fit, of those tried; nothing where they are no faster than so many seconds a step."""
     close, now = found.smallest, request.topology.devices
     need = close.cost.memory.total / max(request.limit_bytes, 1) if close else 1.0
     factors = [g for g in GROWTH if g >= need / 2][:TRIES] or [GROWTH[-1]]
@@ -59,6 +71,8 @@ def _devices(request: Request, found: Found, model: Model) -> str:
             continue  # a machine of another build
         room = capacity(topology.device, n, request.capacity.reserve)
         best = _plan(replace(request, topology=topology, capacity=room), model)
+        if best is not None and best.cost.step_time_s >= most_s:
+            return ""
         if best is not None:
             # A batch that follows the devices would grow with them: the price holds for this one.
             defaulted = model.workload.batch is None and model.workload.tokens_per_step is None

@@ -241,7 +241,7 @@ def test_copies_are_tried_of_what_fits_and_of_equal_plans_once(monkeypatch: pyte
     asked: list[tuple[float, int]] = []
     monkeypatch.setattr("planner.copied._copied", lambda search, c, micro: asked.append((c.cost.step_time_s, micro)))
     monkeypatch.setattr(search.offered, "microbatches", lambda mesh: range(1, 1000))
-    assert in_copies(search, plain, (huge, *equal, other, huge)) is plain
+    assert in_copies(search, plain, (huge, *equal, other, huge), search.request.limit_bytes) is plain
     assert {seconds for seconds, _ in asked} == {10.2, 10.3} and len(asked) == len(set(asked))
 
 

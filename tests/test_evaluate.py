@@ -31,6 +31,19 @@ def test_tokens_are_looked_up_whole():
     assert tokens_per_step(graph, SimpleNamespace(plain=graph, batch=8)) == 8  # type: ignore[arg-type]
 
 
+def test_a_history_that_is_averaged_is_no_sequence_of_tokens():
+    """Of a two-tower model the length of a history is none of the model's work, unless a product works on its rows."""
+    shapes = {"ids": (16, 20), "rows": (16, 20, 8), "mean": (16, 8), "scores": (16, 4), "each": (16, 20, 4)}
+    tensors = {n: Tensor(n, s, "int64" if n == "ids" else "float32", "input" if n == "ids" else "activation") for n, s in shapes.items()}
+    tensors |= {n: Tensor(n, s, "float32", "weight") for n, s in {"table": (50, 8), "w": (8, 4)}.items()}
+    look = Node("look", "Gather", ("table", "ids"), ("rows",), {"axis": 0})
+    averaged = (look, Node("mean", "ReduceMean", ("rows",), ("mean",), {"axes": (1,), "keepdims": 0}), Node("dot", "MatMul", ("mean", "w"), ("scores",)))
+    whole = (look, Node("dot", "MatMul", ("rows", "w"), ("each",)))
+    for nodes, out, tokens in ((averaged, "scores", 16), (whole, "each", 16 * 20)):
+        graph = Graph("towers", nodes, tensors, ("ids",), (out,), weights={"table": None, "w": None})
+        assert tokens_per_step(graph, SimpleNamespace(plain=graph, batch=16)) == tokens  # type: ignore[arg-type]
+
+
 def test_batch_is_not_looked_for_in_other_inputs():
     shapes = {"positions": (6, 4), "x": (8, 6, 4), "y": (8, 6, 4)}
     tensors = {n: Tensor(n, s, "float32", "activation" if n == "y" else "input") for n, s in shapes.items()}

@@ -249,3 +249,19 @@ def test_a_file_from_before_axes_were_called_tensor_differs_in_nothing(gpt: Stra
     assert now.mesh_shape == (("data", 2), ("tensor", 4)) and now.nodes != gpt.nodes and now.tensors != gpt.tensors
     assert not compare(gpt, now).changes and not compare(now, gpt).changes
     assert any(c.section == "mesh" for c in compare(gpt, other).changes)
+
+
+def test_closest_calls_are_those_that_cost_and_the_firmest_leaves_no_axis_idle(gpt: Strategy) -> None:
+    """A split that is faster by itself and was not taken is told apart; that leaving an axis idle costs much says nothing."""
+    names = [n for n, row in gpt.nodes.items() if row.get("runner_up")][:3]
+    own = {"b": ["data"], "n": ["model"]}
+    others = [({"b": ["data"], "k": ["model"]}, -0.1), ({"b": ["data", "model"]}, 0.02), ({"n": ["model"]}, 132.0)]
+    rows = {n: {**row, "runner_up": None} for n, row in gpt.nodes.items()}
+    rows |= {n: {**gpt.nodes[n], "split": own, "runner_up": {"split": split, "extra_s": s}} for n, (split, s) in zip(names, others, strict=True)}
+    text = explain(replace(gpt, nodes=rows), 200)
+    calls = text[text.index("closest calls") :]
+    assert "-100 ms" not in calls[: calls.index("not taken")] and "not taken though faster by itself: 1 split" in calls and "(-100 ms)" in calls
+    firm = next(line for line in calls.splitlines() if line.startswith("the firmest"))
+    assert "+20 ms" in firm and "132" not in firm
+    assert "not taken: it needs too much memory" in explain_node(replace(gpt, nodes=rows), names[0], 400)
+    assert "not taken" not in explain_node(replace(gpt, nodes=rows), names[1], 400)

@@ -340,3 +340,24 @@ def test_a_tight_plan_is_chosen_where_none_with_room_is_within_its_range(monkeyp
     assert planner.plan("zoo:gpt-tiny", pins=pins, memory_limit_bytes=limit, **ONE_PLAN).techniques["offload"] == ["optimizer"]
     again = one_plan("", memory_limit_bytes=limit, cache=tmp_path)
     assert again.to_json() == again.to_json() and again.baselines == tight.baselines and again.solver == tight.solver
+
+
+def test_more_devices_are_not_offered_where_these_are_as_fast_without_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    import planner.remedies as remedies
+
+    some = search(GPT, 8, 64, baselines=False)
+    assert some.best is not None
+    request = make_request(devices=8, hardware=None, topology=None, pins="zero=0,recompute=none", memory_limit_bytes=2**20)
+    found, model = replace(some, best=None, smallest=some.best), Model.open(GPT, Workload(batch=64), 8)
+    seconds = {8: 2.0, 16: 1.0}
+
+    def plan(asked: Any, _: Any) -> Any:
+        assert some.best is not None
+        devices = asked.topology.devices
+        return None if asked.pins == request.pins and devices == 8 else replace(some.best, cost=replace(some.best.cost, step_time_s=seconds.get(devices, 1.0)))
+
+    monkeypatch.setattr(remedies, "_plan", plan)
+    assert any("devices fit" in line for line in remedies.remedies(request, found, model))
+    seconds[8] = 0.9
+    lines = remedies.remedies(request, found, model)
+    assert not any("devices fit" in line for line in lines) and any("without" in line for line in lines)
