@@ -530,3 +530,15 @@ def test_every_gpu_that_ships_has_its_label(tmp_path: Path) -> None:
     assert {name for name, kind in kinds.items() if kind in (NVIDIA, AMD)} == set(PRODUCTS)
     assert all((kind == NVIDIA) == ("AMD" not in PRODUCTS[name]) for name, kind in kinds.items() if name in PRODUCTS)
     assert (kinds["cpu"], kinds["trainium2"], kinds["ascend-910b"]) == ("", "aws.amazon.com/neuron", "huawei.com/Ascend910")
+
+
+def test_the_command_says_what_a_cluster_calls_things(on_nodes: planner.Strategy, tmp_path: Path, monkeypatch: Any) -> None:
+    import yaml
+
+    monkeypatch.chdir(tmp_path)
+    on_nodes.save("s.json")
+    assert main(["launch", "s.json", "--to", "kubernetes", "--image", "i", "--time", "2h", "--node-label", "pool=a", "--rdma", "rdma/x", "-o", "d", "--", "--steps", "3"]) == 0
+    *_, made = yaml.safe_load_all((tmp_path / "d" / "job.yaml").read_text())
+    pod = made["spec"]["template"]["spec"]
+    assert made["spec"]["activeDeadlineSeconds"] == 7200 and pod["nodeSelector"] == {"pool": "a"}
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/x": 1}
