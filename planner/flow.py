@@ -53,7 +53,7 @@ class Plan:
     or "block-keep" (collective results kept). microbatches: gradient-accumulation steps; the graph is that of one microbatch.
     schedule: "" or how microbatches pass through pipeline stages (planner.pipeline); the mesh then has an axis "stage". virtual: chunks a stage holds.
     cuts: of unequal pipeline stages (planner.unequal) the first node of every chunk after the first. widths: places along the axis "stage" that each of them takes, () one each.
-    offload: what waits in the host's memory between its uses, of OFFLOAD (planner.possible).
+    offload: what waits in the host's memory between its uses, of OFFLOAD (planner.strategy_types).
     bucket_bytes: collectives of gradients and updated parameters travel together up to it (planner.buckets); 0: as the compiler has them.
     copies: microbatches that run at the same time, the communication of one under the products of another (planner.copies); a divisor of their number.
     """

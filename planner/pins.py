@@ -43,8 +43,8 @@ from planner.layout import STAGE
 from planner.meshes import divisors
 from planner.pin_conflicts import check, placement, spelled
 from planner.pipeline import SCHEDULES
-from planner.possible import OFFLOAD
 from planner.rule import PENDING, Limits, Rule, Split, legal
+from planner.strategy_types import OFFLOAD
 from planner.unequal import WIDEST
 
 if TYPE_CHECKING:

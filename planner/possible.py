@@ -16,6 +16,7 @@ from planner.graph import Graph
 from planner.layout import STAGE
 from planner.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
 from planner.rule import Limits, Rule, legal
+from planner.strategy_types import OFFLOAD
 
 if TYPE_CHECKING:
     from planner.strategy import Strategy
@@ -24,9 +25,6 @@ PADDING = 0.5
 """Share of a dim that a recorded split may pad: what pins may ask for."""
 RECOMPUTE = ("none", "block-keep", "block")
 """What a plan may compute again: nothing, blocks with the results of collectives kept, or blocks whole. The dearer in memory first."""
-OFFLOAD = ("optimizer", "activations", "parameters", "embeddings")
-"""What may wait in the host's memory: the optimizer's state (moments and master copies), from one step to the next; what is handed from block to recomputed block, from
-the forward to the backward pass; weights of recomputed blocks, with their gradients; tables that are looked up alone, with theirs."""
 WEIGHTS = ("parameters", "embeddings")
 """Of OFFLOAD what is kept with gradients and state: without pipeline stages, one microbatch at a time."""
 IN_LOOPS = ("activations", "parameters")

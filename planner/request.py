@@ -53,7 +53,7 @@ class Request:
     partitioned: bool = False
     """Whether the program is one whose collectives the compiler's partitioner places (jit): such have no pipeline stages, no copies, and nothing in the host's memory."""
     offload: tuple[str, ...] = ()
-    """What waits in the host's memory in every plan of the search (planner.possible.OFFLOAD)."""
+    """What waits in the host's memory in every plan of the search (planner.strategy_types.OFFLOAD)."""
     cache: Cache | None = field(default=None, compare=False, repr=False)
     """Where answers are kept and looked for (planner.recall); it changes none."""
     incremental: bool = field(default=False, compare=False)

@@ -7,6 +7,10 @@ from typing import Any, Literal, NotRequired, TypedDict
 Split = dict[str, list[str]]
 """factor -> mesh axes, outermost first"""
 
+OFFLOAD = ("optimizer", "activations", "parameters", "embeddings")
+"""What may wait in the host's memory: the optimizer's state (moments and master copies), from one step to the next; what is handed from block to recomputed block, from
+the forward to the backward pass; weights of recomputed blocks, with their gradients; tables that are looked up alone, with theirs."""
+
 
 class ModelTable(TypedDict):
     """What was planned."""

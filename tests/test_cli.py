@@ -301,7 +301,7 @@ ERRORS: list[tuple[list[str], str, int]] = [
     (["none.onnx", "--devices", "8"], "P101", 2),
     (["folder/", "--devices", "8"], "P101", 2), (["garbage.onnx", "--devices", "8"], "P102", 2),
     (["empty.onnx", "--devices", "8"], "P102", 2), (["list.json", "--devices", "8"], "P074", 2), (["show", "none.json"], "P054", 2), (["show", "folder"], "P054", 2),
-    (["show", "garbage.onnx"], "P054", 2), (["show", "list.json"], "P054", 2), (["show", "deep.json"], "P057", 2), (["show", "future.json"], "P055", 2),
+    (["show", "garbage.onnx"], "P054", 2), (["show", "list.json"], "P054", 2), (["show", "deep.json"], "P054", 2), (["show", "future.json"], "P055", 2),
     (["show", "wrong.json"], "P057", 2), (["explain", "tiny.json", "nothing-like-it"], "P052", 2), (["explain", "tiny.json", "mlp", "--model", "none.onnx"], "P101", 2),
     (["emit", "tiny.json", "--model", "zoo:mlp-tiny"], "P051", 2), (["emit", "moved.json"], "P058", 2), (["diff", "tiny.json"], "P003", 2),
     (["check", TINY], "P003", 2), (["check", TINY, "--against", "tiny.json", "--format", "xml"], "P018", 2), (["check", "none.onnx", "--against", "tiny.json"], "P101", 2),

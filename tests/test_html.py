@@ -434,7 +434,7 @@ def test_what_does_not_fit_ties_with_nothing() -> None:
 
 def test_bars_of_stages_have_no_lines_between_ticks() -> None:
     """The picture has none: hundreds of ticks would be nothing but lines."""
-    v = view("pp=2,dp=4,micro=8", spec="zoo:gpt-tiny,layers=4")
+    v = view("pp=2,dp=4,micro=4", spec="zoo:gpt-tiny,layers=4")
     source = page([v])
     for bar in source.split('class="bar thin"')[1:]:
         inside = bar[: bar.index('class="stagerow"')] if 'class="stagerow"' in bar else bar[: bar.index('class="level"')]

@@ -197,9 +197,10 @@ def test_the_command_says_what_it_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"most operators are as in {HEAVY} on " in said and said.count("--incremental") == 1
     assert main([HEAVY.replace("32000", "32768"), *words, "--incremental"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "kept the mesh and " in out and " solved anew no other plans looked at (--incremental)" in out and "no bound proven" in out
+    assert "kept the mesh and " in out and " solved anew no other plans looked at (--incremental)" in out
     assert main(["explain", "p.json"]) == 0
-    assert "kept the mesh and " in " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "kept the mesh and " in out and "no bound proven" in out
     assert main(["show", "p.json", "--html", "p.html"]) == 0
     page = (tmp_path / "p.html").read_text()
     assert "<dt>kept</dt>" in page and "the mesh and " in page

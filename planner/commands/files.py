@@ -13,8 +13,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from planner.errors import PlanError
-from planner.possible import OFFLOAD
-from planner.strategy_types import StrategyFile
+from planner.strategy_types import OFFLOAD, StrategyFile
 
 if TYPE_CHECKING:
     from planner.strategy import Strategy
