@@ -20,7 +20,7 @@ from typing import Any
 
 from planner.base import Base
 from planner.layout import STAGE
-from planner.pins import from_table
+from planner.pins import Pins
 from planner.rule import PENDING, Split
 from planner.spread import Spread
 from planner.strategy import Strategy, copies_of
@@ -47,7 +47,7 @@ def fewest(base: Base, mesh: Mesh, splits: Mapping[int, Split]) -> Table:
     for c, table in tables.items():  # factors that stay whole are said only where they would be cut
         for f in [f for f, axes in table.items() if not axes]:
             tables[c] = {k: axes for k, axes in table.items() if k != f}
-            found = spread.run(from_table(written()).allowed(base, dict(mesh.shape)))
+            found = spread.run(Pins(nodes=written()).allowed(base, dict(mesh.shape)))
             if any(found.get(k, Split()) != splits[k] for k in base.times):
                 tables[c] = table
             table = tables[c]

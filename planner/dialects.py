@@ -18,6 +18,9 @@ from planner.layout import STAGE
 AXES = {"tp": "tensor", "tensor": "tensor", "model": "tensor", "mp": "tensor", "dp": "data", "data": "data", "pp": STAGE, "pipeline": STAGE, "cp": "sequence",
         "context": "sequence", "sequence": "sequence", "ep": "expert", "expert": "expert", "fsdp": "fsdp"}  # fmt: skip
 TECHNIQUES = {"micro": "microbatches", "zero": "zero_stage", "vpp": "virtual", "recompute": "recompute"}
+LONG = {"virtual_pipeline": "virtual", "data_parallel_replicate": "data", "dp_replicate": "data", "data_parallel_shard": "fsdp", "dp_shard": "fsdp",
+        "num_microbatches": "microbatches", "gradient_accumulation": "microbatches", "gradient_accumulation_steps": "microbatches"}  # fmt: skip
+"""Names of frameworks that are more than a name here with an ending."""
 FLAGS = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False, 0: False}
 SPOKEN = "tp, dp, pp, cp, ep, sp, fsdp, ddp, zero, vpp, micro, recompute"
 """The short names, for help."""
@@ -32,10 +35,9 @@ def axis_meant(name: str) -> str:
 def key_meant(name: str) -> str:
     """The axis or technique that the key of a short form means: in any case, with dashes, and with what frameworks write behind it."""
     plain = name.strip().lower().replace("-", "_")
-    for ending in ("_size", "_degree", "_parallelism", "_parallel", "_model_parallel"):
+    for ending in ("_size", "_degree", "_parallelism", "_parallel", "_model"):
         plain = plain.removesuffix(ending)
-    plain = {"virtual_pipeline": "virtual", "data_replicate": "data", "gradient_accumulation_steps": "microbatches"}.get(plain, plain.removesuffix("_model"))
-    return TECHNIQUES.get(plain, axis_meant(plain))
+    return TECHNIQUES.get(plain, axis_meant(LONG.get(plain, plain)))
 
 
 def settle(mesh: dict[str, tuple[int, ...]], techniques: dict[str, Any], said: Mapping[str, Any]) -> None:
@@ -53,9 +55,14 @@ def settle(mesh: dict[str, tuple[int, ...]], techniques: dict[str, Any], said: M
         techniques.setdefault("zero_stage", 3)
 
 
+def flag_meant(said: Any) -> bool | None:
+    """On or off; None for anything else."""
+    return FLAGS.get(said.lower() if isinstance(said, str) else said) if isinstance(said, int | str) else None
+
+
 def _positions(mesh: dict[str, tuple[int, ...]], techniques: dict[str, Any], said: Any) -> None:
     degrees = mesh.get("tensor", ())
-    flag = FLAGS.get(said) if isinstance(said, int | str) else None
+    flag = flag_meant(said)
     if flag is None:
         degree = _degree("sp", said)
         if degree == 1 and degrees not in ((), (1,)):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROLES = ("data", "sequence", "expert", "tensor")
 TELLING = ("expert", "sequence", "data", "tensor")
 DIALECT = {"fsdp": "data", "model": "tensor"}
-"""Names beside those of the roles: `fsdp` is what `data` is called under ZeRO-3, `model` what files and pins called `tensor` before format 1.1."""
+"""Names beside those of the roles: `fsdp` is what `data` is called under ZeRO-3, `model` what files and pins of before call `tensor`."""
 REPLICATED = "replicated"
 Names = Mapping[str, str]
 """Axis -> its new name; neighbours that become one axis have the same."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from math import gcd
+from math import gcd, prod
 
 from planner.candidates import candidates
 from planner.errors import PlanError
@@ -32,7 +32,8 @@ CHUNKS = (2, 4)
 """Chunks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
 MORE_OFFLOAD = (("optimizer",), ("optimizer", "activations"), ("optimizer", "activations", "parameters"), ("optimizer", "activations", "parameters", "embeddings"))
 """What waits in the host's memory where nothing fits without: state first, which is read once a step; weights last, which every pass over a block reads, and tables."""
-DATA = "data"
+BATCH = ("data", "fsdp")
+"""Axes that are named for cutting the batch."""
 Family = Callable[[Base, Mesh], Allowed]
 """The splits that a base's operators may have on a mesh."""
 
@@ -61,27 +62,29 @@ class Offered:
         return tuple(m for m in found if m.stages > 1) if asked else found
 
     def _dividing(self, found: tuple[Mesh, ...]) -> tuple[Mesh, ...]:
-        """Of meshes that were asked for those whose data axis cuts the batch, in the pinned number of microbatches: the devices of another would all do the same.
+        """Of meshes that were asked for those whose axes of the batch cut it, in the pinned number of microbatches: the devices of another would all do the same.
         Raises PlanError P035."""
         pins, base, mode = self.request.pins, self.base(1), self.request.mode
-        asked = mode == "data-parallel" or "data" in pins.mesh
-        by_hand = mode in MODES or any(DATA in axes for row in pins.nodes.values() for axes in row.get("split", {}).values())
+        asked = mode == "data-parallel" or not pins.mesh.keys().isdisjoint(BATCH)
+        by_hand = mode in MODES or any(a in BATCH for row in pins.nodes.values() for axes in row.get("split", {}).values() for a in axes)
         if not asked or by_hand or base is None or not any(base.batch_factors):
             return found
         micro = int(pins.techniques.get("microbatches", 1))
         if self.model.batch % micro:
             return found  # refused where microbatches are offered
         rows = self.model.batch // micro
-        kept = tuple(m for m in found if (n := dict(m.shape).get(DATA, 1)) == 1 or rows % n == 0 or _padded(rows, n))
+        kept = tuple(m for m in found if (n := prod(_over_batch(m).values())) == 1 or rows % n == 0 or _padded(rows, n))
         if kept or not found:
             return kept
-        n = min(dict(m.shape).get(DATA, 1) for m in found)
+        axes = min(map(_over_batch, found), key=lambda sizes: prod(sizes.values()))
+        n = prod(axes.values())
         below, above = rows // n * n * micro, -(-rows // n) * n * micro
         near = " or ".join(str(b) for b in (below, above) if b)
         fewer = max(k for k in divisors(n) if rows % k == 0)
         what = f"batch {self.model.batch}" + (f" in {micro} microbatches" if micro > 1 else "")
-        raise PlanError("P035", f"{what} does not divide over data={n}: its devices would all compute the same rows", detail=[f"{rows} rows over {n} devices"],
-                        help=[f"--batch {near}", *([f"dp={fewer}, and other axes for the rest of the devices"] if "data" in pins.mesh and fewer > 1 else []),
+        over, one = " x ".join(f"{a}={k}" for a, k in axes.items()), next(iter(axes)) if len(axes) == 1 else ""
+        raise PlanError("P035", f"{what} does not divide over {over}: its devices would all compute the same rows", detail=[f"{rows} rows over {n} devices"],
+                        help=[f"--batch {near}", *([f"{one}={fewer}, and other axes for the rest of the devices"] if one in pins.mesh and fewer > 1 else []),
                               "without the pin or the mode: the search then cuts something else"])  # fmt: skip
 
     def _grouped(self) -> tuple[Mesh, ...]:
@@ -346,6 +349,11 @@ class Offered:
                 if mesh is not None:
                     return mesh
         return pinned_mesh(topology, {"data": n})
+
+
+def _over_batch(mesh: Mesh) -> dict[str, int]:
+    """The axes of a mesh that are named for cutting the batch, and their sizes."""
+    return {a: k for a, k in mesh.shape if a in BATCH and k > 1}
 
 
 def _padded(rows: int, n: int) -> bool:

@@ -36,7 +36,7 @@ from planner.buckets import AUTO
 from planner.candidates import candidates
 from planner.copies import COPIES
 from planner.dialects import AXES as SPOKEN_AXES
-from planner.dialects import SPOKEN, axis_meant, key_meant, settle
+from planner.dialects import SPOKEN, axis_meant, flag_meant, key_meant, settle
 from planner.dialects import TECHNIQUES as SPOKEN_TECHNIQUES
 from planner.errors import PlanError, did_you_mean
 from planner.layout import STAGE
@@ -366,11 +366,14 @@ def _short(text: str) -> Pins:
         name, _, value = part.partition("=")
         key = key_meant(name)
         plain: Any = int(value) if value.strip().isdigit() else value.strip()
-        table = said if key in ("sp", "ddp") else mesh if isinstance(plain, int) and AXES.fullmatch(key) else techniques if key in TECHNIQUES else None
+        axis = AXES.fullmatch(key) is not None and plain not in TENSOR
+        if key == "sequence" and isinstance(plain, str) and flag_meant(plain) is not None:
+            key = "sp"  # Megatron's sequence_parallel is on or off
+        table = said if key in ("sp", "ddp") else mesh if isinstance(plain, int) and axis else techniques if key in TECHNIQUES and not axis else None
         if table is None:
             words = [k for k in (*SPOKEN_TECHNIQUES, *TECHNIQUES, *SPOKEN_AXES, STAGE) if len(k) > 3]
             near = did_you_mean(key, words, 0.7 if len(key) > 3 else 1)  # two letters are like any two others
-            if AXES.fullmatch(key):
+            if axis:
                 raise PlanError("P020", f"{name.strip()} = {plain!r} is not possible", help=["a number of devices"])
             raise PlanError("P020", f"cannot read pin {part.strip()!r}", help=[h for h in (near, f"one of {SPOKEN}; or a TOML file (docs/modes.md)") if h])
         if key in table:

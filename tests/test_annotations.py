@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import tomllib
 from dataclasses import replace
 from itertools import combinations
@@ -114,6 +115,9 @@ def test_the_command_prints_a_file_for_pin(tmp_path: Path, monkeypatch: pytest.M
     assert tomllib.loads(out)["mesh"] == {"data": {"size": 4, "level": ["node", "net"]}, "tensor": {"size": 2, "level": "node"}}
     assert main([LLAMA, *options, "--mode", "propagate", "--pin", "pins.toml", "-o", "b.json"]) == 0
     assert decided(Strategy.load("b.json")) == decided(Strategy.load("a.json"))
+    Path("old.json").write_text(re.sub(r'"tensor"(?!\s*:)', '"model"', Path("a.json").read_text()))  # a file of before calls the axis so
+    assert main(["explain", "old.json", "--minimal-pins"]) == 0
+    assert capsys.readouterr().out == out.replace("tensor = {", "model = {").replace('"tensor"', '"model"')
     assert main(["explain", "a.json", "lm_head", "--minimal-pins"]) == 2
     assert "P003" in capsys.readouterr().err
 

@@ -60,6 +60,7 @@ def test_the_first_plan_that_fits_is_taken_and_what_was_said_is_kept(compiler: C
     assert asked[1].costs["step_time_s"] >= asked[0].costs["step_time_s"]
     out = capsys.readouterr().out
     assert "gpu:h100 says that it fits: 76.0 GiB of 76.0 GiB as compiled, 6.7 % of products" in " ".join(out.split()) and "2 before it did not" in " ".join(out.split())
+    assert "optimizer level" not in out and "ZeRO" in out.partition("before it did not")[2].partition("verdict")[0]
     kept = planner.Strategy.load("c.json")
     assert kept.decisions() == asked[2].decisions() and kept.provenance["confirm_s"] >= 0
     said = kept.confirmed

@@ -329,6 +329,14 @@ def test_a_plan_of_inference_goes_to_hf_alone() -> None:
         hand_over(s, LLAMA, "megatron")
 
 
+def test_a_plan_whose_devices_do_the_same_work_is_no_launcher_s() -> None:
+    s = planner.plan(LLAMA, devices=4, batch=1, baselines=False)
+    assert dict(s.mesh_shape) == {"replicated": 4}
+    with pytest.raises(PlanError, match="its 4 devices do the same work") as e:
+        hand_over(s, LLAMA, "megatron")
+    assert e.value.code == "P192"
+
+
 @pytest.mark.parametrize(("change", "said"), [({"batch": 30}, "every replica has as many rows"), ({"stage": 4, "microbatches": 2, "schedule": "1f1b"}, "only where they divide")])
 def test_what_has_no_word_at_all(change: dict[str, object], said: str) -> None:
     s = replace(Settings(64, data=4), **change)  # type: ignore[arg-type]

@@ -176,12 +176,12 @@ def test_hosts_are_reached_through_ssh_with_words_as_they_are(on_nodes: planner.
         (tmp_path / name).chmod(0o755)
     on_nodes.save("s.json")
     Path("hosts").write_text("me@far slots=8 rank=1\nlocalhost slots=8 rank=0\n")
-    assert main(["launch", "s.json", "--hostfile", "hosts", "--python", str(tmp_path / "py"), "-o", "d", "--", *NASTY]) == 0
+    assert main(["launch", "s.json", "--hostfile", "hosts", "--python", str(tmp_path / "py"), "-o", "d", "--", *NASTY, "--steps", "3"]) == 0
     for rank in (0, 1):
         flags, words = (tmp_path / "d" / f"rank-{rank}.log").read_text().splitlines()
         assert "xla_gpu_enable_latency_hiding_scheduler" in flags
         given = json.loads(words)
-        assert given[2:6] == ["--processes", "2", "--process", str(rank)] and given[6:] == NASTY
+        assert given[2:6] == ["--processes", "2", "--process", str(rank)] and given[6:] == [*NASTY, "--steps", "3"]
     assert Path("asked").read_text().startswith("-tt -o BatchMode=yes me@far cd ") and not list(tmp_path.glob("**/pwned"))
 
 
@@ -447,17 +447,32 @@ def test_a_device_without_a_known_label_has_no_selector(on_nodes: planner.Strate
 def test_no_cluster_trains_on_random_data_unasked(on_cpu: planner.Strategy, tmp_path: Path, capsys: Any, monkeypatch: Any, to: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
     on_cpu.save("s.json")
-    for rest in ([], ["--", "--checkpoints", "ck"]):
+    for rest in ([], ["--", "--checkpoints", "ck"], ["--", "--data", "folder"]):
         assert main(["launch", "s.json", "--to", *to, "-o", "d", *rest]) == 2
         err = capsys.readouterr().err
         assert "error[P214]" in err and "help: -- --steps 3" in err and not (tmp_path / "d").exists()
-    for rest in (["--steps", "3"], ["--steps=3"], ["--data", "folder"]):
+    for rest in (["--steps", "3"], ["--steps=3"], ["--data", "folder", "--steps", "9"]):
         assert main(["launch", "s.json", "--to", *to, "-o", "d", "--", *rest]) == 0
+
+
+@pytest.mark.parametrize(("words", "on"), [
+    (["--nnodes", "2", "--coordinator", "a:1"], "random data"), (["--hostfile", "hosts"], "random data"), (["--hostfile", "hosts", "--", "--data", "folder"], "the data"),
+    (["--local", "2", "--", "--data=folder"], "the data"),
+])  # fmt: skip
+def test_real_devices_and_data_of_ones_own_are_not_for_three_steps_unasked(
+    on_nodes: planner.Strategy, tmp_path: Path, capsys: Any, monkeypatch: Any, words: list[str], on: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    on_nodes.save("s.json")
+    Path("hosts").write_text("far slots=8\nnear slots=8\n")
+    assert main(["launch", "s.json", "-o", "d", *words]) == 2
+    err = capsys.readouterr().err
+    assert f"error[P214]: {words[0]}: nothing behind -- says how far 16 devices would train, which would be 3 steps on {on}" in err and not (tmp_path / "d").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "wanted"),
-    [(["--time", "90m", "--", "--steps", "9"], "0-01:30:00"), (["--time", "3d", "--", "--steps=9"], "3-00:00:00"), (["--", "--steps", "3"], None), (["--", "--data", "d"], None)],
+    [(["--time", "90m", "--", "--steps", "9"], "0-01:30:00"), (["--time", "3d", "--", "--steps=9"], "3-00:00:00"), (["--", "--steps", "3"], None)],
 )
 def test_sbatch_asks_for_a_time(on_cpu: planner.Strategy, tmp_path: Path, capsys: Any, monkeypatch: Any, words: list[str], wanted: str | None) -> None:
     monkeypatch.chdir(tmp_path)

@@ -318,6 +318,9 @@ def test_the_summary_says_what_baselines_were_tuned_over(options: dict[str, Any]
     ("tp=2,pp=2,dp=2", {"tensor": 2, "stage": 2, "data": 2}, {}),
     ("TP=2, Pipeline-Parallel-Size=2", {"tensor": 2, "stage": 2}, {}),
     ("tensor_model_parallel_size=2,context_parallel_size=4,expert_parallel=2", {"tensor": 2, "sequence": 4, "expert": 2}, {}),
+    ("pp=2,virtual_pipeline_model_parallel_size=2,num_microbatches=4", {"stage": 2}, {"virtual": 2, "microbatches": 4}),
+    ("tp=4,sequence_parallel=True", {"tensor": 4}, {"tensor": "megatron-sp"}), ("sequence_parallel_size=4", {"sequence": 4}, {}),
+    ("data_parallel_shard_degree=4,data_parallel_replicate_degree=2", {"fsdp": 4, "data": 2}, {"zero_stage": 3}), ("tp=4,sp=ON", {"tensor": 4}, {"tensor": "megatron-sp"}),
     ("cp=4,ep=2", {"sequence": 4, "expert": 2}, {}), ("model=2,model2=4", {"tensor": 2, "tensor2": 4}, {}),
     ("fsdp=8", {"fsdp": 8}, {"zero_stage": 3}), ("fsdp=4,dp=2", {"fsdp": 4, "data": 2}, {"zero_stage": 3}), ("fsdp=4,ddp=2", {"fsdp": 4, "data": 2}, {"zero_stage": 3}),
     ("ddp=8", {"data": 8}, {"zero_stage": 0}), ("zero=2,micro=4,recompute=full", {}, {"zero_stage": 2, "microbatches": 4, "recompute": "block"}),
@@ -334,7 +337,7 @@ def test_dialects(text: str, mesh: dict[str, int], techniques: dict[str, object]
     ("fsdp=8,zero=1", "P024", ["fsdp = 8", "zero_stage = 1", "dp=8,zero=1"]), ("ddp=8,zero=3", "P024", ["ddp = 8", "zero_stage = 3", "dp=8,zero=3"]),
     ("tp=4,sp=2", "P024", ["sp = 2", "tensor = 4", "cp=2"]), ("tp=4,sp=on,tensor=megatron", "P024", ["sp = on", "tensor = 'megatron'"]),
     ("dp=4,ddp=4", "P020", ["ddp", "dp"]), ("sp=x", "P020", ["sp = 'x'", "on or off"]), ("tp=4,sp=1", "P020", ["sp=on or sp=off"]), ("cp=x", "P020", ["cp = 'x'", "number"]),
-    ("pp=2,vpp=2,schedule=1f1b", "P024", ["virtual = 2", "schedule = '1f1b'"]),
+    ("tp=2.0", "P020", ["tp = '2.0'", "a number of devices"]), ("pp=2,vpp=2,schedule=1f1b", "P024", ["virtual = 2", "schedule = '1f1b'"]),
 ])  # fmt: skip
 def test_dialects_that_contradict_each_other_name_both(text: str, code: str, said: list[str]) -> None:
     with pytest.raises(PlanError) as e:

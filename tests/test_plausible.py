@@ -19,11 +19,12 @@ from planner.search import Search
 GPT = "zoo:gpt-tiny"
 
 
-@pytest.mark.parametrize("asked", [{"pins": "dp=8"}, {"mode": "data-parallel"}, {"pins": "dp=8,micro=3", "batch": 36}])
+@pytest.mark.parametrize("asked", [{"pins": "dp=8"}, {"mode": "data-parallel"}, {"pins": "dp=8,micro=3", "batch": 36}, {"pins": "fsdp=8"}, {"pins": "fsdp=4"}])
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest(asked: dict[str, Any]) -> None:
     with pytest.raises(PlanError) as e:
         planner.plan(GPT, devices=8, **{"batch": 12, **asked})
-    assert e.value.code == "P035" and e.value.exit_code == 2 and "data=8" in e.value.what
+    assert e.value.code == "P035" and e.value.exit_code == 2
+    assert f"over {'data=2 x fsdp=4' if asked.get('pins') == 'fsdp=4' else 'fsdp=8' if 'fsdp' in asked.get('pins', '') else 'data=8'}:" in e.value.what
     near = e.value.help[0].removeprefix("--batch ").split(" or ")
     assert near == (["24", "48"] if "batch" in asked else ["8", "16"])
     for batch in map(int, near):

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
         return _by_joining(args, plans)
     virtual = bool(args.cpu or args.local)
     hosts = parse_hosts(Path(args.hostfile)) if args.hostfile else ()
+    check_meant(args, plans[-1].strategy)
     choice = _said(plans, args.local or len(hosts), hosts[0].slots if hosts else _slots(args, plans), virtual)
     with running(args, folder_of(args, files.model_of(choice.stored.strategy, choice.stored.path, args.model))):
         job = _job(args, choice)
@@ -56,6 +57,7 @@ def _by_joining(args: argparse.Namespace, plans: tuple[Stored, ...]) -> int:
     """Every node knows the plans; how many nodes there are, all learn when they have their ranks."""
     (least, most), slots, virtual = args.nnodes, _slots(args, plans), bool(args.cpu)
     chosen(plans, most, slots, virtual)  # refused at once where not even all of them would do
+    check_meant(args, plans[-1].strategy)
 
     def suffice(joined: int) -> int:
         found = choose(plans, joined, slots, virtual) if joined >= least else None

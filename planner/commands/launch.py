@@ -123,18 +123,21 @@ def _check(args: argparse.Namespace, strategy: Strategy) -> tuple[Host, ...]:
         what = f"--to {args.to}: {devices} devices are no whole number of nodes of {slots}"
         raise PlanError("P200", what, help=["plan for whole nodes, or describe the machine with --topology"])
     hosts = read_hosts(Path(args.hostfile), strategy, virtual) if args.hostfile else ()
-    if args.to:
-        check_meant(args, strategy)
+    check_meant(args, strategy)
     return hosts
 
 
 def check_meant(args: argparse.Namespace, strategy: Strategy) -> None:
-    """A program alone takes a few steps on random data, to be tried: nobody means that of a whole cluster, so what a file starts there says how far, or on what."""
+    """A program alone takes a few steps on random data, to be tried: nobody means that of a cluster, nor so few steps of data of theirs, so both say how far to train.
+    Raises PlanError P214."""
     said = {word.partition("=")[0] for word in args.arguments}
-    if strategy.workload["kind"] == "train" and not said & {"--steps", "--data"}:
-        devices = int(strategy.topology["devices"])
-        raise PlanError("P214", f"--to {args.to}: nothing behind -- says what {devices} device{'s' * (devices > 1)} would train, which would be {TRIAL_STEPS} steps on random data",
-                        help=["-- --data DIR --steps 10000 --checkpoints DIR", f"-- --steps {TRIAL_STEPS} where that is what you mean"])  # fmt: skip
+    trial = bool(args.cpu or args.local) and not args.to and "--data" not in said
+    if strategy.workload["kind"] != "train" or "--steps" in said or trial:
+        return
+    way = next(f"--{way}" for way in ("to", "nnodes", "hostfile", "local") if getattr(args, way))
+    devices, on = int(strategy.topology["devices"]), "the data" if "--data" in said else "random data"
+    raise PlanError("P214", f"{way}: nothing behind -- says how far {devices} device{'s' * (devices > 1)} would train, which would be {TRIAL_STEPS} steps on {on}",
+                    help=["-- --data DIR --steps 10000 --checkpoints DIR", f"-- --steps {TRIAL_STEPS} where that is what you mean"])  # fmt: skip
 
 
 def limit_s(args: argparse.Namespace, strategy: Strategy) -> int:

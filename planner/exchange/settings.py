@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
 from planner.layout import STAGE
-from planner.naming import role_named
+from planner.naming import REPLICATED, role_named
 from planner.strategy import offload_of, virtual_of
 
 if TYPE_CHECKING:
@@ -139,7 +139,8 @@ def settings_of(strategy: Strategy) -> Rounds:
     for name, size in strategy.mesh_shape:
         role = name if name == STAGE else role_named(name)
         if not role and size > 1:
-            raise PlanError("P192", f"no launcher has a word for the mesh axis {name!r}", help=[f"axes called {', '.join(AXES)}"])
+            idle = [f"its {size} devices do the same work: plan for fewer devices, or --pin dp={size} with a batch that it divides"] if name.startswith(REPLICATED) else []
+            raise PlanError("P192", f"no launcher has a word for the mesh axis {name!r}", help=[*idle, f"axes called {', '.join(AXES)}"])
         if size > 1:
             several += [f"{degrees[role]} and {size} of {role} as one axis"] if degrees[role] > 1 else []
             degrees[role] *= size

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
+from planner.report.baselines import tuned_words
 from planner.report.words import show_bytes
 
 if TYPE_CHECKING:
@@ -113,5 +114,5 @@ def words(plan: Strategy) -> str:
 
 def _row(row: Mapping[str, Any]) -> str:
     """A rejected plan in words."""
-    again = f", recompute {row['recompute']}" if row["recompute"] != "none" else ""
-    return f"{' x '.join(f'{a} {n}' for a, n in row['mesh'].items())}, optimizer level {row['zero_stage']}{again}, {row['microbatches']} microbatches: {row['why']}"
+    parts = [" x ".join(f"{a} {n}" for a, n in row["mesh"].items()), *([f"ZeRO-{row['zero_stage']}"] if row["zero_stage"] else []), *filter(None, [tuned_words(row)])]
+    return f"{', '.join(parts)}: {row['why']}"
