@@ -107,12 +107,13 @@ def plan(source: Any, *, devices: int | None = None, hardware: str | None = None
 
 
 def target_of(confirm: str, source: Any, request: Any) -> Any:
-    """The target that plans are compiled for before one is taken. Raises PlanError P003, P163 to P165."""
+    """The target that plans are compiled for before one is taken. Raises PlanError P003, P077, P163 to P165."""
     from planner.verify.confirm import target_of
 
     if not isinstance(source, str | Path):
         raise PlanError("P003", "confirm compiles in a process of its own, which reads the model from a file", help=["save the model, and give its path"])
-    return target_of(confirm, request.topology.devices, request.topology.device.kind)
+    computed_in(request.recipe.name)
+    return target_of(confirm, request.topology.devices, request.topology.device.kind, request.topology.device.name)
 
 
 def asked(request: Any, objective: str, mode: str) -> dict[str, Any]:
@@ -362,7 +363,7 @@ def computed_in(precision: str) -> str:
     if not recipe.emitted:
         written = [name for name in recipe_names() if load_recipe(name).emitted]
         raise PlanError("P077", f"no program is written in {precision} ({recipe.note}): it is priced only", detail=[f"programs are written in {' and '.join(written)}"],
-                        help=[f"plan again with --precision {' or '.join(written)} for a program, or without --emit for the price alone"])  # fmt: skip
+                        help=[f"plan again with --precision {' or '.join(written)} for a program, or for the price alone without --emit and --confirm"])  # fmt: skip
     return recipe.compute
 
 

@@ -124,7 +124,7 @@ def test_a_plan_that_fails_to_compile_is_passed_over_and_where_all_do_it_is_said
 
 
 @pytest.mark.parametrize(("target", "more", "code"), [
-    ("gpu:h9", (), "P164"), ("cpu", (), "P164"), ("tpu:v5e:2x4", (), "P165"), ("gpu:h100", ("--mode", "manual", "--pin", "c.json"), "P059"),
+    ("gpu:h9", (), "P164"), ("cpu", (), "P164"), ("tpu:v5e:2x4", (), "P165"), ("gpu:a100", (), "P165"), ("tpu:v5e:2x4", ("--hardware", "tpu-v5p"), "P165"), ("gpu:h100", ("--mode", "manual", "--pin", "c.json"), "P059"),
     ("gpu:h100", ("--workload", "infer", "--prompt", "8", "--generate", "4", "--concurrency", "4"), "P003"),
 ])  # fmt: skip
 def test_what_cannot_be_asked_is_refused_before_the_search(target: str, more: tuple[str, ...], code: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
@@ -143,6 +143,18 @@ def test_an_absent_compiler_is_said_before_the_search(monkeypatch: pytest.Monkey
     assert main([SOURCE, "--devices", "8", "--confirm", "gpu:h100"]) == 2
     err = capsys.readouterr().err
     assert "error[P163]: --confirm gpu:h100 needs jax's CUDA plugin" in err and "meshwright[gpu-compiler]" in err
+
+
+def test_what_is_only_priced_is_not_compiled(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.search.Search.run", None)
+    assert main([SOURCE, "--devices", "8", "--confirm", "gpu:h100", "--precision", "fp8"]) == 2
+    assert "error[P077]" in capsys.readouterr().err
+
+
+def test_a_target_is_the_planned_device_or_one_that_no_compiler_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_found", lambda module: True)
+    for text, kind, device in (("gpu:h100", "gpu", "h100-sxm"), ("gpu:h100", "gpu", "h20"), ("tpu:tpu7x:2x2", "tpu", "tpu-v7x"), ("tpu:v5e:2x4", "tpu", "tpu-v5e")):
+        assert confirm.target_of(text, 8, kind, device).text == text
 
 
 @pytest.mark.slow

@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from planner.verify.targets import Target
 
 MOST = 3
+TPUS = {"tpu7x": "v7x"}
+"""Generations that the compiler calls otherwise than `plan hardware`."""
 Smaller = Callable[[int], "Strategy | None"]
 """The best plan that the memory model puts at so many bytes or fewer; None where there is none."""
 
 
-def target_of(text: str, devices: int, kind: str) -> Target:
-    """The target of `--confirm` for a plan on devices of a kind, whose compiler is here. Raises PlanError P163 to P165."""
+def target_of(text: str, devices: int, kind: str, device: str = "") -> Target:
+    """The target of `--confirm` for a plan on devices of a kind, whose compiler is here. device: its name, which may be one that no compiler knows.
+
+    Raises PlanError P163 to P165."""
+    from planner.verify.chips import chip
     from planner.verify.targets import parse_target, require
 
     target = parse_target(text, devices, option="--confirm")
@@ -35,6 +40,9 @@ def target_of(text: str, devices: int, kind: str) -> Target:
     if target.kind != kind:
         raise PlanError("P165", f"--confirm {text} compiles for {target.machine.partition(',')[0]}, the plan is for devices of kind {kind}",
                         help=["a target of the planned devices' kind, or another --hardware"])  # fmt: skip
+    own = chip(device) if kind == "gpu" else device if device.startswith("tpu-") else None
+    if own is not None and own != (chip(target.name) if kind == "gpu" else f"tpu-{TPUS.get(target.name, target.name)}"):
+        raise PlanError("P165", f"--confirm {text} compiles for another device than the plan's, {device}", help=[f"the target of {device}, or another --hardware"])
     require(target, "--confirm")
     return target
 
