@@ -374,7 +374,8 @@ def _short(text: str) -> Pins:
             words = [k for k in (*SPOKEN_TECHNIQUES, *TECHNIQUES, *SPOKEN_AXES, STAGE) if len(k) > 3]
             near = did_you_mean(key, words, 0.7 if len(key) > 3 else 1)  # two letters are like any two others
             if axis:
-                raise PlanError("P020", f"{name.strip()} = {plain!r} is not possible", help=["a number of devices" + (f", or one of {', '.join(TENSOR)}" if key == "tensor" else "")])
+                other = f", or one of {', '.join(TENSOR)}" if key == "tensor" else ""
+                raise PlanError("P020", f"{name.strip()} = {plain!r} is not possible", help=[f"a number of devices{other}"])
             raise PlanError("P020", f"cannot read pin {part.strip()!r}", help=[h for h in (near, f"one of {SPOKEN}; or a TOML file (docs/modes.md)") if h])
         if key in table:
             raise PlanError("P020", f"{key} is pinned twice in {text!r}", help=["leave one of them, or a TOML file with a list of sizes to choose from"])

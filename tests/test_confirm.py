@@ -124,7 +124,8 @@ def test_a_plan_that_fails_to_compile_is_passed_over_and_where_all_do_it_is_said
 
 
 @pytest.mark.parametrize(("target", "more", "code"), [
-    ("gpu:h9", (), "P164"), ("cpu", (), "P164"), ("tpu:v5e:2x4", (), "P165"), ("gpu:a100", (), "P165"), ("tpu:v5e:2x4", ("--hardware", "tpu-v5p"), "P165"), ("gpu:h100", ("--mode", "manual", "--pin", "c.json"), "P059"),
+    ("gpu:h9", (), "P164"), ("cpu", (), "P164"), ("tpu:v5e:2x4", (), "P165"), ("gpu:a100", (), "P165"), ("tpu:v5e:2x4", ("--hardware", "tpu-v5p"), "P165"),
+    ("gpu:h100", ("--mode", "manual", "--pin", "c.json"), "P059"),
     ("gpu:h100", ("--workload", "infer", "--prompt", "8", "--generate", "4", "--concurrency", "4"), "P003"),
 ])  # fmt: skip
 def test_what_cannot_be_asked_is_refused_before_the_search(target: str, more: tuple[str, ...], code: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
