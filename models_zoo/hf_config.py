@@ -264,6 +264,8 @@ def _read(path: Path) -> tuple[Family, Any, str, tuple[str, ...]]:
     """Family, configuration, model type and notes of a file."""
     data = _load(path)
     kind = data.get("model_type")
+    if kind is None and "format_version" in data:
+        raise PlanError("P075", f"{path} is a plan, not a model", help=[f"plan show {path}, plan explain {path}, plan emit {path}"])
     if not isinstance(kind, str) or kind not in _KNOWN:
         hint = did_you_mean(kind, list(_KNOWN)) if isinstance(kind, str) else ""
         what = f"{path}: model_type {json.dumps(kind)[:80]} is not known" if kind is not None else f"{path} has no model_type"

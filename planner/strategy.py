@@ -177,12 +177,13 @@ class Strategy:
     def load(cls, path: str | Path) -> Strategy:
         """Read a file. Another major format version is refused; unknown keys are ignored."""
         path = Path(path)
+        model = [f"plan {path} --devices N plans this model, and writes its strategy"] if str(path).startswith("zoo:") or path.suffix == ".onnx" else []
         try:
             data = read_json(path)
         except OSError as e:
-            raise PlanError("P054", f"cannot read strategy {str(path)!r}: {e.strerror}", help=[] if exists(path) else file_meant(str(path))) from e
+            raise PlanError("P054", f"cannot read strategy {str(path)!r}: {e.strerror}", help=model or ([] if exists(path) else file_meant(str(path)))) from e
         except ValueError as e:
-            raise PlanError("P054", f"{path} is not JSON: {e}") from e
+            raise PlanError("P054", f"{path} is not JSON: {e}", help=model) from e
         return cls.from_dict(data, path)
 
     @classmethod

@@ -98,7 +98,7 @@ ERRORS: list[tuple[object, str, str, str]] = [
     ({"model_type": "gpt-2"}, "P075", 'model_type "gpt-2" is not known', "did you mean 'gpt2'?"),
     ({"model_type": "falcon"}, "P075", "falcon", "known: bert, camembert, deepseek,"),
     ({"model_type": ["llama"]}, "P075", '["llama"]', "known:"),
-    ({"hidden_size": 8}, "P075", "has no model_type", "known:"),
+    ({"hidden_size": 8}, "P075", "has no model_type", "known:"), ({"format_version": "1.0", "mesh": []}, "P075", "is a plan, not a model", "plan show "),
     ([1], "P074", "a JSON object expected", ""),
     ({"model_type": "llama", "hidden_size": "big"}, "P074", 'hidden_size = "big": a whole number', ""),
     ({"model_type": "llama", "hidden_size": True}, "P074", "hidden_size = true", ""),

@@ -60,7 +60,7 @@ def _safe(strategy: Strategy) -> str:
     if row is None:
         searched = strategy.solver["name"] not in GIVEN and not strategy.solver.get("stopped")
         return "no plan that was found fits with room" if searched else "a search takes one that fits with room, where there is one"
-    spare = show_bytes(c["memory_limit_bytes"] - row["memory_per_device_bytes"])
+    spare = show_bytes(max(0, c["memory_limit_bytes"] - row["memory_range_bytes"][1]))
     return f"the safe plan: {100 * (row['step_time_s'] / c['step_time_s'] - 1):.3g} % slower, {spare} to spare: --pin {pins_for(row)}"
 
 
