@@ -23,7 +23,7 @@ from planner.layout import STAGE
 from planner.pins import Pins
 from planner.rule import PENDING, Split
 from planner.spread import Spread
-from planner.strategy import Strategy, copies_of
+from planner.strategy import Strategy, bucket_of, copies_of, offload_of
 from planner.topology import Mesh
 
 Table = Mapping[str, Mapping[str, Mapping[str, list[str]]]]
@@ -103,6 +103,7 @@ def pins_file(strategy: Strategy, nodes: Table) -> str:
     t, inner = strategy.techniques, {a: n for a, n in strategy.mesh_shape if a != STAGE}
     mesh = {a["name"]: {"size": a["size"], **({"level": a["levels"][0] if len(a["levels"]) == 1 else list(a["levels"])} if a["levels"] else {})} for a in strategy.mesh}
     techniques = {k: t[k] for k in ("zero_stage", "recompute", "microbatches")} | ({"copies": copies} if (copies := copies_of(t)) > 1 else {})
+    techniques |= ({"bucket": bucket} if (bucket := bucket_of(t)) else {}) | ({"offload": list(away)} if (away := offload_of(t)) else {})
     if t["zero_stage"] and set(t["zero_group"]) != set(inner):
         techniques["zero_group"] = prod(inner[a] for a in t["zero_group"])
     if len(inner) < len(mesh):

@@ -64,6 +64,7 @@ MEGATRON = "dp=2,tp=4,tensor=megatron"
     (LLAMA, {"pins": f"{MEGATRON},zero=1"}),
     (LLAMA, {"pins": "dp=4,tp=2,tensor=megatron-sp,micro=2,recompute=block,zero=3"}),
     (LLAMA, {"pins": "dp=8,zero=1,zero_group=4"}),
+    (LLAMA, {"pins": "dp=8,zero=1,bucket=1MiB,offload=optimizer"}),
     (LLAMA, {"workload": "infer", "pins": MEGATRON}),
     ("zoo:gpt-tiny,layers=4", {"pins": "pp=2,virtual=2,tp=4,micro=4,tensor=megatron"}),
     ("zoo:resnet-tiny", {"pins": "dp=4,tp=2,tensor=megatron"}),
