@@ -93,6 +93,7 @@ def main(strategy_file: str, source: str, answer: str) -> int:
     from planner.strategy import Strategy
     from planner.verify.compiled import compile_module
     from planner.verify.numerics import load_program, seeded_batch, seeded_values
+    from planner.verify.predicted import predict
     from planner.verify.worker import figures, measured, recorded_model
     from planner.weights import load
 
@@ -106,8 +107,8 @@ def main(strategy_file: str, source: str, answer: str) -> int:
     _, gradients = reference.gradients(seeded_batch(module, {}, 1))
     module.__dict__.update(LEARNING_RATE=RATE, EPSILON=max(float(np.abs(g).max()) for g in gradients.values() if g.size))  # read when the step is traced
     step = compile_module(module, "train")
-    compiled = measured(step, unrolled=False)
-    rows = figures(graph, plan, compiled, "train", "shard_map", optimizer, int(strategy.costs["memory_per_device_bytes"]))
+    compiled = measured(step)
+    rows = figures(predict(graph, plan, workload="train", optimizer=optimizer), plan, compiled, "shard_map", int(strategy.costs["memory_per_device_bytes"]))
     found = {"errors": compare(program, module, step, reference, values), "differs": {f.what: [f.predicted, f.compiled] for f in rows if not f.ok},
              "judged": sum(f.judged for f in rows), "peak_bytes": compiled.peak_bytes}  # fmt: skip
     Path(answer).write_text(json.dumps(found))

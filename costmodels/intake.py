@@ -18,6 +18,7 @@ TEXT_BYTES = 512 * 2**20
 """Of a text at most: the strategies of the largest models take a few percent of it."""
 SMALL_BYTES = 16 * 2**20
 """Of a file that people write by hand."""
+_PART_BYTES = 2**20
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _KINDS = ((stat.S_ISDIR, "it is a folder"), (stat.S_ISFIFO, "it is a pipe"), (stat.S_ISSOCK, "it is a socket"), (stat.S_ISCHR, "it is a device"), (stat.S_ISBLK, "it is a device"))
 
@@ -49,11 +50,13 @@ def _refuse(mode: int, path: str | os.PathLike[str]) -> None:
 
 def read_bytes(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> bytes:
     """The bytes of a regular file of at most so many. Raises OSError."""
+    data = bytearray()  # grown as it is read: room for the most would be taken at once, and a file's size need not be true
     with opened(path) as file:
-        data = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else b""
-        if len(data) > most or (not data and os.fstat(file.fileno()).st_size):
+        while len(data) <= most and os.fstat(file.fileno()).st_size <= most and (part := file.read(_PART_BYTES)):
+            data += part
+        if len(data) > most or os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", os.fspath(path))
-    return data
+    return bytes(data)
 
 
 def read_text(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> str:

@@ -297,10 +297,8 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
     if model.workload.batch is None and model.workload.tokens_per_step is None:
         out.append(f"batch {model.batch} (--batch)")
     out += model.said
-    if model.proto.configuration and request.pins.empty:
-        devices = ", ".join(str(c.num_devices) for c in model.proto.configuration)
-        out.append(f"the model's annotations for {devices} devices are not used (--pin annotated)")
-    return (*out, *said(model.plain), *request.topology.notes, *(note for note in model.plain.notes if not isinstance(note, Finding)))
+    shape = () if request.topology.groups else request.topology.notes
+    return (*out, *said(model.plain), *shape, *(note for note in model.plain.notes if not isinstance(note, Finding)))
 
 
 def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:

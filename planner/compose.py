@@ -16,7 +16,7 @@ import numpy as np
 from planner.assemble import PICO
 from planner.detail import details
 from planner.evaluate import Cost, price_plan
-from planner.findings import of_plan, ordered, rows
+from planner.findings import of_plan, of_request, ordered, rows
 from planner.flow import Flow, Plan
 from planner.graph import Graph
 from planner.hosted import host_bytes
@@ -71,7 +71,7 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
         nodes, block_table(graph, flow, base),
         tensor_table(graph, flow, base), techniques, costs, solver,
         {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions,
-        rows(ordered((*of_plan(model, graph, costs, nodes), *found.findings, *too_fast(request, best.cost)))), provenance,
+        rows(ordered((*of_plan(model, graph, costs, nodes), *of_request(model, request), *found.findings, *too_fast(request, best.cost)))), provenance,
         details(base, flow, runs, pricer), graph,
     )  # fmt: skip
     return replace(made, provenance={**provenance, "decisions": made.decisions()})

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from planner.graph import Graph
     from planner.model import Model
+    from planner.request import Request
 
 KINDS = ("speed", "loss", "frozen", "tie", "experts", "training", "attention", "memory", "devices", "published", "batch", "operators", "tables", "padding", "note")
 """From the gravest: a speed that nobody would accept; what changes the training (loss left out, weights frozen or untied, experts not recognised, layers in
@@ -47,6 +48,15 @@ def of_plan(model: Model, graph: Graph, costs: Mapping[str, Any], nodes: Mapping
     notes = tuple(note for note in model.plain.notes if isinstance(note, Finding))
     slow = graph.parameters > LARGE and model.workload.kind == "train" and costs["model_flops_utilization"] < LEAST_MFU
     return ordered([*([_speed(notes, costs, nodes)] if slow else []), *notes])
+
+
+def of_request(model: Model, request: Request) -> tuple[Finding, ...]:
+    """What is found of a question before it is answered: a plan that the file brings and nobody asked for, kinds of device that work at the pace of the slowest."""
+    found = [Finding("devices", note) for note in request.topology.notes if request.topology.groups]
+    if model.proto.configuration and request.pins.empty:
+        devices = ", ".join(str(c.num_devices) for c in model.proto.configuration)
+        found.append(Finding("note", f"the model's annotations for {devices} devices are not used (--pin annotated)"))
+    return tuple(found)
 
 
 def _speed(notes: Iterable[Finding], costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]) -> Finding:

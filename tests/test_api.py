@@ -84,7 +84,7 @@ def test_emitted_text_is_python_with_the_plan_in_its_header(strategy: planner.St
 
 
 def test_a_strategy_of_another_model_is_refused(strategy: planner.Strategy) -> None:
-    with pytest.raises(planner.PlanError, match="is not the model"):
+    with pytest.raises(planner.PlanError, match="is another model"):
         planner.emit(strategy, "zoo:mlp-tiny,layers=7")
 
 

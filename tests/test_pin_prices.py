@@ -55,9 +55,9 @@ def test_a_file_says_under_which_pins_it_was_searched(pinned: Strategy, tmp_path
 
 def test_each_price_is_what_a_search_without_the_pin_saves(pinned: Strategy) -> None:
     rows = {row.pin: row for row in price_pins(pinned, MODEL)}
-    assert set(rows) == {"model = 2", "microbatches = 2", "zero_stage = 1", ALL}
+    assert set(rows) == {"tensor = 2", "microbatches = 2", "zero_stage = 1", ALL}
     step = pinned.costs["step_time_s"]
-    for pin, left in (("model = 2", "zero=1,micro=2"), ("microbatches = 2", "tp=2,zero=1"), ("zero_stage = 1", "tp=2,micro=2"), (ALL, "")):
+    for pin, left in (("tensor = 2", "zero=1,micro=2"), ("microbatches = 2", "tp=2,zero=1"), ("zero_stage = 1", "tp=2,micro=2"), (ALL, "")):
         without = planner.plan(MODEL, devices=8, batch=64, pins=left or None, baselines=False).costs["step_time_s"]
         assert rows[pin].saved_s == pytest.approx(max(0.0, step - without), rel=1e-5, abs=1e-9), pin
     assert rows["microbatches = 2"].binds and rows[ALL].binds
@@ -68,7 +68,7 @@ def test_a_table_says_it(pinned: Strategy, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     pinned.save("a.json")
     assert main(["explain", "a.json"]) == 0
-    assert "pins model = 2 microbatches = 2 zero_stage = 1 (--pins: what each costs)" in " ".join(capsys.readouterr().out.split())
+    assert "pins tensor = 2 microbatches = 2 zero_stage = 1 (--pins: what each costs)" in " ".join(capsys.readouterr().out.split())
     assert main(["explain", "a.json", "--pins"]) == 0
     out = capsys.readouterr().out
     assert "without the pin" in out and "all of them" in out

@@ -150,8 +150,8 @@ def test_unfolded_repeats_cost_what_folded_ones_do() -> None:
 
 def test_conversions_priced_together_are_those_priced_one_by_one() -> None:
     topology, random_ = for_devices("h100-sxm", 16), random.Random(1)
-    cells = [(), ("data",), ("model",), ("data", "model")]
-    layouts = [x for x in (Layout((a, b), p, f) for a in cells for b in cells for p in ((), ("model",)) for f in ((), ("data",)))
+    cells = [(), ("data",), ("tensor",), ("data", "tensor")]
+    layouts = [x for x in (Layout((a, b), p, f) for a in cells for b in cells for p in ((), ("tensor",)) for f in ((), ("data",)))
                if len({*x.dims[0], *x.dims[1], *x.partial, *x.fan}) == len([*x.dims[0], *x.dims[1], *x.partial, *x.fan])]  # fmt: skip
     atlas = Atlas()
     for mesh in [m for m in meshes(topology) if len(m.axes) == 2]:
@@ -208,7 +208,7 @@ def test_splits_priced_together_are_those_priced_one_by_one(source: str, batch: 
 @pytest.mark.parametrize("bucketed", [False, True])
 def test_collectives_priced_together_are_those_priced_one_by_one(hardware: str, bucketed: bool) -> None:
     pricer = space_of("zoo:gpt-tiny", 16, 16, 4, hardware=hardware).pricer
-    rng, ways = np.random.default_rng(0), ((), ("data",), ("model",), ("data", "model"))
+    rng, ways = np.random.default_rng(0), ((), ("data",), ("tensor",), ("data", "tensor"))
     of, payload, stacked = rng.integers(0, 4, 60), np.floor(10 ** rng.uniform(-1, 10, 60)), rng.integers(1, 99, 60)
     for kind in ("all-reduce", "reduce-scatter", "all-gather"):
         for runtime in ("jax-shard_map", "jax-jit"):

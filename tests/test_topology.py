@@ -198,7 +198,7 @@ def test_a_wrapped_torus_is_twice_as_fast_as_a_line() -> None:
 def test_a_mesh_of_links_gives_few_members_little() -> None:
     topology = for_devices("mi300x", 8)
     link = topology.levels[0].effective_bytes_per_s
-    two, eight = (topology.group(two_axes(topology, n) if n < 8 else Mesh((MeshAxis("model", ((0, 8),)),)), ("model",))[0] for n in (2, 8))
+    two, eight = (topology.group(two_axes(topology, n) if n < 8 else Mesh((MeshAxis("tensor", ((0, 8),)),)), ("tensor",))[0] for n in (2, 8))
     assert (two.bytes_per_s, eight.bytes_per_s) == (link, pytest.approx(7 * link))
     assert two.kind == eight.kind == "mesh"
 

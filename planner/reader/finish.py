@@ -15,7 +15,7 @@ from planner.graph import FLOATS, Graph, Role, Tensor, WeightRef
 from planner.reader.bodies import frozen
 from planner.reader.draft import FOLD_ELEMENTS, Draft, Op, ref_array
 from planner.reader.merge import merge_identical
-from planner.reader.params import Use, lost_ties, named, resolve_ties
+from planner.reader.params import STATE, Use, lost_ties, named, resolve_ties
 from planner.reader.tidy import drop_copies, drop_dead
 
 _GENERATED = re.compile(r"^(val_\d+|onnx::\w+|\d+|_tensor_constant\d+|.*Constant(_\d+)?_output_0|const_fold_opt_.*)$")
@@ -26,7 +26,6 @@ _SLOTS = {
 _SLOTS["RoutedExperts"] = {3: "gate_proj", 4: "up_proj", 5: "down_proj", 6: "gate_bias", 7: "up_bias", 8: "down_bias"}
 SHOWN = 4  # names in a note
 _BUFFERS = ("running_mean", "running_var", "inv_freq")
-_STATE = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 
 
 def finish(draft: Draft) -> Graph:
@@ -128,7 +127,7 @@ def _roles(draft: Draft, trainable: set[str]) -> tuple[dict[str, WeightRef], dic
     for op, slot, name in [*order, *((OUTPUT, 0, name) for name in draft.outputs)]:
         if name in weights or name in constants or name in fills or not draft.is_leaf(name):
             continue
-        state = (op.op, slot) in _STATE
+        state = (op.op, slot) in STATE
         if name in draft.values and (draft.values[name].size > FOLD_ELEMENTS or name in trainable or state):
             draft.refs[name] = WeightRef("inline", proto=draft.values.pop(name))
         ref = draft.refs.get(name)

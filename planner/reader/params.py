@@ -64,6 +64,10 @@ def depends_on_data(draft: Draft) -> set[str]:
     return found
 
 
+STATE = {("BatchNormalization", 3), ("BatchNormalization", 4)}
+"""Operands that follow the data, whatever they are called: running statistics."""
+
+
 def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
     """What parameter slot of an operation holds, '' when it is none."""
     kind = op.op
@@ -132,7 +136,7 @@ def parameter_uses(draft: Draft) -> list[Use]:
     told: dict[str, tuple[str, ...]] = {}
     for op in draft.ops:
         for slot, name in enumerate(op.inputs):
-            if not name or name in data or draft.dtype(name) not in _TRAINABLE:
+            if not name or name in data or draft.dtype(name) not in _TRAINABLE or (op.op, slot) in STATE:
                 continue
             kind = slot_kind(draft, op, slot, data)
             leaves = _leaves(draft, name) if kind else []

@@ -134,7 +134,11 @@ def compile_program(program: Program, workload: str) -> CompiledSizes:
     """Compile the training step (or the forward pass) from shapes alone, in float32. Needs jax and the plan's devices."""
     from planner.verify.compiled import compile_step
 
-    done = compile_step(program, workload)  # type: ignore[arg-type]
+    return measured(compile_step(program, workload))  # type: ignore[arg-type]
+
+
+def measured(done: Any) -> CompiledSizes:
+    """What the compiler says of a compiled step."""
     stats = done.memory_analysis()
     return CompiledSizes(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes)
 
