@@ -315,7 +315,8 @@ class Offered:
             instead = ["recompute=block"]
         elif level > most:
             what = f"under {schedule} the ZeRO stage is at most {most}, pinned is {level}"
-            instead = [f"zero={most}", *(f"schedule={s}" for s in SCHEDULES if level <= MOST_LEVEL[s])][:2]
+            sharded = self.request.pins.mesh.get("fsdp", ())  # which is ZeRO-3 by its name
+            instead = [f"dp={sharded[0]},zero={most}" if sharded else f"zero={most}", *(f"schedule={s}" for s in SCHEDULES if level <= MOST_LEVEL[s])][:2]
         elif micro == 1:
             what = "they need at least two microbatches, pinned is one"
             instead = [f"micro={mesh.stages}"] if self.model.batch % mesh.stages == 0 else []

@@ -154,6 +154,7 @@ def test_a_factor_that_does_not_exist() -> None:
     ("tp=4,dp=2", {"zzz.qqq": {"split": {"n": ["tensor"]}}}, "`plan ops MODEL` prints the names"),
     ("dp=8,micro=3", {}, "--batch 33, or micro=1"),
     ("pp=2,micro=4,schedule=gpipe,zero=2", {}, "schedule=1f1b"),
+    ("pp=2,fsdp=2,tp=2,micro=4", {}, "dp=2,zero=2"),
     ("pp=4,micro=1", {}, "micro=4"),
     ("pp=2,micro=1,virtual=2", {}, "micro=2"),
 ])  # fmt: skip
