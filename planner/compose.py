@@ -16,7 +16,7 @@ import numpy as np
 from planner.assemble import PICO
 from planner.detail import details
 from planner.evaluate import Cost, price_plan
-from planner.findings import of_plan, of_request, ordered, rows
+from planner.findings import of_plan, of_request, ordered, rows, unfused
 from planner.flow import Flow, Plan
 from planner.graph import Graph
 from planner.hosted import host_bytes
@@ -65,13 +65,15 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     techniques |= chunks(best.plan) | places(best.plan, graph) | tables(graph)
     workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}
     nodes, costs = node_table(base, flow, found), cost_table(pricer_cost, request, base, model)
+    said = (*of_plan(model, graph, costs, nodes, best.plan.microbatches), *of_request(model, request), *unfused(request, costs, nodes, best.plan.microbatches))
+    findings = rows(ordered((*said, *found.findings, *too_fast(request, best.cost))))
     made = Strategy(
         {"name": model.name, "sha256": model.sha256(), "nodes": len(graph.nodes), "parameters": graph.parameters}, request.topology.to_json(), workload,
         tuple({"name": a.name, "size": a.size, "levels": [request.topology.levels[level].name for level, _ in a.parts]} for a in best.mesh.axes),
         nodes, block_table(graph, flow, base),
         tensor_table(graph, flow, base), techniques, costs, solver,
         {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions,
-        rows(ordered((*of_plan(model, graph, costs, nodes), *of_request(model, request), *found.findings, *too_fast(request, best.cost)))), provenance,
+        findings, provenance,
         details(base, flow, runs, pricer), graph,
     )  # fmt: skip
     return replace(made, provenance={**provenance, "decisions": made.decisions()})

@@ -41,13 +41,15 @@ class Finding(str):
 LEAST_MFU = 0.02
 """Below this share of the devices' arithmetic a training plan of a large model is a mistake somewhere, and said so before anything else."""
 LARGE = 1_000_000_000
+UNFUSED = 0.05
+"""Share of a step from which on it is said that attention is priced as a kernel that the emitted program does not have."""
 
 
-def of_plan(model: Model, graph: Graph, costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]) -> tuple[Finding, ...]:
+def of_plan(model: Model, graph: Graph, costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], microbatches: int) -> tuple[Finding, ...]:
     """What is found when a plan is put together: of the graph that is planned, its costs, and its nodes as the strategy file has them."""
     notes = tuple(note for note in model.plain.notes if isinstance(note, Finding))
     slow = graph.parameters > LARGE and model.workload.kind == "train" and costs["model_flops_utilization"] < LEAST_MFU
-    return ordered([*([_speed(notes, costs, nodes)] if slow else []), *notes])
+    return ordered([*([_speed(notes, costs, nodes, microbatches)] if slow else []), *notes])
 
 
 def of_request(model: Model, request: Request) -> tuple[Finding, ...]:
@@ -59,7 +61,23 @@ def of_request(model: Model, request: Request) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _speed(notes: Iterable[Finding], costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]) -> Finding:
+def unfused(request: Request, costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], microbatches: int) -> tuple[Finding, ...]:
+    """That attention is priced as a fused kernel, which programs for accelerators do not have yet (docs/how-a-plan-is-chosen.md, How sure it is)."""
+    if request.runtime.kernels is not None or request.topology.device.kind == "cpu":
+        return ()
+    share = _spent((row for row in nodes.values() if row["op"] == "Attention"), microbatches) / (costs["step_time_s"] or 1.0)
+    if share < UNFUSED:
+        return ()
+    return (Finding("attention", f"attention, {100 * share:.0f} % of the step, is priced as a fused kernel; the program that plan emit writes sends its scores through memory "
+                                 "and takes longer there"),)  # fmt: skip
+
+
+def _spent(rows: Iterable[Mapping[str, Any]], microbatches: int) -> float:
+    """Seconds of a step that nodes' kernels take."""
+    return microbatches * sum(row.get("time_s", 0.0) for row in rows)
+
+
+def _speed(notes: Iterable[Finding], costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], microbatches: int) -> Finding:
     """Why a plan puts next to none of its devices' arithmetic to use, and what to do."""
     kinds, step = {n.kind for n in notes}, costs["step_time_s"] or 1.0
     whole = [row for row in nodes.values() if row.get("unsupported")]
@@ -67,7 +85,7 @@ def _speed(notes: Iterable[Finding], costs: Mapping[str, Any], nodes: Mapping[st
     if "experts" in kinds:
         why = "its experts were not recognised, so whole weights are copied for each token, or every expert works on every token"
         help_ = "export them in a form that is (docs/exporting.md, Experts)"
-    elif sum(row.get("time_s", 0.0) * row.get("times", 1) for row in whole) > step / 3:
+    elif _spent(whole, microbatches) > step / 3:
         why, help_ = f"{len(whole)} kinds of nodes have no rule and run whole on every device, first {whole[0]['unsupported']}", "plan ops FILE lists them"
     elif costs["distinct_work"] < 1 / 3:
         why, help_ = f"devices repeat one another's work ({costs['distinct_work']:.1%} of it is distinct)", "a larger --batch, or fewer --devices"
