@@ -24,7 +24,7 @@ lint: $(STAMP)
 
 test: lint
 	$(BIN)/python -m benchmarks.baselines
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

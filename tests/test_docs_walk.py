@@ -99,7 +99,7 @@ def walk(page: Path, folder: Path, long: bool) -> int:
 WALKED = [p for p in PAGES if listed(p)]
 
 
-@pytest.mark.parametrize("page", [p for p in WALKED if p.name in ("README.md", "exchange.md", "reading-a-report.md", "cache.md")], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [p for p in WALKED if p.name == "README.md"], ids=lambda p: p.name)
 def test_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
     assert walk(page, tmp_path, long=False) > 0
 
