@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import onnx
 import pytest
 
 from planner.api import open_model, plan, program
+from planner.cli import main
 from planner.errors import PlanError
 from planner.graph import Graph
 from planner.reader import read_model
@@ -301,3 +303,15 @@ def test_exports_in_evaluation_mode_say_so(text: str, words: str, tmp_path: Path
     onnx.save(made, tmp_path / "m.onnx")
     assert any(words in n for n in open_model(tmp_path / "m.onnx", 1).plain.notes)
     assert not any("dropout" in n for n in open_model(tmp_path / "m.onnx", 1, workload="infer").plain.notes)
+
+
+def test_a_number_that_trains_is_written_without_dims(tmp_path: Path) -> None:
+    """The program holds stored weights to the model's shapes: CLIP's temperature was [1] in the file and refused."""
+    text = "q = MatMul(x, wq) s = Exp(logit_scale) y = Mul(q, s)"
+    onnx.save(model(f"(float[2,3,8] x) => (float[2,3,8] y) {{ {text} }}", wq=rand(8, 8), logit_scale=np.float32(0.5)), tmp_path / "m.onnx")
+    strategy = plan(tmp_path / "m.onnx", devices=2, hardware="cpu", precision="fp32", baselines=False)
+    strategy.save(tmp_path / "m.plan.json")
+    assert main(["emit", str(tmp_path / "m.plan.json"), "--model", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "m.py")]) == 0
+    raw = (tmp_path / "m.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    assert {name: row["shape"] for name, row in header.items()} == {"wq": [8, 8], "logit_scale": []}

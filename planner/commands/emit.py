@@ -119,9 +119,9 @@ def _write_safetensors(path: Path, constants: Mapping[str, Any], graph: Graph, w
         import numpy as np
 
         for name, value in constants.items():
-            yield f"constant/{name}", np.ascontiguousarray(value)
+            yield f"constant/{name}", np.asarray(value)
         for name in weights:
-            yield graph.labels.get(name, name), np.ascontiguousarray(load_one(graph, name, folder))
+            yield graph.labels.get(name, name), np.asarray(load_one(graph, name, folder))  # numbers stay without dims
 
     header: dict[str, Any] = {}
     try:
