@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import planner
-from planner.check import check
 from planner.report.check import markdown
+from planner.whatif.gate import check
 
 FOLDER = Path(__file__).with_name("baselines")
 CASES: dict[str, tuple[str, dict[str, object]]] = {

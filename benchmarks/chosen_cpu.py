@@ -24,7 +24,7 @@ from statistics import median
 
 import planner
 from benchmarks.rank_cpu import calibrated, run_programs
-from planner.topology import device
+from planner.machine.topology import device
 
 LEAST_HELD = 8
 CASES = (

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import hand_counts
 from benchmarks.hand_plans import Mesh, data_parallel, megatron, mlp_megatron, positions, random_splits
-from planner.blocks import find_runs, hoist
-from planner.flow import Plan
-from planner.graph import Graph
-from planner.rule import Split
-from planner.training import add_loss
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.graph.repeats import find_runs, hoist
+from planner.sharding.rule import Split
+from planner.workload.loss import add_loss
 
 if TYPE_CHECKING:
     from planner.emit.program import Program

@@ -27,9 +27,9 @@ from typing import Any
 from benchmarks.hand_plans import data_parallel, megatron, mlp_megatron
 from planner.emit.program import Training, emit
 from planner.errors import PlanError
-from planner.flow import Plan
-from planner.graph import Graph
-from planner.rule import Split
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.sharding.rule import Split
 from planner.verify.ahead import PADDING
 from planner.verify.report import Figure
 
@@ -91,9 +91,9 @@ def cases(targets: Sequence[str], compute: str = "") -> Iterator[Case]:
 def graph_of(model: str) -> Graph:
     """The training graph."""
     import models_zoo
-    from planner.blocks import hoist
+    from planner.graph.repeats import hoist
     from planner.reader import read_model
-    from planner.training import add_loss
+    from planner.workload.loss import add_loss
 
     spec, batch = MODELS[model]
     return hoist(add_loss(read_model(models_zoo.build(spec), batch=batch)))

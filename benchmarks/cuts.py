@@ -18,12 +18,14 @@ from math import gcd, prod
 import numpy as np
 
 from benchmarks.neutral import ANY_PADDING
-from planner.account import float32_sizes
-from planner.flow import Plan, gradient_tensors, rule_of, weight_plan
-from planner.graph import Graph
-from planner.layout import Axes, Layout, distribute, group, local_shape, replicated
-from planner.problem import Budget, Problem
-from planner.rule import Dim, Rule, Split, legal
+from planner.execution.collectives import float32_sizes
+from planner.execution.layout_flow import weight_plan
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.ops.lookup import gradient_tensors, rule_of
+from planner.sharding.layout import Axes, Layout, distribute, group, local_shape, replicated
+from planner.sharding.rule import Dim, Rule, Split, legal
+from planner.solvers.problem import Budget, Problem
 
 Cuts = Sequence[Sequence[int]]
 """Per operand, per dim, into how many pieces it is cut."""

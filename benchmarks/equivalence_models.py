@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from planner.errors import PlanError
-from planner.graph import FLOATS, Graph, Tensor
-from planner.model import Model, Workload
+from planner.graph.ir import FLOATS, Graph, Tensor
+from planner.workload.model import Model, Workload
 
 LARGE = 50e6
 """Parameters above which a model runs shrunk."""

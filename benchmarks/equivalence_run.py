@@ -24,15 +24,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.equivalence_models import Case, Shrunk, feeds_for, onnxruntime_outputs
-from planner.base import Base
-from planner.candidates import candidates
+from planner.analysis.facts import Base
 from planner.errors import PlanError
-from planner.flow import Plan, rule_of
-from planner.graph import Graph
-from planner.model import Model
-from planner.pins import Pins
-from planner.rule import PENDING, Limits, Rule, Split, legal
-from planner.strategy import Strategy
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.ops.lookup import rule_of
+from planner.pins.pins import Pins
+from planner.sharding.candidates import candidates
+from planner.sharding.rule import PENDING, Limits, Rule, Split, legal
+from planner.strategy.strategy import Strategy
+from planner.workload.model import Model
 
 HARDWARE = Path(__file__).with_name("eager.toml")
 TOLERANCE, RUNTIME_TOLERANCE = 1e-4, 1e-3
@@ -52,7 +53,7 @@ class HandPins(Pins):
 def tensor_parallel(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
     """Per class of nodes: the batch over "data", and over "tensor" any other factor. A product of a weight is cut along a dim of the weight, any
     other product along what its rule allows; only where neither can be (a recurrence), both axes share the batch."""
-    from planner.batch import batch_factors
+    from planner.analysis.batch_factor import batch_factors
 
     factors, out = batch_factors(base), {}
     for i in range(len(base.graph.nodes)):
@@ -85,7 +86,7 @@ class ExchangePins(Pins):
 
 def exchanges(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
     """Per class of nodes whose kernel can exchange with neighbours the split that has it do so over "tensor", and the batch over "data"; others are free."""
-    from planner.batch import batch_factors
+    from planner.analysis.batch_factor import batch_factors
 
     factors = batch_factors(base)
     out: dict[int, tuple[Split, ...]] = {}
@@ -150,9 +151,9 @@ def unnamed(*sizes: int) -> dict[str, tuple[int, ...]]:
 
 def choose(case: Case, model: Model, attempt: Attempt) -> Strategy:
     """Search, and the strategy through its file form. Raises PlanError when nothing is possible."""
-    from planner.api import assumptions, make_request
-    from planner.compose import compose
-    from planner.search import Search
+    from planner.search.build_request import assumptions, make_request
+    from planner.search.search import Search
+    from planner.search.to_strategy import compose
 
     kind = model.workload.kind
     request = make_request(devices=case.devices, hardware=str(HARDWARE), topology=None, workload=kind, mode=attempt.mode, solver=attempt.solver,
@@ -271,7 +272,7 @@ class Row:
 def run_case(case: Case, workload: str, names: tuple[str, ...], backends: tuple[str, ...]) -> Iterator[Row | str]:
     """Rows, and lines of talk, of one model and workload. Needs jax and the devices."""
     from planner.verify.numerics import Twin, seeded_values
-    from planner.weights import load
+    from planner.workload.weights import load
 
     model = case.model(workload)
     graph = model.graph(1)
@@ -365,7 +366,7 @@ def distance(got: np.ndarray, want: np.ndarray) -> float:
 
 def about(case: Case, model: Model) -> Iterator[str]:
     """Lines that say what runs: parameters, dims, inputs, loss."""
-    from planner.training import default_loss
+    from planner.workload.loss import default_loss
 
     plain = model.plain
     inputs = ", ".join(f"{n}{list(plain.tensors[n].shape)}" for n in plain.inputs)

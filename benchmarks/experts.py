@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import planner
-from costmodels.units import show_bytes, show_time
+from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 TIE = 1e-3
 """Plans this near each other are ties for the search."""

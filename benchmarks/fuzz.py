@@ -47,7 +47,7 @@ SMALL_BYTES = 300_000
 def sound_models(cases: bool, folder: Path | None) -> list[list[Any]]:
     """Groups of sound models; a group is drawn first, so that few zoo models weigh as much as many operator tests."""
     import models_zoo
-    from planner.reader.file import load
+    from planner.reader.onnx.file import load
 
     groups: list[list[Any]] = [[models_zoo.build(spec) for spec in ZOO]]
     if cases:
@@ -99,8 +99,8 @@ def make(groups: list[list[Any]], seed: int, index: int) -> tuple[bytes, dict[st
 def judge(data: bytes, options: dict[str, Any], folder: Path, plan: bool, workload: str) -> tuple[str, int]:
     """What becomes of one input ("read", "planned", or the code of its PlanError) and how many nodes its graph has. Anything else propagates."""
     from planner.errors import PlanError
-    from planner.graph import Graph
-    from planner.reader.file import parse
+    from planner.graph.ir import Graph
+    from planner.reader.onnx.file import parse
 
     path = folder / "model.onnx"
     try:
@@ -112,7 +112,7 @@ def judge(data: bytes, options: dict[str, Any], folder: Path, plan: bool, worklo
             return "read", len(graph.nodes)
         path.write_bytes(data)
         from planner.api import plan as search
-        from planner.api import program
+        from planner.emit.from_strategy import program
 
         devices = max(options.pop("devices"), 2)
         found = search(path, devices=devices, hardware="cpu", workload=workload, time_limit_s=2.0, baselines=False, **options)

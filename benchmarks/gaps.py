@@ -12,10 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-from planner.api import make_request
-from planner.collector import seldom_collecting
-from planner.model import Model, Workload
-from planner.search import Search
+from planner.search.build_request import make_request
+from planner.search.search import Search
+from planner.support.gc_pause import seldom_collecting
+from planner.workload.model import Model, Workload
 
 ROWS = (
     ("llama3-8b", 4, 64), ("llama3-8b", 8, 512), ("mixtral-8x7b", 16, 256), ("mixtral-8x7b", 64, 512), ("gpt3-175b", 1024, 1536), ("megatron-530b", 512, 1920),

@@ -17,13 +17,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planner.blocks import classes, find_runs
-from planner.candidates import candidates
 from planner.errors import PlanError
-from planner.flow import Plan, derive, rule_of
-from planner.graph import Graph
-from planner.layout import Layout
-from planner.rule import Limits, Split, legal
+from planner.execution.layout_flow import derive
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.graph.repeats import classes, find_runs
+from planner.ops.lookup import rule_of
+from planner.sharding.candidates import candidates
+from planner.sharding.layout import Layout
+from planner.sharding.rule import Limits, Split, legal
 
 Mesh = tuple[tuple[str, int], ...]
 Fixed = Mapping[str, Mapping[str, Sequence[str]]]

@@ -16,13 +16,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from planner.api import make_request
-from planner.cache import Cache
-from planner.collector import seldom_collecting
-from planner.incremental import SLOWER
-from planner.model import Model, Workload
-from planner.request import Found
-from planner.search import Search
+from planner.cache.folder import Cache
+from planner.search.build_request import make_request
+from planner.search.incremental import SLOWER
+from planner.search.request import Found
+from planner.search.search import Search
+from planner.support.gc_pause import seldom_collecting
+from planner.workload.model import Model, Workload
 
 ROWS: tuple[tuple[str, str, str, int, int], ...] = (
     ("Llama-3 8B: vocabulary 128,512", "llama3-8b", "vocab=128512", 64, 256),

@@ -22,9 +22,9 @@ def run_one(path: Path, limit_s: float, solver: str, seed: int, keep: Path | Non
     """Solve one file in this process and print a JSON line."""
     import resource
 
-    from planner.contest import read_problem, write_solution
-    from planner.problem import Budget, evaluate
     from planner.solvers import solve
+    from planner.solvers.iopddl import read_problem, write_solution
+    from planner.solvers.problem import Budget, evaluate
 
     began = time.monotonic()
     problem = read_problem(path)

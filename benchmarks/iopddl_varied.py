@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.problem import FORBIDDEN
+from planner.solvers.problem import FORBIDDEN
 
 
 def varied(problem: dict[str, Any], draw: random.Random, noise: float, drop: float, limit: float) -> dict[str, Any]:
-    """A problem like another, in the contest's JSON (planner.contest)."""
+    """A problem like another, in the contest's JSON (planner.solvers.iopddl)."""
     given, pairs = problem["nodes"], problem["edges"]
     old = draw.sample(range(len(given["costs"])), len(given["costs"]))
     new = {node: k for k, node in enumerate(old)}

@@ -67,7 +67,7 @@ def run(plan: Path, processes: int, folder: Path, *arguments: str) -> tuple[list
 
 def parameters(file: Path) -> dict[str, np.ndarray]:
     """What a program exported, by name."""
-    from planner.emit.parts.frame import read_safetensors
+    from planner.emit.runtime.files.frame import read_safetensors
 
     return dict(read_safetensors(file))
 

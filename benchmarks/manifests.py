@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 SCHEMA = "1.31"
 

@@ -3,7 +3,7 @@
     python -m benchmarks.memory_truth --devices 8 [--target cpu|gpu:h100] [--case SUBSTRING] [--quick] [--json]
 
 compiled = arguments + outputs - aliased + temporaries, bytes of one device, of the default (scanned) shard_map program; nothing is allocated or run.
-The prediction is that of planner.memory without the allowance for fragmentation, which the compiler's figure does not have either.
+The prediction is that of planner.pricing.peak_memory without the allowance for fragmentation, which the compiler's figure does not have either.
 Plans are written by hand (benchmarks.hand_plans): data parallel over all devices, and Megatron on 2 x devices/2. Compiling happens in a process
 of its own, for virtual CPU devices or (jax's CUDA plugin installed, no GPU needed) for a GPU; what differs between them is said in docs/memory.md.
 """
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hand_plans import data_parallel, megatron
-from planner.flow import Plan
-from planner.graph import Graph
-from planner.training import add_loss
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
 from planner.verify.targets import Target, parse_target, require
+from planner.workload.loss import add_loss
 
 ROOT = Path(__file__).parents[1]
 GPT = "zoo:gpt2-small,layers=4,seq="
@@ -81,7 +81,7 @@ def cases(quick: bool = False) -> Iterator[Case]:
 def graph_of(case: Case, devices: int) -> Graph:
     """The training graph of one microbatch."""
     import models_zoo
-    from planner.blocks import hoist
+    from planner.graph.repeats import hoist
     from planner.reader import read_model
 
     rows = devices if case.split == "data" else 2
@@ -91,13 +91,13 @@ def graph_of(case: Case, devices: int) -> Graph:
 def check(case: Case, devices: int, target: Target) -> dict[str, Any]:
     """Price and compile one case."""
     from costmodels.precision import load_recipe
-    from costmodels.runtime import RUNTIMES
-    from planner.base import Base
+    from costmodels.runtimes import RUNTIMES
+    from planner.analysis.facts import Base
     from planner.emit.program import emit
-    from planner.evaluate import price_plan
-    from planner.meshes import pinned_mesh
-    from planner.price import Pricer
-    from planner.topology import for_devices
+    from planner.machine.mesh_choices import pinned_mesh
+    from planner.machine.topology import for_devices
+    from planner.pricing.pricer import Pricer
+    from planner.pricing.step_time import price_plan
     from planner.verify.ahead import compile_ahead
 
     start = time.perf_counter()

@@ -84,7 +84,7 @@ class Planned:
 def worker(job: Job) -> Ours:
     """Plan in this process. Search time is the CPU time of `planner.plan` less that of reading the model once more."""
     import planner
-    from planner.model import Model, Workload
+    from planner.workload.model import Model, Workload
 
     source, batch = spec(job.net, job.layers, job.batch), rows(job.net, job.batch)
     begin = time.process_time()
@@ -100,7 +100,7 @@ def worker(job: Job) -> Ours:
 
 def theirs(case: Case) -> Report:
     """MindSpore's table on our graph, at its kindest reading."""
-    from planner.model import Model, Workload
+    from planner.workload.model import Model, Workload
 
     graph = Model.open(case.spec, Workload(loss=LOSS)).graph(1)
     return judge(graph, lay(graph, table_of(case, graph), case.devices))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cuts import Cuts
-from planner.graph import Graph
+from planner.graph.ir import Graph
 
 NAMES = {"LayerNormalization": "LayerNorm", "Gelu": "GeLU", "Relu": "ReLU", "Conv": "Conv2D", "BatchNormalization": "BatchNorm"}
 SPECS = {"gpt": "zoo:gpt,embedding=0,layers={layers},batch={batch}", "mlp": "zoo:mlp-mindspore,layers={layers},batch={rows}",

@@ -21,12 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from planner.account import Use, collectives, traffic
-from planner.emit.runs import Run, find_run
-from planner.flow import Flow, Plan, cut_layout, derive, rule_of, stored_layout
-from planner.graph import Graph
-from planner.layout import local_shape
-from planner.rule import Limits, Rule, Split, legal
+from planner.execution.collectives import Use, collectives, traffic
+from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
+from planner.execution.loops import Run, find_run
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.ops.lookup import rule_of
+from planner.sharding.layout import local_shape
+from planner.sharding.rule import Limits, Rule, Split, legal
 
 ANY_PADDING = Limits(waste=1.0)
 VIEWS = frozenset({"Reshape", "Transpose"})

@@ -8,13 +8,13 @@ from typing import Any
 
 import onnx
 
-from planner.reader.params import named
+from planner.reader.onnx.params import named
 
 GRAPH = onnx.AttributeProto.GRAPH
 
 
 def called_otherwise(proto: Any, seed: int = 0) -> Any:
-    """The model with names in another order of the alphabet. Names of weights stay such as tell parameters from what an exporter made up (planner.reader.params.named)."""
+    """The model with names in another order of the alphabet. Names of weights stay such as tell parameters from what an exporter made up (planner.reader.onnx.params.named)."""
     made, rng = onnx.ModelProto(), random.Random(seed)
     made.CopyFrom(proto)
     graph = made.graph

@@ -14,16 +14,16 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from planner.api import make_request
-from planner.assemble import Techniques, assemble
-from planner.meshes import finer_meshes, two_axes
-from planner.model import Model, Workload
-from planner.price import Pricer
-from planner.problem import Budget, Problem, evaluate
-from planner.search import Search
-from planner.space import build_space
-from planner.topology import Mesh
-from planner.untied import apart
+from planner.machine.mesh_choices import finer_meshes, two_axes
+from planner.machine.topology import Mesh
+from planner.pricing.pricer import Pricer
+from planner.search.build_request import make_request
+from planner.search.search import Search
+from planner.solvers.problem import Budget, Problem, evaluate
+from planner.space.assemble import Techniques, assemble
+from planner.space.build import build_space
+from planner.whatif.per_layer import apart
+from planner.workload.model import Model, Workload
 
 MODELS = ("gpt2-small", "bert-base", "t5-small", "vit-b16", "llama3-8b", "mixtral-8x7b", "dit-b-2", "mamba2-130m", "resnet18", "resnet50")
 UNTIED = ("gpt2-small,layers=2", "gpt2-small,layers=6", "gpt2-small", "llama3-8b,layers=2", "llama3-8b,layers=6", "llama3-8b,layers=12")
@@ -40,7 +40,7 @@ def searcher(spec: str) -> Search:
 
 
 def problem_on(search: Search, mesh: Mesh, limit: int | None = None, *, tied: bool = True) -> Problem:
-    """The problem of a mesh at optimizer level 1, of every split: a search offers fewer over three axes (planner.offered). tied: repeats of a block decide alike; if
+    """The problem of a mesh at optimizer level 1, of every split: a search offers fewer over three axes (planner.search.domain). tied: repeats of a block decide alike; if
     not, every node for itself, at the same prices (weights of a block are still reduced as one array)."""
     base = search.base(1)
     assert base is not None

@@ -2,7 +2,7 @@
 
     python -m benchmarks.published_runs --runs runs.jsonl [--oom oom.jsonl] [--source WORD] [--tiers AB] [--json]
 
-Every row becomes a plan on the zoo's model and is priced by planner.evaluate.price_plan under the runtime profile of its framework. Per source and
+Every row becomes a plan on the zoo's model and is priced by planner.pricing.step_time.price_plan under the runtime profile of its framework. Per source and
 hardware it prints the error of the profile as it ships (marked where rows of the source were used to set it), and of fits that leave the row's group out;
 beside each the error of one constant FLOP rate, fitted on the same rows. `--no-fit` prints the first only.
 """
@@ -19,10 +19,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.published_scores import Outcome, choice, covered, covered_held_out, errors, fitting, memory_spread, order
-from costmodels.runtime import Rates
-from planner.runs.fit import MOST_FOLDS, Prepared, held_out, prepare
-from planner.runs.keep import held_out_bytes
-from planner.runs.rows import Case, Left, case_of, model_flops
+from costmodels.runtimes import Rates
+from planner.calibrate.runs.fit import MOST_FOLDS, Prepared, held_out, prepare
+from planner.calibrate.runs.keep import held_out_bytes
+from planner.calibrate.runs.rows import Case, Left, case_of, model_flops
 
 FITTED_SOURCES = ("Hagemann", "vTrain measured", "mosaicml")
 """Sources whose rows set constants of the shipped profiles: their figures without a held-out fit are marked."""

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING
 import planner
 from planner.commands.emit import write_program
 from planner.errors import PlanError
-from planner.topology import device
+from planner.machine.topology import device
 from planner.verify.worker import environment
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 DEVICES = 8
 MARK = 0.8

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
-from planner.graph import Graph
+from planner.graph.ir import Graph
 from planner.reader import read
 
 

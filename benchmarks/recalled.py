@@ -23,7 +23,7 @@ import onnx
 
 import models_zoo
 from benchmarks.otherwise import called_otherwise
-from planner.cache import OFF, VARIABLE
+from planner.cache.folder import OFF, VARIABLE
 
 OTHERWISE = "otherwise:"
 """A model of the zoo with other names, written to a file (benchmarks.otherwise)."""

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.contest import read_problem
-from planner.problem import Problem
-from planner.solvers.reduce import reduce
+from planner.solvers.iopddl import read_problem
+from planner.solvers.problem import Problem
+from planner.solvers.reduce.reductions import reduce
 
 
 def joined(first: Problem, second: Problem) -> Problem:

@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.atomic import replacing
-from planner.problem import FORBIDDEN, Budget, Problem, evaluate
+from planner.solvers.problem import FORBIDDEN, Budget, Problem, evaluate
+from planner.support.atomic_write import replacing
 
 ROOT = Path(__file__).parents[1]
 SOLVERS = ("dp", "dp-leaf", "recursive", "ilp")
@@ -82,16 +82,16 @@ def thinned(problem: Problem, most: int) -> Problem:
 
 def built(study: str, value: int) -> Problem:
     """The problem of a study at one value, without a memory limit."""
-    from planner.api import make_request
-    from planner.assemble import Techniques, assemble
-    from planner.atlas import Atlas
-    from planner.meshes import pinned_mesh
-    from planner.model import Model, Workload
-    from planner.price import Pricer
-    from planner.rule import Limits
-    from planner.search import Search
-    from planner.space import build_space
-    from planner.untied import apart
+    from planner.machine.mesh_choices import pinned_mesh
+    from planner.pricing.pricer import Pricer
+    from planner.search.build_request import make_request
+    from planner.search.search import Search
+    from planner.sharding.layout_table import Atlas
+    from planner.sharding.rule import Limits
+    from planner.space.assemble import Techniques, assemble
+    from planner.space.build import build_space
+    from planner.whatif.per_layer import apart
+    from planner.workload.model import Model, Workload
 
     layers = value if study.startswith("layers") else 24
     devices = value if study == "devices" else 64
@@ -127,7 +127,7 @@ def cell(study: str, value: int, limit: str, solver: str) -> Row:
     """One figure, in this process."""
     import resource
 
-    from planner.search import WORK
+    from planner.search.search import WORK
     from planner.solvers import solve
 
     began = time.process_time()

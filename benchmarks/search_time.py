@@ -76,10 +76,10 @@ def fastest(source: str, devices: int, batch: int, solver: str, runs: int = RUNS
 
 def searched(layers: int, solver: str, fold: bool, runs: int) -> float:
     """CPU-seconds of the search alone, the least of some runs. Devices hold as much as it takes, so that every depth is the same search."""
-    from costmodels.memory import Capacity
-    from planner.api import make_request
-    from planner.model import Model, Workload
-    from planner.search import Search
+    from costmodels.capacity import Capacity
+    from planner.search.build_request import make_request
+    from planner.search.search import Search
+    from planner.workload.model import Model, Workload
 
     least = np.inf
     for _ in range(runs):
@@ -96,13 +96,13 @@ def searched(layers: int, solver: str, fold: bool, runs: int) -> float:
 def search_s(layers: int, devices: int, solver: str) -> tuple[float, float, float]:
     """CPU-seconds of (one task, the same with the mesh, the whole search) on the benchmark's GPT; see the module. The cycle collector runs as seldom as while `planner.plan`
     does."""
-    from costmodels.memory import Capacity
-    from planner.api import make_request
-    from planner.assemble import Techniques, assemble
-    from planner.collector import seldom_collecting
-    from planner.meshes import two_axes
-    from planner.model import Model, Workload
-    from planner.search import Search
+    from costmodels.capacity import Capacity
+    from planner.machine.mesh_choices import two_axes
+    from planner.search.build_request import make_request
+    from planner.search.search import Search
+    from planner.space.assemble import Techniques, assemble
+    from planner.support.gc_pause import seldom_collecting
+    from planner.workload.model import Model, Workload
 
     model = Model.open(gpt(layers), Workload(batch=max(64, devices)), devices)
     model.graph(1)

@@ -90,12 +90,12 @@ def compare(program: Any, module: types.ModuleType, step: Any, reference: Refere
 def main(strategy_file: str, source: str, answer: str) -> int:
     """Figures, peak and errors of one strategy, written as JSON."""
     from planner.emit.program import Training, emit
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
     from planner.verify.compiled import compile_module
     from planner.verify.numerics import load_program, seeded_batch, seeded_values
     from planner.verify.predicted import predict
     from planner.verify.worker import figures, measured, recorded_model
-    from planner.weights import load
+    from planner.workload.weights import load
 
     strategy = Strategy.load(strategy_file)
     model = recorded_model(strategy, source)

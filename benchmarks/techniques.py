@@ -31,7 +31,7 @@ from pathlib import Path
 import planner
 from benchmarks.technique_rows import ALONE, DEVICES, Row, drawn, mixed
 from planner.errors import PlanError
-from planner.pins import Pins, parse_pins
+from planner.pins.pins import Pins, parse_pins
 from planner.verify.worker import environment
 
 HARDWARE = str(Path(__file__).with_name("eager.toml"))

@@ -42,7 +42,7 @@ FLAGS = f"--xla_tpu_auto_spmd_partitioning_memory_budget_ratio={RATIO} --xla_tpu
 
 def figures(done: Any, mesh: dict[str, int]) -> dict[str, float]:
     """Ring bytes sent, arguments and peak of a compiled program, a device."""
-    from planner.verify.hlo import traffic
+    from planner.verify.hlo.program import traffic
 
     stats = done.memory_analysis()
     found = traffic(done.as_text(), tuple(mesh.items()), merge_ar_slice=True)
@@ -60,9 +60,9 @@ def auto(source: str, batch: int) -> dict[str, float]:
 
     import planner
     from planner.emit.program import Training, emit
-    from planner.model import Model, Workload
     from planner.verify.numerics import load_program
     from planner.verify.targets import parse_target
+    from planner.workload.model import Model, Workload
 
     strategy = planner.plan(source, devices=1, hardware="tpu-v5e", batch=batch, baselines=False)
     graph = Model.open(source, Workload(batch=batch), 1).graph(int(strategy.techniques["microbatches"]))
@@ -103,11 +103,11 @@ def auto(source: str, batch: int) -> dict[str, float]:
 def ours(source: str, batch: int, file: str, backend: str) -> dict[str, float]:
     """A plan's program compiled. Runs in a process of its own with the same libtpu."""
     from planner.emit.program import Training, emit
-    from planner.model import Model, Workload
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
     from planner.verify.ahead import compile_ahead
-    from planner.verify.hlo import traffic
+    from planner.verify.hlo.program import traffic
     from planner.verify.targets import parse_target
+    from planner.workload.model import Model, Workload
 
     strategy = Strategy.load(file)
     graph = Model.open(source, Workload(batch=batch), DEVICES).graph(int(strategy.techniques["microbatches"]))

@@ -65,7 +65,7 @@ def _model(name: str) -> onnx.ModelProto:
 
 
 def _write(args: argparse.Namespace) -> int:
-    from planner.strategy import write_atomically
+    from planner.support.atomic_write import write_atomically
 
     path: Path = args.output
     if path.is_dir():
@@ -86,8 +86,8 @@ def _list(args: argparse.Namespace) -> int:
     from models_zoo.count import as_json, count
     from planner.commands import console
     from planner.report.tables import fitted
-    from planner.report.words import count as spelled
-    from planner.report.words import flops
+    from planner.support.words import count as spelled
+    from planner.support.words import flops
 
     if args.name is not None and args.name.endswith(".json"):
         raise PlanError("P003", "counting takes presets; a config.json can be written", help=[f"python -m models_zoo {args.name} -o FILE, then plan ops FILE"])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from models_zoo.spec import Family, Preset, Value, make
 
 if TYPE_CHECKING:
-    from planner.graph import Graph
+    from planner.graph.ir import Graph
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def count(family: Family, name: str, preset: Preset, values: dict[str, Value]) -
 
 def _measure(model: Any) -> tuple[tuple[int, ...], str]:
     """(parameters, FLOPs, FLOPs of attention) of a model at batch 1, and its sample."""
-    from planner.flow import rule_of
+    from planner.ops.lookup import rule_of
     from planner.reader import read_model
 
     graph = read_model(model, batch=1)

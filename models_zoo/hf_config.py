@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from costmodels.intake import read_text
+from costmodels.hardware.intake import read_text
 from models_zoo import bert, deepseek, gpt, llama, moe, resnet, ssm, t5, vit
 from models_zoo.hf_fields import Fields
 from models_zoo.spec import LAYERS_LIMIT, Family, Preset, convert, make, parse_options, split_spec

@@ -1,4 +1,4 @@
-"""Layers that several families share. Activations are [batch, rows, features]; B, S, H, G, D as in planner.graph.
+"""Layers that several families share. Activations are [batch, rows, features]; B, S, H, G, D as in planner.graph.ir.
 
 `linear` is x W + b with W stored [in, out]. `attend` is softmax(scale * q k^T + bias, where allowed) v, either as the
 Attention operator of opset 23 or spread over MatMul, Mul, Where, Softmax, MatMul as exporters without it write.

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from planner import emit
     from planner.api import plan
     from planner.errors import PlanError
-    from planner.jaxpr.plan import from_jax
-    from planner.strategy import Strategy
+    from planner.from_jax import from_jax
+    from planner.strategy.strategy import Strategy
 
 __all__ = ["PlanError", "Strategy", "emit", "from_jax", "plan"]
-_HOMES = {"plan": "planner.api", "Strategy": "planner.strategy", "PlanError": "planner.errors", "from_jax": "planner.jaxpr.plan"}
+_HOMES = {"plan": "planner.api", "Strategy": "planner.strategy.strategy", "PlanError": "planner.errors", "from_jax": "planner.from_jax"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from planner.collector import seldom_collecting
 from planner.commands import options
 from planner.errors import PlanError, closest, did_you_mean
+from planner.support.gc_pause import seldom_collecting
 
 INTERRUPTED = 130
 START = """plan spreads a deep-learning model over many devices; it searches here and needs none of them.
@@ -64,8 +64,8 @@ class Parser(argparse.ArgumentParser):
 
 def _as_pin(word: str) -> str:
     """What is pinned, not an option of its own: `--zero 3` is `--pin zero=3`."""
-    from planner.dialects import key_meant
-    from planner.pins import AXES, TECHNIQUES
+    from planner.pins.dialects import key_meant
+    from planner.pins.pins import AXES, TECHNIQUES
 
     name, _, value = word.removeprefix("--").partition("=")
     key = key_meant(name)
@@ -101,9 +101,9 @@ class Completion(argparse.Action):
 
 def _values() -> dict[str, list[str]]:
     """Option -> what ships to be named by it."""
-    from costmodels.device import device_names, topology_names
+    from costmodels.hardware.device import device_names, topology_names
     from costmodels.precision import OPTIMIZERS, recipe_names
-    from costmodels.runtime import RUNTIMES
+    from costmodels.runtimes import RUNTIMES
 
     return {"--hardware": list(device_names()), "--topology": list(topology_names()), "--runtime": list(RUNTIMES), "--precision": list(recipe_names()),
             "--optimizer": list(OPTIMIZERS)}  # fmt: skip
@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _failed(error: PlanError) -> int:
     from planner.commands import console
-    from planner.emphasis import emphasised
+    from planner.support.emphasis import emphasised
 
     text = str(error)
     if console.colour(sys.stderr):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from planner.problem import FORBIDDEN, Problem
+from planner.solvers.problem import FORBIDDEN, Problem
 
 Expand = Callable[[Sequence[int] | np.ndarray], tuple[int, ...]]
 

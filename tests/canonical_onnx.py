@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from planner.graph import Graph, Node
-from planner.weights import load
+from planner.graph.ir import Graph, Node
+from planner.workload.weights import load
 
 ELEMENT = {
     "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,

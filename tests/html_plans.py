@@ -12,7 +12,7 @@ from planner.commands.views import priced
 from planner.report.html import View
 from planner.report.html.derive import Detail, work_out
 from planner.report.html.tags import VOID
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 SPEC = "zoo:gpt-tiny,hidden=256,layers=3"
 HOSTILE = (

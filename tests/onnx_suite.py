@@ -11,9 +11,9 @@ import onnx
 from onnx import numpy_helper
 
 from planner.errors import PlanError
-from planner.graph import Graph
+from planner.graph.ir import Graph
 from planner.reader import read_model
-from planner.reader.infer import CANONICAL
+from planner.reader.draft.shapes import CANONICAL
 from tests.canonical_onnx import ELEMENT, run, to_onnx
 
 # onnxruntime differs from the standard here (its own exclusion list names them)

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 
 from onnx import defs
 
-from planner.flow import NO_GRADIENT, rule_of
 from planner.onnx_backend.table import handled
 from planner.ops import OPERATORS
-from planner.reader.opaque import _NEVER
-from planner.reader.tables import TABLE
-from planner.rule import Rule
+from planner.ops.lookup import NO_GRADIENT, rule_of
+from planner.reader.lower.opaque import _NEVER
+from planner.reader.lower.table import TABLE
+from planner.sharding.rule import Rule
 from tests.oracle import Case, build
 from tests.oracle_cases import all_cases
 

@@ -1,6 +1,6 @@
 """The oracle: an operator under any split equals the unsharded kernel, in outputs and in gradients.
 
-The text that is emitted is the text that is run here: one node goes through planner.flow and planner.emit.body, is compiled under shard_map on a
+The text that is emitted is the text that is run here: one node goes through planner.execution.layout_flow and planner.emit.body, is compiled under shard_map on a
 2x4 mesh, and is compared with the same kernel on one device. All candidates of an operator compile in one function.
 """
 
@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.candidates import candidates
 from planner.emit.body import Body
 from planner.emit.source import helper_sources, user_function
 from planner.emit.text import spec_text
-from planner.flow import Plan, derive, rule_of
-from planner.graph import Graph, Node, Tensor
-from planner.layout import Layout, padded
-from planner.rule import Rule, Split, legal
+from planner.execution.layout_flow import derive
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph, Node, Tensor
+from planner.ops.lookup import rule_of
+from planner.sharding.candidates import candidates
+from planner.sharding.layout import Layout, padded
+from planner.sharding.rule import Rule, Split, legal
 
 MESH = (("data", 2), ("model", 4))
 

@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 
-from planner.problem import FORBIDDEN, Problem, evaluate
-from planner.solvers.prices import Passes, floors, raise_bound, rounding
+from planner.solvers.bounds.messages import Passes, floors, raise_bound, rounding
+from planner.solvers.problem import FORBIDDEN, Problem, evaluate
 
 
 def random_problem(seed: int, nodes: int | None = None, most: int = 4, span: int = 1000) -> Problem:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from planner.graph import Graph
+from planner.graph.ir import Graph
 from planner.reader import read_model
 from tests.canonical_onnx import difference, run, to_onnx
 

@@ -14,19 +14,22 @@ from typing import Any
 import pytest
 
 from benchmarks.compiler_truth import EXPORTS, MODELS, Case, by_hand, cases, graph_of, hoarding, mesh_of, plan_of
-from planner import account
-from planner.account import Use, traffic
-from planner.emit.merge import Merged
 from planner.emit.program import emit, emitted_runs
-from planner.emit.replay import Reads, Replay
-from planner.flow import Plan, derive, own_level, rule_of
-from planner.graph import Graph, Node, Tensor
-from planner.pins import parse_pins
+from planner.execution import collectives as account
+from planner.execution.collectives import Use, traffic
+from planner.execution.layout_flow import derive, own_level
+from planner.execution.plan import Plan
+from planner.execution.recompute import Replay
+from planner.execution.shared_collectives import Merged
+from planner.graph.ir import Graph, Node, Tensor
+from planner.ops.lookup import rule_of
+from planner.ops.residuals import Reads
+from planner.pins.pins import parse_pins
 from planner.reader import read_model
-from planner.rule import Split
-from planner.training import add_loss
+from planner.sharding.rule import Split
 from planner.verify.compiled import Truth, predict, truth
 from planner.verify.numerics import compare, seeded_values
+from planner.workload.loss import add_loss
 from tests.reader_models import model as onnx_model
 from tests.reader_models import rand
 
@@ -70,13 +73,13 @@ def half_reduced(*args: Any) -> list[Use]:
 
 REDUCTION = account._reduction
 WRONG: list[tuple[str, str, str, Callable[..., Any]]] = [
-    ("gpt/megatron/block", "planner.emit.replay.reads", "dot FLOPs", lambda *_: Reads()),  # a backward pass that reads nothing replays nothing
-    ("gpt/megatron/block", "planner.account.repeated", "all-reduce over model", lambda *_: Replay()),
-    ("gpt-block/data/zero3", "planner.account.parts", "all-gather", lambda *_: ()),  # weights that nobody gathers
-    ("gpt-block/data/zero3", "planner.account.stored_layout", "argument bytes", lambda w: w.layout),  # weights kept whole
-    ("gpt-block/megatron/plain", "planner.account._reduction", "all-reduce over data", half_reduced),
-    ("gpt-block/megatron/plain", "planner.account.products", "dot FLOPs", lambda flow, i: ()),
-    ("gpt-block/sequence/zero3-keep-micro2", "planner.account.differing", "over data", lambda flow: frozenset()),
+    ("gpt/megatron/block", "planner.ops.residuals.reads", "dot FLOPs", lambda *_: Reads()),  # a backward pass that reads nothing replays nothing
+    ("gpt/megatron/block", "planner.execution.collectives.repeated", "all-reduce over model", lambda *_: Replay()),
+    ("gpt-block/data/zero3", "planner.execution.collectives.parts", "all-gather", lambda *_: ()),  # weights that nobody gathers
+    ("gpt-block/data/zero3", "planner.execution.collectives.stored_layout", "argument bytes", lambda w: w.layout),  # weights kept whole
+    ("gpt-block/megatron/plain", "planner.execution.collectives._reduction", "all-reduce over data", half_reduced),
+    ("gpt-block/megatron/plain", "planner.execution.collectives.products", "dot FLOPs", lambda flow, i: ()),
+    ("gpt-block/sequence/zero3-keep-micro2", "planner.execution.collectives.differing", "over data", lambda flow: frozenset()),
 ]
 
 
@@ -100,7 +103,7 @@ def test_equal_conversions_of_equal_values_are_counted_once(monkeypatch: pytest.
     plan = Plan((("data", 8),), {n.id: cut if n.id in "ab" else Split() for n in nodes})
     right = truth(graph, plan, workload="infer", optimizer="")
     assert right.differences() == () and right.compiled == {("all-gather", "data"): 4 * 64}
-    for module in ("planner.account", "planner.emit.merge"):
+    for module in ("planner.execution.collectives", "planner.execution.shared_collectives"):
         monkeypatch.setattr(f"{module}.merged", lambda *_: Merged(frozenset(), frozenset(), {}))
     assert predict(graph, plan, workload="infer")[0] == {("all-gather", "data"): 2 * 4 * 64}
 
@@ -133,7 +136,7 @@ def test_a_difference_names_kind_axes_and_both_figures() -> None:
 def planned(source: str, pins: str, microbatches: int = 1, nodes: Mapping[str, Any] | None = None) -> tuple[Graph, Plan]:
     """A model of the zoo under pins, on 8 devices. nodes: pins of operators by glob."""
     import planner
-    from planner.reprice import open_recorded
+    from planner.whatif.reprice import open_recorded
 
     pinned = replace(parse_pins(f"{pins},micro={microbatches}"), nodes=nodes or {})
     found = planner.plan(source, devices=8, batch=32, hardware="cpu", precision="fp32", pins=pinned, baselines=False)

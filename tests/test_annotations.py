@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 import planner
-from planner.annotations import fewest, pins_file
-from planner.api import open_model
-from planner.base import Base
-from planner.candidates import candidates
+from planner.analysis.facts import Base
 from planner.cli import main
 from planner.commands.views import priced
 from planner.errors import PlanError
-from planner.meshes import pinned_mesh
-from planner.pins import from_table
-from planner.rule import Split
-from planner.spread import Spread
-from planner.strategy import Strategy
-from planner.topology import Mesh, for_devices
+from planner.machine.mesh_choices import pinned_mesh
+from planner.machine.topology import Mesh, for_devices
+from planner.pins.pins import from_table
+from planner.sharding.candidates import candidates
+from planner.sharding.rule import Split
+from planner.space.propagation import Spread
+from planner.strategy.strategy import Strategy
+from planner.whatif.fewest_annotations import fewest, pins_file
+from planner.workload.open import open_model
 
 LLAMA = "zoo:llama-tiny,heads=8,kv_heads=4"
 MESH = {"data": 2, "tensor": 4}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import planner
-from costmodels.runtime import RUNTIMES
-from planner.pins import Pins
+from costmodels.runtimes import RUNTIMES
+from planner.pins.pins import Pins
 
 TINY = Pins(mesh={"data": (2,), "model": (4,)})
 

@@ -10,7 +10,7 @@ import pytest
 import planner
 from planner.cli import main
 from planner.errors import PlanError
-from planner.search import Search
+from planner.search.search import Search
 
 GPT = "zoo:gpt-tiny"
 PINS = ["copies=2,micro=4", "offload=optimizer", "offload=optimizer+activations,recompute=block", "pp=2", "pp=2,schedule=gpipe", "schedule=interleaved,virtual=2"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.blocks import classes, find_runs, hoist
-from planner.graph import Graph, Node, Tensor
+from planner.graph.ir import Graph, Node, Tensor
+from planner.graph.repeats import classes, find_runs, hoist
 
 
 class Net:

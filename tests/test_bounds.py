@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 
 import planner
-from planner.api import make_request
-from planner.assemble import PICO, Techniques, assemble, seconds_of, slowdown
-from planner.evaluate import price_plan
-from planner.families import restrict
-from planner.flow import Plan
-from planner.leaf import Leaf
-from planner.meshes import pinned_mesh
-from planner.model import Model, Workload
-from planner.problem import FORBIDDEN, Budget, evaluate
-from planner.relax import Relaxed
-from planner.search import Search
+from planner.execution.plan import Plan
+from planner.machine.mesh_choices import pinned_mesh
+from planner.pricing.step_time import price_plan
+from planner.search.build_request import make_request
+from planner.search.leaf import Leaf
+from planner.search.relaxation import Relaxed
+from planner.search.saved_collective_bounds import Sparing, freely, least_surely
+from planner.search.search import Search
 from planner.solvers import solve
-from planner.space import Space, splits_of
-from planner.surely import Sparing, freely, least_surely
+from planner.solvers.problem import FORBIDDEN, Budget, evaluate
+from planner.space.assemble import PICO, Techniques, assemble, seconds_of, slowdown
+from planner.space.build import Space, splits_of
+from planner.space.families import restrict
+from planner.workload.model import Model, Workload
 
 ROUNDED = 1e-6
 
@@ -135,7 +135,7 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(monkeypatch: p
         found.append((least_surely(every, limit, bound, None), least_surely(every, limit, bound, own), bound))
         return found[-1][1]
 
-    monkeypatch.setattr("planner.explore.least_surely", both)
+    monkeypatch.setattr("planner.search.best_first.least_surely", both)
     search = tight_search()
     bound = search.run().bound_s
     assert all(shared <= own <= most for shared, own, most in found) and any(1.01 * shared < own for shared, own, _ in found)
@@ -163,9 +163,9 @@ def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(monkeypatch: 
     """As far as they are the least, with a pool of work; what is proven without one is less, and what is proven with one is no more than a patient search finds."""
     patient = tight_search().run()
     for name in ("PATIENCE", "LONG_PATIENCE"):
-        monkeypatch.setattr(f"planner.explore.{name}", 1)
+        monkeypatch.setattr(f"planner.search.best_first.{name}", 1)
     hasty = tight_search().run()
-    monkeypatch.setattr("planner.explore.SETTLING", 0)
+    monkeypatch.setattr("planner.search.best_first.SETTLING", 0)
     rough = tight_search().run()
     assert patient.best is not None and hasty.best is not None and rough.best is not None
     assert rough.bound_s < hasty.bound_s <= patient.best.cost.step_time_s <= hasty.best.cost.step_time_s
@@ -179,7 +179,7 @@ def test_meshes_that_were_never_looked_at_bound_what_was_given_up() -> None:
         explorer = search._main()
         with pytest.MonkeyPatch.context() as patch:
             for name in ("PATIENCE", "LONG_PATIENCE"):
-                patch.setattr(f"planner.explore.{name}", patience)
+                patch.setattr(f"planner.search.best_first.{name}", patience)
             best = explorer.run()
         value = search.value(best)
         assert explorer.bound() <= value and (best is None) == (patience == 0)

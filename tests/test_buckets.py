@@ -16,30 +16,31 @@ import numpy as np
 import pytest
 
 import planner
-from costmodels.runtime import RUNTIMES
-from planner import account
-from planner.api import make_request
-from planner.assemble import PICO, Techniques, assemble
-from planner.buckets import AUTO, NOTABLE, SIZES, bounding, searched, spared_s
-from planner.buckets import priced as sized
+from costmodels.runtimes import RUNTIMES
 from planner.emit.program import emit
 from planner.errors import PlanError
-from planner.evaluate import price_plan
-from planner.flow import Plan
-from planner.meshes import pinned_mesh
-from planner.model import Model, Workload
-from planner.pins import from_table, parse_pins
-from planner.price import Pricer
-from planner.problem import FORBIDDEN, Budget, evaluate
-from planner.reprice import Priced, open_recorded, reprice
-from planner.rule import Limits
-from planner.search import Search
+from planner.execution import collectives as account
+from planner.execution.plan import Plan
+from planner.machine.mesh_choices import pinned_mesh
+from planner.machine.topology import for_devices
+from planner.pins.pins import from_table, parse_pins
+from planner.pricing.bucketing import AUTO, NOTABLE, SIZES, bounding, spared_s
+from planner.pricing.pricer import Pricer
+from planner.pricing.step_time import price_plan
+from planner.search.bucketing import priced as sized
+from planner.search.bucketing import searched
+from planner.search.build_request import make_request
+from planner.search.search import Search
+from planner.sharding.rule import Limits
 from planner.solvers import solve
-from planner.space import build_space, splits_of
-from planner.strategy import Strategy
-from planner.topology import for_devices
+from planner.solvers.problem import FORBIDDEN, Budget, evaluate
+from planner.space.assemble import PICO, Techniques, assemble
+from planner.space.build import build_space, splits_of
+from planner.strategy.strategy import Strategy
 from planner.verify.targets import parse_target, require
 from planner.verify.worker import environment
+from planner.whatif.reprice import Priced, open_recorded, reprice
+from planner.workload.model import Model, Workload
 
 OPTIONS: dict[str, Any] = {"devices": 8, "batch": 64, "hardware": "h100", "baselines": False}
 RESNET, GPT = "zoo:resnet-tiny", "zoo:gpt-tiny,hidden=512,seq=256,layers=6"

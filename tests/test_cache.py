@@ -15,15 +15,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import planner
-import planner.cache
-from planner.api import make_request, open_model
-from planner.cache import Cache
+import planner.cache.folder
+from planner.cache.folder import Cache
+from planner.cache.keys import digest, installed, program
 from planner.cli import main
 from planner.errors import PlanError
-from planner.fingerprint import digest, installed, model_key, program, search_key
-from planner.model import Model
-from planner.pins import from_table
-from planner.search import Search
+from planner.pins.pins import from_table
+from planner.search.build_request import make_request
+from planner.search.keys import model_key, search_key
+from planner.search.search import Search
+from planner.workload.model import Model
+from planner.workload.open import open_model
 
 GPT = "zoo:gpt-tiny"
 KEY = "0" * 32
@@ -160,7 +162,7 @@ def test_the_program_is_all_of_its_sources(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_key_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = key_of("zoo:mlp-tiny")
-    monkeypatch.setattr("planner.fingerprint.program", lambda: "other code")
+    monkeypatch.setattr("planner.cache.keys.program", lambda: "other code")
     assert key_of("zoo:mlp-tiny") != before
 
 
@@ -230,7 +232,7 @@ def test_a_damaged_file_is_no_entry(body: bytes, tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     assert known.get(KEY) == {"a": 1}
     whole = path.read_bytes()
-    for wrong in (body, whole[:-1], whole.replace(b"1", b"2"), planner.cache._digest(body).encode() + b"\n" + body):
+    for wrong in (body, whole[:-1], whole.replace(b"1", b"2"), planner.cache.folder._digest(body).encode() + b"\n" + body):
         path.write_bytes(wrong)
         assert known.get(KEY) is None or wrong.endswith(b"\n{}")
     path.write_bytes(whole)
@@ -258,8 +260,8 @@ def test_files_of_others_are_no_entries(tmp_path: Path) -> None:
 
 def test_the_folder_is_bounded_and_what_was_used_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not the cache's is left alone."""
-    monkeypatch.setattr(planner.cache, "MOST_BYTES", 5000)
-    monkeypatch.setattr(planner.cache, "MOST_ENTRY_BYTES", 3000)
+    monkeypatch.setattr(planner.cache.folder, "MOST_BYTES", 5000)
+    monkeypatch.setattr(planner.cache.folder, "MOST_ENTRY_BYTES", 3000)
     known, other = Cache(tmp_path), tmp_path / "thesis.json"
     other.write_text("x" * 9000)
     keys = [f"{k:032x}" for k in range(4)]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.collectives import KINDS, PASSES, Span, collective_time_s
-from costmodels.device import from_table, load_device
+from costmodels.hardware.device import from_table, load_device
 from planner.calibrate.cases import Case, Sample, cases, groups
 from planner.calibrate.fit import CLOSE, MOST_FALL, Figures, fit, fit_link, monotone
 from planner.calibrate.measure import Measured

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodels.device import load_device
-from costmodels.runtime import RUNTIMES, Rates
+from costmodels.hardware.device import load_device
+from costmodels.runtimes import RUNTIMES, Rates
 from planner.calibrate.learn import learn, prepared
+from planner.calibrate.runs.fit import WIDTHS, Prepared
 from planner.cli import main
 from planner.errors import PlanError
-from planner.runs.fit import WIDTHS, Prepared
 
 SIZES = {"model": "GPT", "hidden": 4096, "heads": 32, "seq": 2048, "hardware": "A100-80GB", "metric": "step_time_s", "value": 1.0, "precision": "bf16",
          "sequence_parallel": True, "recompute": "none", "zero": 1}  # fmt: skip

@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.api import make_request
-from planner.assemble import Techniques, assemble
-from planner.evaluate import derived
-from planner.flow import Plan
-from planner.layout import Layout, distribute
-from planner.meshes import pinned_mesh
-from planner.model import Model, Workload
-from planner.problem import FORBIDDEN, Budget
-from planner.search import Search
+from planner.execution.plan import Plan
+from planner.machine.mesh_choices import pinned_mesh
+from planner.pricing.step_time import derived
+from planner.search.build_request import make_request
+from planner.search.search import Search
+from planner.sharding.layout import Layout, distribute
 from planner.solvers import solve
-from planner.space import splits_of
+from planner.solvers.problem import FORBIDDEN, Budget
+from planner.space.assemble import Techniques, assemble
+from planner.space.build import splits_of
+from planner.workload.model import Model, Workload
 
 
 def _search(source: str, devices: int, batch: int) -> Search:

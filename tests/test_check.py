@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
-from planner.cache import Cache
-from planner.check import Limit, Report, Row, check, read_budget, tolerances
+from planner.cache.folder import Cache
 from planner.cli import main
 from planner.errors import PlanError
 from planner.report.check import FORMATS, markdown
-from planner.reprice import manual
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
+from planner.whatif.gate import Limit, Report, Row, check, read_budget, tolerances
+from planner.whatif.reprice import manual
 
 SPEC = "zoo:gpt-tiny,hidden=512,seq=128"
 
@@ -70,7 +70,7 @@ def test_a_changed_cost_model_is_told_from_a_changed_model(strategy: Strategy) -
 
 
 def test_changed_links_are_told_from_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    import planner.reprice as reprice
+    import planner.whatif.reprice as reprice
 
     made = Strategy.load(saved(planner.plan(SPEC, devices=16, batch=16, mode="data-parallel", baselines=False)))
     now, moved = reprice.machine_now(made)

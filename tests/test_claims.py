@@ -10,8 +10,9 @@ import pytest
 
 import planner
 from planner.errors import PlanError
+from planner.execution.technique_fields import copies_of, offload_of
 from planner.report.proof import covered, extent
-from planner.strategy import Strategy, copies_of, offload_of
+from planner.strategy.strategy import Strategy
 
 ROUNDED = 1e-6
 MODELS = ("zoo:gpt-tiny,layers=4", "zoo:llama-tiny,layers=4", "zoo:mixtral-tiny", "zoo:mlp-tiny", "zoo:t5-tiny", "zoo:gpt2-small,layers=4", "zoo:llama3-8b,layers=4")

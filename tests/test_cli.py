@@ -19,7 +19,7 @@ import planner
 from planner.cli import VERBS, choose_verb, main, parser
 from planner.commands.sweep import series
 from planner.errors import PlanError
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 ROOT = Path(__file__).parents[1]
 TINY = "zoo:llama-tiny"

@@ -12,7 +12,7 @@ import planner.api
 from planner.cli import main
 from planner.commands.console import Live
 from planner.errors import PlanError
-from planner.reprice import manual
+from planner.whatif.reprice import manual
 
 TINY = "zoo:llama-tiny"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "models"
@@ -122,9 +122,9 @@ def test_names_that_are_nearly_right_get_a_suggestion(argv: list[str], said: str
 
 
 def test_the_bound_rises_while_the_search_goes_on() -> None:
-    from planner.api import make_request
-    from planner.model import Model, Workload
-    from planner.search import Search
+    from planner.search.build_request import make_request
+    from planner.search.search import Search
+    from planner.workload.model import Model, Workload
 
     told: list[tuple[float, float]] = []
     request = make_request(devices=8, hardware=None, topology=None, baselines=False)

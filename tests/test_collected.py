@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.api import make_request
-from planner.assemble import Techniques, assemble
-from planner.base import Base
-from planner.evaluate import derived
-from planner.flow import Plan
-from planner.memory import kept_collectives
-from planner.meshes import pinned_mesh
-from planner.model import Model, Workload
-from planner.price import Pricer
-from planner.problem import FORBIDDEN
+from planner.analysis.facts import Base
+from planner.execution.plan import Plan
+from planner.machine.mesh_choices import pinned_mesh
+from planner.pricing.peak_memory import kept_collectives
+from planner.pricing.pricer import Pricer
+from planner.pricing.step_time import derived
+from planner.search.build_request import make_request
 from planner.solvers import solve
-from planner.space import Space, build_space, splits_of
+from planner.solvers.problem import FORBIDDEN
+from planner.space.assemble import Techniques, assemble
+from planner.space.build import Space, build_space, splits_of
+from planner.workload.model import Model, Workload
 
 DRAWN = 12
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import planner
-from planner.collector import SELDOM, seldom_collecting
 from planner.errors import PlanError
+from planner.support.gc_pause import SELDOM, seldom_collecting
 
 
 @pytest.fixture

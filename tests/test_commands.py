@@ -10,9 +10,9 @@ import pytest
 
 import planner
 from planner.cli import choose_verb, main, parser
-from planner.pins import parse_pins, pins_of
+from planner.pins.pins import parse_pins, pins_of
 from planner.report.commands import onward, reproduce, short_pins
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 TINY = "zoo:gpt-tiny,hidden=256"
 
@@ -55,7 +55,7 @@ def test_a_machine_of_ones_own_is_a_file() -> None:
 @pytest.mark.parametrize(("table", "short"), [({"mesh": {"model": {"size": [4]}}, "techniques": {"zero_stage": 3, "schedule": "1f1b"}}, "tensor=4,zero_stage=3,schedule=1f1b"),
                                               ({"mesh": {"model": {"size": [2, 4]}}}, "PINS.toml"), ({"forbid": {"factors": ["k"]}}, "PINS.toml")])  # fmt: skip
 def test_pins_are_short_where_a_line_holds_them(table: dict[str, Any], short: str) -> None:
-    from planner.pins import from_table
+    from planner.pins.pins import from_table
 
     pins = from_table(table)
     assert short_pins(pins) == short and (short == "PINS.toml" or parse_pins(short) == pins)

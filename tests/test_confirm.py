@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 import planner
-from planner import schema
 from planner.cli import main
 from planner.errors import PlanError
+from planner.strategy import schema
 from planner.verify import confirm, targets, worker
 from planner.verify.report import FLOPS, Figure, VerifyReport
 
@@ -131,7 +131,7 @@ def test_a_plan_that_fails_to_compile_is_passed_over_and_where_all_do_it_is_said
 def test_what_cannot_be_asked_is_refused_before_the_search(target: str, more: tuple[str, ...], code: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
                                                            tmp_path: Path) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("planner.search.Search.run", None)
+    monkeypatch.setattr("planner.search.search.Search.run", None)
     spec = "zoo:llama-tiny,cache=1" if "--prompt" in more else SOURCE
     assert main([spec, "--devices", "8", "--confirm", target, *more]) == 2
     assert f"error[{code}]: --" in capsys.readouterr().err
@@ -139,7 +139,7 @@ def test_what_cannot_be_asked_is_refused_before_the_search(target: str, more: tu
 
 def test_an_absent_compiler_is_said_before_the_search(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("planner.search.Search.run", None)
+    monkeypatch.setattr("planner.search.search.Search.run", None)
     monkeypatch.setattr(targets, "_found", lambda module: False)
     assert main([SOURCE, "--devices", "8", "--confirm", "gpu:h100"]) == 2
     err = capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_an_absent_compiler_is_said_before_the_search(monkeypatch: pytest.Monkey
 
 
 def test_what_is_only_priced_is_not_compiled(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.search.Search.run", None)
+    monkeypatch.setattr("planner.search.search.Search.run", None)
     assert main([SOURCE, "--devices", "8", "--confirm", "gpu:h100", "--precision", "fp8"]) == 2
     assert "error[P077]" in capsys.readouterr().err
 

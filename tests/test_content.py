@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 import models_zoo
 import planner
 from benchmarks.otherwise import called_otherwise
-from planner.api import make_request, open_model
-from planner.cache import Cache
-from planner.content import file_content, graph_content
-from planner.fingerprint import model_key, search_key
-from planner.pins import Pins, from_table
+from planner.cache.content_digest import file_content, graph_content
+from planner.cache.folder import Cache
+from planner.pins.pins import Pins, from_table
+from planner.search.build_request import make_request
+from planner.search.keys import model_key, search_key
+from planner.workload.open import open_model
 from tests.control_models import branches, counted_loop, scan
 from tests.test_cache import text
 

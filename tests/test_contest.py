@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from benchmarks.iopddl_varied import varied
-from planner.contest import problem_of, read_problem, read_solution, solve_file, write_solution
 from planner.errors import PlanError
-from planner.problem import FORBIDDEN, Solution, evaluate
+from planner.solvers.iopddl import problem_of, read_problem, read_solution, solve_file, write_solution
+from planner.solvers.problem import FORBIDDEN, Solution, evaluate
 from tests.problems import brute_force
 
 EXAMPLE: dict[str, Any] = {
@@ -54,7 +54,7 @@ def test_without_numba_what_is_not_proven_says_what_would_be_faster(tmp_path: Pa
     cases: list[tuple[Literal["optimal", "feasible"], bool, bool]] = [("feasible", False, True), ("feasible", True, False), ("optimal", False, False)]
     for status, there, noted in cases:
         monkeypatch.setattr("planner.solvers.solve", lambda *_, status=status: Solution((0, 0, 2, 1, 0), status, None, "auto"))
-        monkeypatch.setattr("planner.solvers.ground.compiled", lambda there=there: there)
+        monkeypatch.setattr("planner.solvers.neighbourhood.ground.compiled", lambda there=there: there)
         solve_file(tmp_path / "p.json", 20, out=io.StringIO())
         assert ("meshwright[fast]" in capsys.readouterr().err) == noted
 

@@ -9,22 +9,24 @@ import pytest
 from onnx import helper
 
 from costmodels.precision import load_recipe
-from costmodels.runtime import RUNTIMES
-from planner.atlas import Atlas
-from planner.base import Base
-from planner.candidates import candidates
+from costmodels.runtimes import RUNTIMES
+from planner.analysis.facts import Base
 from planner.errors import PlanError
-from planner.flow import Plan, rule_of
-from planner.kernels import kernel_times
-from planner.meshes import meshes
+from planner.execution.plan import Plan
+from planner.machine.mesh_choices import meshes
+from planner.machine.topology import for_devices
 from planner.onnx_backend.program import compiled
-from planner.price import Pricer
-from planner.reader import lower_control, read_model
-from planner.rule import Split
-from planner.space import build_space
-from planner.topology import for_devices
-from planner.training import add_loss
+from planner.ops.lookup import rule_of
+from planner.pricing.kernels import kernel_times
+from planner.pricing.pricer import Pricer
+from planner.reader import read_model
+from planner.reader.lower import control as lower_control
+from planner.sharding.candidates import candidates
+from planner.sharding.layout_table import Atlas
+from planner.sharding.rule import Split
+from planner.space.build import build_space
 from planner.verify.numerics import compare, seeded_values
+from planner.workload.loss import add_loss
 from tests import control_models as models
 from tests.control_models import BOOL, FLOAT, INT, info, model, stored
 

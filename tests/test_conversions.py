@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import moves
-from planner.api import make_request
-from planner.layout import Layout, convert
-from planner.meshes import pinned_mesh
-from planner.price import Pricer
+from planner.machine.mesh_choices import pinned_mesh
+from planner.pricing.pricer import Pricer
+from planner.search.build_request import make_request
+from planner.sharding import reshard_table as moves
+from planner.sharding.layout import Layout, convert
 
 SIZES = {"data": 4, "model": 2}
 

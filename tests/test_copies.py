@@ -16,24 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
-from planner import account
-from planner.api import make_request
-from planner.copied import in_copies
-from planner.copies import BOTH, KERNELS, LINKS, hidden_shares, launch_bytes, together
 from planner.emit.program import emit
 from planner.errors import PlanError
-from planner.evaluate import made_again, price_plan
-from planner.graph import Graph
-from planner.model import Model, Workload
-from planner.reprice import Priced, open_recorded, reprice
-from planner.request import Candidate
-from planner.search import Search
-from planner.strategy import Strategy
-from planner.topology import for_devices
+from planner.execution import collectives as account
+from planner.graph.ir import Graph
+from planner.machine.topology import for_devices
+from planner.pricing.microbatch_overlap import BOTH, KERNELS, LINKS, hidden_shares, launch_bytes, together
+from planner.pricing.step_time import made_again, price_plan
+from planner.search.build_request import make_request
+from planner.search.microbatch_overlap import in_copies
+from planner.search.request import Candidate
+from planner.search.search import Search
+from planner.strategy.strategy import Strategy
 from planner.verify.numerics import Twin, load_program, placed, seeded_batch, seeded_values, unstacked, worst_error
 from planner.verify.targets import parse_target, require
 from planner.verify.worker import environment
-from planner.weights import load
+from planner.whatif.reprice import Priced, open_recorded, reprice
+from planner.workload.model import Model, Workload
+from planner.workload.weights import load
 from tests.test_buckets import COMPILE
 
 GPT = "zoo:gpt-tiny,layers=4,seq=32"
@@ -239,7 +239,7 @@ def test_copies_are_tried_of_what_fits_and_of_equal_plans_once(monkeypatch: pyte
     plain = replace(best, cost=replace(best.cost, step_time_s=10.0, exposed_communication_time_s=0.5))
     huge, equal, other = slower(10.1, 9.0, 2**50), [slower(10.2, 8.0) for _ in range(5)], slower(10.3, 7.0)
     asked: list[tuple[float, int]] = []
-    monkeypatch.setattr("planner.copied._copied", lambda search, c, micro: asked.append((c.cost.step_time_s, micro)))
+    monkeypatch.setattr("planner.search.microbatch_overlap._copied", lambda search, c, micro: asked.append((c.cost.step_time_s, micro)))
     monkeypatch.setattr(search.offered, "microbatches", lambda mesh: range(1, 1000))
     assert in_copies(search, plain, (huge, *equal, other, huge), search.request.limit_bytes) is plain
     assert {seconds for seconds, _ in asked} == {10.2, 10.3} and len(asked) == len(set(asked))

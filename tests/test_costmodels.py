@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodels import Device, DeviceError, aliases, device_names, load_device
+from costmodels.capacity import COLLECTIVE_BUFFERS_BYTES, Breakdown, capacity, tiled_image
 from costmodels.collectives import KINDS, MEMORY, Span, collective_lines, collective_time_s, ring_lines, wire_bytes
-from costmodels.compute import attention_time_s, optimizer_time_s, roofline_time_s
-from costmodels.describe import as_json, describe, figures, origin, overview
-from costmodels.device import DEVICES, from_table
-from costmodels.memory import COLLECTIVE_BUFFERS_BYTES, Breakdown, capacity, tiled_image
+from costmodels.hardware.describe import as_json, describe, figures, origin, overview
+from costmodels.hardware.device import DEVICES, from_table
+from costmodels.hardware.units import UnitError, bandwidth_bytes_per_s, rate_flops_per_s, show_bytes, show_time, size_bytes, time_s
+from costmodels.kernels import attention_time_s, optimizer_time_s, roofline_time_s
 from costmodels.precision import load_recipe, recipe_names
-from costmodels.units import UnitError, bandwidth_bytes_per_s, rate_flops_per_s, show_bytes, show_time, size_bytes, time_s
 
 # --- units -----------------------------------------------------------------------------------------------------------------------------
 

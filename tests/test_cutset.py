@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.problem import Problem, evaluate
-from planner.solvers import cutset, ground, plainsearch, prices
-from planner.solvers.elimination import compile_tree
+from planner.solvers.bounds import messages as prices
+from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.model import Model, build
+from planner.solvers.neighbourhood import cutset, ground
+from planner.solvers.neighbourhood import search_numpy as plainsearch
+from planner.solvers.problem import Problem, evaluate
 from tests.problems import floors_hold, random_problem
 from tests.test_solvers_auto import grid
 
@@ -27,7 +29,7 @@ def started(model: Model, engine: str) -> ground.Ground:
     """A search, compiled or in numpy."""
     if engine == "plain":
         return plainsearch.start(model)
-    from planner.solvers import moves, search
+    from planner.solvers.neighbourhood import moves, search
 
     moves.seed(1)
     return search.start(model)

@@ -126,8 +126,8 @@ def test_commands_that_are_named_exist_with_their_options(page):
 def test_files_that_pages_show_are_read(tmp_path):
     """A device, a machine and pins, as written in the pages: the planner takes them."""
     from planner.api import plan
-    from planner.topology import device
-    from planner.topology_file import from_file
+    from planner.machine.topology import device
+    from planner.machine.topology_file import from_file
 
     shown = {name: [m["text"] for m in BLOCK.finditer((ROOT / "docs" / name).read_text()) if m["kind"] == "toml"] for name in ("hardware.md", "modes.md")}
     chip, machine, mixed = (tmp_path / f"{name}.toml" for name in ("chip", "machine", "mixed"))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto as T
 from onnx import helper as H
 
-from planner.cache import Cache
+from planner.cache.content_digest import value_bytes
+from planner.cache.folder import Cache
 from planner.cli import main
-from planner.content import value_bytes
 
 TYPES = {name: code for name, code in T.DataType.items() if code}
 node, value = H.make_node, H.make_tensor_value_info
@@ -123,9 +123,9 @@ def test_equal_values_have_equal_bytes_whatever_their_type() -> None:
 
 
 FAULTS = {
-    "the key": ("planner.search.search_key", 0), "what was found": ("planner.search.recalled", 1), "tables": ("planner.search.machine_key", 0),
-    "reading a table": ("planner.store.Tables._read", 0), "writing tables": ("planner.store.Tables.keep", 0), "an entry": ("planner.search.kept", 0),
-    "the history": ("planner.search.remember", 0), "a plan before": ("planner.search.from_before", 0), "writing": ("planner.cache.Cache.put", 0),
+    "the key": ("planner.search.search.search_key", 0), "what was found": ("planner.search.search.recalled", 1), "tables": ("planner.search.search.machine_key", 0),
+    "reading a table": ("planner.cache.reshard_tables.Tables._read", 0), "writing tables": ("planner.cache.reshard_tables.Tables.keep", 0), "an entry": ("planner.search.search.kept", 0),
+    "the history": ("planner.search.search.remember", 0), "a plan before": ("planner.search.search.from_before", 0), "writing": ("planner.cache.folder.Cache.put", 0),
 }  # fmt: skip
 
 

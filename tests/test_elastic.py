@@ -21,7 +21,7 @@ from planner.errors import PlanError
 from planner.launch import join as joining
 from planner.launch.elastic import Stored, choose, chosen, devices_here, table
 from planner.launch.join import free_port, join
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 ROOT = Path(__file__).parents[1]
 GPT = Strategy.load(Path(__file__).with_name("golden") / "gpt.plan.json")

@@ -7,10 +7,10 @@ import tracemalloc
 
 import numpy as np
 
-from planner.solvers.elimination import MOST_DIMS, Scratch, compile_tree
-from planner.solvers.minibucket import split_tree
+from planner.solvers.exact.elimination import MOST_DIMS, Scratch, compile_tree
+from planner.solvers.exact.minibucket import split_tree
 from planner.solvers.model import Model
-from planner.solvers.plaincuts import drawn
+from planner.solvers.neighbourhood.cuts_numpy import drawn
 
 
 def clique(nodes: int, options: int) -> Model:

@@ -28,21 +28,22 @@ from onnx import TensorProto, helper
 import models_zoo
 import planner
 from benchmarks.hand_plans import data_parallel, megatron, mlp_megatron
-from planner.blocks import find_runs, hoist
 from planner.commands.emit import write_program
 from planner.emit.program import emit, precise
-from planner.emit.runs import find_run
 from planner.emit.source import comment, literal
 from planner.emit.text import array_table, counted, inlined, pattern, short_floats
 from planner.emit.writer import Program
 from planner.errors import PlanError
-from planner.flow import Plan, derive
-from planner.graph import Graph, Node, Tensor
+from planner.execution.layout_flow import derive
+from planner.execution.loops import find_run
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph, Node, Tensor
+from planner.graph.repeats import find_runs, hoist
 from planner.reader import read_model
-from planner.rule import Split
-from planner.strategy import Strategy
-from planner.training import add_loss
+from planner.sharding.rule import Split
+from planner.strategy.strategy import Strategy
 from planner.verify.numerics import load_program, seeded_values
+from planner.workload.loss import add_loss
 
 GOLDEN = Path(__file__).with_name("golden")
 MESH = (("data", 2), ("model", 4))
@@ -264,7 +265,7 @@ def test_nothing_is_half_written(strategy: Strategy, tmp_path: Path, monkeypatch
     write_program(inline, source, target, "shard_map", False, False)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     assert set(before) == {"p.py", "p.safetensors"}
-    from planner import weights
+    from planner.workload import weights
 
     real, calls = weights.load_one, []
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from planner.emit.program import emit
-from planner.flow import Plan
+from planner.execution.plan import Plan
 from planner.reader import read_model
-from planner.rule import Split
-from planner.training import add_loss
+from planner.sharding.rule import Split
 from planner.verify.numerics import compare
+from planner.workload.loss import add_loss
 from tests.reader_models import model, rand
 
 
@@ -45,7 +45,7 @@ def test_microbatches_of_convolutions_are_those_of_one_batch(backend: Literal["s
 
 def test_convolutions_are_outside_loops_on_a_cpu_and_inside_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     jax = pytest.importorskip("jax")
-    from planner.emit.parts import loop_convolutions
+    from planner.emit.runtime.step import loop_convolutions
 
     monkeypatch.setattr(loop_convolutions, "MICROBATCHES", 3)
 

@@ -39,7 +39,7 @@ def largest(x: np.ndarray, kernel: tuple[int, ...], strides: tuple[int, ...], pa
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("ties", [False, True])
 def test_gradients_go_to_the_first_largest_element(name: str, ties: bool) -> None:
-    from planner.emit.parts.nets import max_pool
+    from planner.emit.runtime.kernels.nets import max_pool
 
     shape, kernel, strides, pads, dilations, out = WINDOWS[name]
     rng = np.random.default_rng(3)
@@ -52,7 +52,7 @@ def test_gradients_go_to_the_first_largest_element(name: str, ties: bool) -> Non
 
 
 def test_integers_are_pooled_and_have_no_gradient() -> None:
-    from planner.emit.parts.nets import max_pool
+    from planner.emit.runtime.kernels.nets import max_pool
 
     x = np.arange(-8, 8, dtype=np.int8).reshape(1, 1, 4, 4)
     np.testing.assert_array_equal(max_pool(x, (2, 2), (2, 2), (1, 0, 0, 0), (1, 1), (2, 2)), [[[[-7, -5], [1, 3]]]])
@@ -60,7 +60,7 @@ def test_integers_are_pooled_and_have_no_gradient() -> None:
 
 def test_positions_are_not_looked_up_before_their_gradient_is_there() -> None:
     """What is written from the operand alone could be computed in the forward pass: everything of the backward pass reads the gradient, or what was made of it."""
-    from planner.emit.parts.nets import max_pool
+    from planner.emit.runtime.kernels.nets import max_pool
 
     shape, kernel, strides, pads, dilations, out = WINDOWS["3x3 of a ResNet"]
     x, g = np.zeros(shape, np.float32), np.zeros(shape[:2] + out, np.float32)

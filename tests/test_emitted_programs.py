@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import planner
-from planner.api import program
 from planner.cli import main
+from planner.emit.from_strategy import program
 from planner.emit.program import Program
 from planner.errors import PlanError
-from planner.packing import _keys
+from planner.execution.stage_buffers import _keys
 from planner.report.findings import findings
 from planner.verify import failure, worker
 from planner.verify.compiled import lowered
@@ -70,7 +70,7 @@ def test_what_blocks_are_given_is_made_by_enter_alone(rotary: str, schedule: str
     assert "def enter(params, frozen, batch):" in text and "jnp.cos(" in text
     if schedule != "interleaved":
         return
-    from planner.api import reopen
+    from planner.strategy.reopen import reopen
 
     graph = reopen(strategy, rotary).graph(4)
     found, _ = compare(graph, strategy.plan_for(graph), workload="train", backend="shard_map", values=seeded_values(graph, {}))

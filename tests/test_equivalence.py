@@ -10,8 +10,8 @@ import pytest
 from benchmarks import equivalence, equivalence_models
 from benchmarks.equivalence_models import Case, evaluation, free_dims, in_float32, with_weights
 from benchmarks.equivalence_run import Row, attempts, choose, identity, idle_axes, run_case
-from planner.flow import Plan
-from planner.rule import Split
+from planner.execution.plan import Plan
+from planner.sharding.rule import Split
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "models"
 NAMES = ("dp", "tensor-parallel")

@@ -7,17 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from planner.api import make_request, open_model
-from planner.base import Base
-from planner.batch import batch_factors
-from planner.compose import compose, tokens_per_step
-from planner.evaluate import price_plan
-from planner.families import batch_only
-from planner.flow import Plan
-from planner.graph import Graph, Node, Tensor
-from planner.meshes import pinned_mesh
-from planner.price import Pricer
-from planner.search import Search
+from planner.analysis.batch_factor import batch_factors
+from planner.analysis.facts import Base
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph, Node, Tensor
+from planner.machine.mesh_choices import pinned_mesh
+from planner.pricing.pricer import Pricer
+from planner.pricing.step_time import price_plan
+from planner.search.build_request import make_request
+from planner.search.search import Search
+from planner.search.to_strategy import compose, tokens_per_step
+from planner.space.families import batch_only
+from planner.workload.open import open_model
 
 
 def test_tokens_are_looked_up_whole():
@@ -113,11 +114,11 @@ def test_predicted_peak_is_the_compiler_s(zero, recompute, micro):
 
     import models_zoo
     from benchmarks.hand_plans import data_parallel
-    from planner.blocks import hoist
     from planner.emit.program import emit
+    from planner.graph.repeats import hoist
     from planner.reader import read_model
-    from planner.training import add_loss
     from planner.verify.compiled import compile_step
+    from planner.workload.loss import add_loss
 
     graph = hoist(add_loss(read_model(models_zoo.build("zoo:gpt2-small,layers=6,hidden=512,heads=8,vocab=8192,seq=256"), batch=8 * 8)))
     base = Base.of(graph, training=True)
@@ -135,11 +136,11 @@ def test_predicted_peak_is_the_compiler_s(zero, recompute, micro):
 def test_attention_works_beside_the_residual_stream_s_gradient():
     """In a repeated block, trained: operands, result and their gradients, float32 scores, the weights and the scores' gradient as computed with, and the stream twice."""
     import models_zoo
-    from planner.blocks import hoist
-    from planner.kernels import working_bytes
+    from planner.graph.repeats import hoist
+    from planner.pricing.kernels import working_bytes
     from planner.reader import read_model
-    from planner.rule import Split
-    from planner.training import add_loss
+    from planner.sharding.rule import Split
+    from planner.workload.loss import add_loss
 
     graph = hoist(add_loss(read_model(models_zoo.build("zoo:gpt-tiny,layers=2,seq=16"), batch=4)))
     request = make_request(devices=1, hardware="h100-sxm", topology=None, baselines=False, precision="bf16-mixed")

@@ -11,11 +11,12 @@ import pytest
 
 from planner.cli import main
 from planner.errors import PlanError
-from planner.flow import Plan, derive
-from planner.graph import Graph, Node, Tensor
-from planner.layout import require
-from planner.rule import PENDING, Split
-from planner.strategy import Strategy
+from planner.execution.layout_flow import derive
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph, Node, Tensor
+from planner.sharding.layout import require
+from planner.sharding.rule import PENDING, Split
+from planner.strategy.strategy import Strategy
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,7 +12,7 @@ import pytest
 
 import planner
 from planner.report.explain import find_nodes
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 import planner
 from planner.cli import main
-from planner.diff import compare
 from planner.errors import PlanError
-from planner.exchange import hf, maxtext, megatron, torchtitan
-from planner.exchange.keys import Keys, load
-from planner.exchange.price import hand_over, read_configuration
-from planner.exchange.settings import Facts, Rounds, Settings
-from planner.pins import parse_pins
-from planner.pipeline import MOST_LEVEL
-from planner.strategy import Strategy
-from planner.topology import for_devices
+from planner.execution.pipeline import MOST_LEVEL
+from planner.interop.keys import Keys, load
+from planner.interop.launchers import hf, maxtext, megatron, torchtitan
+from planner.interop.price import hand_over, read_configuration
+from planner.interop.settings import Facts, Rounds, Settings
+from planner.machine.topology import for_devices
+from planner.pins.pins import parse_pins
+from planner.strategy.diff import compare
+from planner.strategy.strategy import Strategy
 
 LLAMA = "zoo:llama-tiny"
 READERS = (hf, maxtext, megatron, torchtitan)

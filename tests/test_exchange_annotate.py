@@ -13,11 +13,11 @@ from onnx import TensorProto, helper
 
 import planner
 from planner.cli import main
-from planner.diff import compare, splits
 from planner.errors import PlanError
-from planner.exchange.annotate import annotate
-from planner.exchange.annotated import faults
-from planner.strategy import Strategy
+from planner.interop.onnx_annotations.read import faults
+from planner.interop.onnx_annotations.write import annotate
+from planner.strategy.diff import compare, splits
+from planner.strategy.strategy import Strategy
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "models"
 

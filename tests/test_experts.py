@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import planner
-from planner.api import assumptions, make_request, open_model
-from planner.base import Base
-from planner.flow import rule_of
-from planner.graph import Graph, Node, Tensor
+from planner.analysis.facts import Base
+from planner.graph.ir import Graph, Node, Tensor
 from planner.ops.experts import BLOCK_ROWS, IMBALANCE, blocks, filling
-from planner.pins import Pins
-from planner.rule import Rule, Split
+from planner.ops.lookup import rule_of
+from planner.pins.pins import Pins
+from planner.search.build_request import assumptions, make_request
+from planner.sharding.rule import Rule, Split
 from planner.verify import worker
+from planner.workload.open import open_model
 
 ROOT = Path(__file__).parents[1]
 TINY = "zoo:mixtral-tiny"
@@ -34,7 +35,7 @@ def compiled(experts: int, top: int):  # type: ignore[no-untyped-def]
     import jax
     import jax.numpy as jnp
 
-    from planner.emit.parts.experts import routed_experts
+    from planner.emit.runtime.kernels.experts import routed_experts
 
     how = (lambda g, u: jax.nn.silu(g) * u, "rh,hf->rf", "rf,fh->rh", *blocks(rule(experts, top)[1], Split(), {}))
 
@@ -48,7 +49,7 @@ def compiled(experts: int, top: int):  # type: ignore[no-untyped-def]
 
 
 def test_compiled_work_follows_the_choices_and_memory_holds_no_gathered_weights() -> None:
-    from planner.verify.hlo_flops import dot_flops
+    from planner.verify.hlo.flops import dot_flops
 
     for experts, top in ((4, 2), (16, 2), (16, 4)):
         done = compiled(experts, top)
@@ -74,7 +75,7 @@ def test_a_router_of_any_kind_loses_no_token() -> None:
     """One device: against the definition, a router that is balanced, one that sends everything to one expert, and one that leaves experts out."""
     import jax.numpy as jnp
 
-    from planner.emit.parts.experts import routed_experts
+    from planner.emit.runtime.kernels.experts import routed_experts
 
     rng = np.random.default_rng(3)
     x, share = rng.normal(size=(50, 6)).astype(np.float32), rng.normal(size=(50, 2)).astype(np.float32)

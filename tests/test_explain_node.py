@@ -14,10 +14,10 @@ import pytest
 import planner
 from planner.cli import main
 from planner.commands.views import priced
-from planner.detail import details
+from planner.pricing.breakdown import details
 from planner.report.explain import explain_node, find_nodes
 from planner.report.explain_stages import named_repeat
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "data": ("zoo:gpt-tiny,layers=4", {"devices": 8, "batch": 16, "pins": "dp=4,tp=2,micro=2,zero=2"}),

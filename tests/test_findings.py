@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.api import plan
-from planner.findings import LARGE, Finding, of_plan
+from planner.search.findings import LARGE, Finding, of_plan
 
 COSTS = {"model_flops_utilization": 0.001, "step_time_s": 1.0, "exposed_communication_time_s": 0.0, "bubble_time_s": 0.0, "distinct_work": 1.0}
 

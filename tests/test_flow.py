@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.flow import Plan, derive, gradient_tensors, rule_of
-from planner.graph import Graph, Node, Tensor
-from planner.rule import Split, legal
-from planner.training import add_loss, prune
+from planner.execution.layout_flow import derive
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph, Node, Tensor
+from planner.ops.lookup import gradient_tensors, rule_of
+from planner.sharding.rule import Split, legal
+from planner.workload.loss import add_loss, prune
 
 EIGHT = {"data": 8}
 

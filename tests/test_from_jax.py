@@ -63,7 +63,7 @@ def onnx_of(fn: Callable[..., Any], params: Any, *inputs: Any) -> Any:
     """The traced model with the parameters' bytes in it."""
     from onnx import numpy_helper
 
-    from planner.jaxpr.plan import traced
+    from planner.from_jax import traced
 
     trace, leaves, _, found = traced(fn, params, *inputs)
     values = {v.parameter: leaf for v, leaf in zip(leaves, jax.tree.leaves((params, *inputs)), strict=True) if v.parameter}
@@ -215,7 +215,7 @@ def test_unused_parameters_are_whole() -> None:
     (lambda p, k: jax.random.normal(k, (4,)) + p, (S((4,), np.float32), jax.random.key(0)), "no array of numbers"),
 ])  # fmt: skip
 def test_what_cannot_be_planned_is_said(fn: Callable[..., Any], args: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.jaxpr.trace.MOST_EQUATIONS", 200)
+    monkeypatch.setattr("planner.reader.jax.trace.MOST_EQUATIONS", 200)
     with pytest.raises(PlanError, match=said) as e:
         planner.from_jax(fn, *args, devices=4)
     assert e.value.code == "P195"

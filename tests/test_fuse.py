@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.problem import Budget, Problem, Solution, evaluate
 from planner.solvers import auto
-from planner.solvers.fuse import MOST, Pool, fused
-from planner.solvers.prices import SETTLED, Incumbent, Rising
+from planner.solvers.bounds.messages import SETTLED, Incumbent, Rising
+from planner.solvers.neighbourhood.fuse import MOST, Pool, fused
+from planner.solvers.problem import Budget, Problem, Solution, evaluate
 from tests.problems import random_problem
 
 
@@ -72,7 +72,7 @@ def test_an_interruption_is_handed_on() -> None:
 
 def test_a_bound_that_stands_still_is_not_raised_further(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("planner.solvers.prices.time.monotonic", lambda: now)
+    monkeypatch.setattr("planner.solvers.bounds.messages.time.monotonic", lambda: now)
     best = Incumbent(cost=100.0, bound=50.0)
     rising = Rising(best, 100.0)
     ended = []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.verify.hlo import collectives, dot_flops, traffic
-from planner.verify.hlo_memory import largest_buffers
+from planner.verify.hlo.memory import largest_buffers
+from planner.verify.hlo.program import collectives, dot_flops, traffic
 
 MESH = (("data", 2), ("model", 4))
 SIZES = {"data": ("data", 2), "model": ("model", 4), "both": ("data+model", 8)}
@@ -148,5 +148,5 @@ def test_text_that_is_not_hlo_is_refused():
 
 
 def test_reading_needs_no_jax():
-    code = "import sys, planner.verify.hlo, planner.verify.hlo_memory; sys.exit('jax' in sys.modules)"
+    code = "import sys, planner.verify.hlo.program, planner.verify.hlo.memory; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[1]).returncode == 0

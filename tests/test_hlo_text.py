@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.verify.hlo import collectives, dot_flops, traffic
-from planner.verify.hlo_groups import axes_label, groups, permute_label
-from planner.verify.hlo_text import Shape, parse_shapes
+from planner.verify.hlo.groups import axes_label, groups, permute_label
+from planner.verify.hlo.program import collectives, dot_flops, traffic
+from planner.verify.hlo.text import Shape, parse_shapes
 
 MESH = (("data", 2), ("model", 4))
 

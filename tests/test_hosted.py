@@ -24,14 +24,15 @@ from benchmarks.manifests import check_manifest
 from planner.cli import main
 from planner.emit.writer import Program
 from planner.errors import PlanError
-from planner.hosted import HOST_ROWS_BYTES_PER_S, candidates, hosted, worth
 from planner.launch.job import Job
 from planner.launch.join import free_port
 from planner.launch.kubernetes import Asked, manifests
-from planner.model import Model, Workload
+from planner.machine.topology import device
+from planner.pricing.host_tables import HOST_ROWS_BYTES_PER_S
 from planner.report.summary import summary
-from planner.topology import device
 from planner.verify.numerics import load_program
+from planner.workload.host_tables import candidates, hosted, worth
+from planner.workload.model import Model, Workload
 
 SPEC = "zoo:dlrm-tiny,rows=5000-7-33-9000"
 

@@ -29,7 +29,7 @@ from planner.report.html.tables import baselines
 from planner.report.html.tags import clean, el, join, name
 from planner.report.html.verdict import told
 from planner.report.notation import plain_split
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
 from tests.html_plans import HOSTILE, SPEC, Page, detail, hostile_view, plan, view
 
 PINS = ["tp=2,micro=2", "dp=8,zero=3,recompute=block", "tp=4,recompute=block-keep,micro=2,zero=2", ""]

@@ -14,16 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
-from planner.api import make_request, open_model
-from planner.base import Base
-from planner.cache import Cache
+from planner.analysis.facts import Base
+from planner.cache.folder import Cache
 from planner.cli import main
 from planner.errors import PlanError
-from planner.fingerprint import history_key
-from planner.incremental import MOST_SEARCHES, SLOWER, contents, kept_places
-from planner.reprice import open_recorded, reprice
-from planner.strategy import Strategy
-from planner.topology import from_json
+from planner.machine.topology import from_json
+from planner.search.build_request import make_request
+from planner.search.incremental import MOST_SEARCHES, SLOWER, contents, kept_places
+from planner.search.keys import history_key
+from planner.strategy.strategy import Strategy
+from planner.whatif.reprice import open_recorded, reprice
+from planner.workload.open import open_model
 
 GPT = "zoo:gpt-tiny"
 OPTIONS: dict[str, Any] = {"devices": 8, "batch": 64, "baselines": False}
@@ -79,7 +80,7 @@ def test_contents_know_no_names_and_no_repeats(tmp_path: Path) -> None:
     other, wider = of(GPT + ",vocab=320"), of(GPT + ",hidden=192")
     same = set(of(GPT))
     assert 0 < len(same - set(other)) < len(same) / 4 and len(same & set(wider)) < len(same) / 4
-    program = "from planner.api import open_model; from planner.base import Base; from planner.incremental import contents; " \
+    program = "from planner.api import open_model; from planner.analysis.facts import Base; from planner.search.incremental import contents; " \
               f"print(contents(Base.of(open_model({GPT!r}, 8, batch=64).graph(1), training=True)))"  # fmt: skip
     said = {subprocess.run([sys.executable, "-c", program], env={"PYTHONHASHSEED": str(seed)}, capture_output=True, text=True, check=True).stdout for seed in (1, 2)}
     assert said == {f"{of(GPT)}\n"}, "the same in every process"

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from costmodels.intake import opened, parse_json, read_bytes, read_toml
-from planner.atomic import replacing
-from planner.cache import Cache
+from costmodels.hardware.intake import opened, parse_json, read_bytes, read_toml
+from planner.cache.folder import Cache
 from planner.cli import main
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
+from planner.support.atomic_write import replacing
 
 KINDS: dict[str, Callable[[Path], Any]] = {
     "pipe": lambda p: os.mkfifo(p), "folder": lambda p: p.mkdir(), "device": lambda p: p.symlink_to("/dev/zero"), "nothing": lambda p: None,
@@ -105,7 +105,7 @@ def test_a_file_that_grows_or_is_too_large_is_not_read_whole(tmp_path: Path) -> 
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("planner.contest.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("planner.solvers.iopddl.MOST_BYTES", 1 << 20)
     (tmp_path / "p.json.gz").write_bytes(gzip.compress(bytes(2 << 20)))
     assert main(["solve", "p.json.gz"]) == 2
     assert "it holds more than 1,048,576 bytes" in capsys.readouterr().err

@@ -14,9 +14,9 @@ import pytest
 
 import planner
 from planner.errors import PlanError
-from planner.pins import parse_pins
-from planner.reprice import machine_now, open_recorded, reprice
-from planner.strategy import Strategy
+from planner.pins.pins import parse_pins
+from planner.strategy.strategy import Strategy
+from planner.whatif.reprice import machine_now, open_recorded, reprice
 
 MODELS = ("zoo:gpt-tiny", "zoo:llama-tiny", "zoo:mixtral-tiny", "zoo:t5-tiny", "zoo:resnet-tiny", "zoo:mlp-tiny", "zoo:ssm-tiny", "zoo:gpt2-small,layers=2",
           "zoo:llama3-8b,layers=2,seq=1024")  # fmt: skip

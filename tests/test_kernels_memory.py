@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from planner.emit.parts.exchange import lean, no_gathers
-from planner.emit.parts.kernels import LOSS_ROWS, attention, attention_rows, cross_entropy, layer_norm, row_blocks, take_shard
+from planner.emit.runtime.collectives.exchange import lean, no_gathers
+from planner.emit.runtime.kernels.kernels import LOSS_ROWS, attention, attention_rows, cross_entropy, layer_norm, row_blocks, take_shard
 from planner.ops import loss
 
 

@@ -538,7 +538,7 @@ def test_a_model_with_a_hostile_name_makes_plain_files(tmp_path: Path, capsys: A
 
 
 def test_every_gpu_that_ships_has_its_label(tmp_path: Path) -> None:
-    from costmodels.device import device_names
+    from costmodels.hardware.device import device_names
     from planner.launch.nodes import AMD, NVIDIA, PRODUCTS, accelerator
 
     kinds = {name: accelerator(job(tmp_path, device=name)) for name in device_names()}

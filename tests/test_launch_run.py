@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import planner
-from planner.api import program
 from planner.cli import main
+from planner.emit.from_strategy import program
 from planner.verify.numerics import load_program
 
 GPT = "zoo:gpt-tiny,seq=16"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner.emit.body import Body
 from planner.emit.source import helper_sources
 from planner.emit.text import spec_text
-from planner.layout import Layout, Step, convert, distribute, local_shape, padded
+from planner.sharding.layout import Layout, Step, convert, distribute, local_shape, padded
 
 MESH = (("data", 2), ("model", 4))
 SHAPE = (8, 24)

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 import planner
-from planner.mirror import exchanged
-from planner.naming import ROLES, role_named
-from planner.topology import Mesh, MeshAxis
+from planner.analysis.axis_roles import ROLES, role_named
+from planner.machine.topology import Mesh, MeshAxis
+from planner.search.axis_symmetry import exchanged
 
 GPT = "zoo:gpt-tiny,hidden=256,heads=8,seq=32,vocab=1024"
 

@@ -1,4 +1,4 @@
-"""What of gradients takes room in programs without loops (planner.moments)."""
+"""What of gradients takes room in programs without loops (planner.pricing.backward_liveness)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 
 import models_zoo
 from costmodels.precision import load_recipe
-from planner.moments import Readers, gradient_room, readers
+from planner.analysis.passing import Readers, readers
+from planner.pricing.backward_liveness import gradient_room
 from planner.reader import read_model
 
 MIXED = load_recipe("bf16-mixed", "adamw", True)

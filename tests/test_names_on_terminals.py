@@ -11,8 +11,8 @@ from onnx import helper as H
 from onnx import numpy_helper, save
 
 from planner.cli import main
-from planner.emphasis import ANSI, emphasised, one_line, printable
-from planner.report.words import Style, visible
+from planner.support.emphasis import ANSI, emphasised, one_line, printable
+from planner.support.words import Style, visible
 from tests.reader_models import rand
 from tests.test_terminal import Screen
 

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 import planner
-from planner.api import make_request
-from planner.evaluate import price_plan
-from planner.explore import Explorer
-from planner.families import batch_only
-from planner.joined import joined, used_alike
-from planner.meshes import pinned_mesh
-from planner.model import Model, Workload
-from planner.naming import ROLES, axis_names, renamed_cost, renamed_mesh, renamed_plan, role_named
-from planner.price import Pricer
-from planner.request import Found
-from planner.rule import PENDING
-from planner.search import Search
+from planner.analysis.axis_roles import ROLES, role_named
+from planner.machine.mesh_choices import pinned_mesh
+from planner.pricing.pricer import Pricer
+from planner.pricing.step_time import price_plan
+from planner.search.axis_merging import joined, used_alike
+from planner.search.axis_names import axis_names, renamed_cost, renamed_mesh, renamed_plan
+from planner.search.best_first import Explorer
+from planner.search.build_request import make_request
+from planner.search.request import Found
+from planner.search.search import Search
+from planner.sharding.rule import PENDING
+from planner.space.families import batch_only
+from planner.workload.model import Model, Workload
 
 CASES = [  # model, devices, batch: small batches leave axes for something else
     ("zoo:gpt2-small,layers=3,seq=64", 8, 8), ("zoo:gpt2-small,layers=3", 8, 64), ("zoo:llama3-8b,layers=3", 64, 16), ("zoo:mixtral-8x7b,layers=2", 16, 16),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import planner
-from planner.flow import rule_of
-from planner.pins import from_table
+from planner.ops.lookup import rule_of
+from planner.pins.pins import from_table
 from tests.oracle import Case, all_splits, build, mismatch
 from tests.oracle_neighbours import neighbour_cases, row_cases
 
@@ -86,11 +86,11 @@ def test_rows_travel_as_predicted() -> None:
     """A residual network's rows over four devices: what neighbours send each other, in both passes, is what the compiled program sends."""
     import models_zoo
     from benchmarks.hand_plans import follow
-    from planner.flow import Plan
-    from planner.layout import Layout
+    from planner.execution.plan import Plan
     from planner.reader import read_model
-    from planner.training import add_loss
+    from planner.sharding.layout import Layout
     from planner.verify.compiled import truth
+    from planner.workload.loss import add_loss
 
     graph, mesh = add_loss(read_model(models_zoo.build("zoo:resnet-tiny"), batch=4)), (("data", 2), ("model", 4))
     image = Layout((("data",), (), ("model",), ()))

@@ -14,10 +14,12 @@ from benchmarks.cuts import Cuts, Reading, factor_cuts, lay, placements, prime_m
 from benchmarks.mindspore import FITS_BYTES, Job, Ours, Planned, compare, main, times, unplanned
 from benchmarks.mindspore_tables import Case, from_input, from_output, read_cases, spec, table_of
 from benchmarks.neutral import Report, judge
-from planner.flow import Plan, derive, rule_of
-from planner.graph import Graph
-from planner.model import Model, Workload
-from planner.rule import Split, parse
+from planner.execution.layout_flow import derive
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.ops.lookup import rule_of
+from planner.sharding.rule import Split, parse
+from planner.workload.model import Model, Workload
 
 FILE = Path(__file__).parents[2] / "shared" / "data" / "mindspore" / "strategies.jsonl"
 GPT = "zoo:gpt,embedding=0,layers={layers},hidden=64,heads=8,seq=16,vocab=128,batch=4"
@@ -65,7 +67,7 @@ def megatron_table(graph: Graph, model: int) -> dict[str, Cuts]:
 def test_bytes_are_those_of_the_compiled_program(kind: str) -> None:
     from planner.emit.program import emit
     from planner.verify.compiled import compile_step
-    from planner.verify.hlo import traffic
+    from planner.verify.hlo.program import traffic
 
     graph = net(GPT.format(layers=1))
     tables = {"rows": rows_table(graph, 8, (1, 1, 8)), "megatron": megatron_table(graph, 8), "four of eight": rows_table(graph, 4, (4, 2, 1))}

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from costmodels.precision import load_recipe
-from planner.held import peak
-from planner.runs.fit import Prepared, prepare
-from planner.runs.nvidia import LOSS_KEPT, OFFLOADED, is_recipe, weights
-from planner.runs.rows import case_of, level, runtime_of, sequence_parallel
+from planner.calibrate.runs.fit import Prepared, prepare
+from planner.calibrate.runs.nvidia import LOSS_KEPT, OFFLOADED, is_recipe, weights
+from planner.calibrate.runs.rows import case_of, level, runtime_of, sequence_parallel
+from planner.pricing.frameworks.peak_memory import peak
 
 SMALL = {"source": "NVIDIA Megatron-Bridge performance summary", "model": "LLAMA3_70B", "layers": 8, "hidden": 1024, "heads": 8, "kv_heads": 8, "ffn": 4096, "vocab": 32000,
          "seq": 2048, "hardware": "DGX-GB200", "devices": 8, "tp": 1, "pp": 1, "vpp": 1, "dp": 8, "zero": 3, "microbatch": 1, "global_batch": 8, "recompute": "none",

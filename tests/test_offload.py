@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import planner
-from planner.api import program
+from planner.emit.from_strategy import program
 from planner.errors import PlanError
-from planner.pins import from_table, parse_pins
-from planner.strategy import Strategy
-from planner.topology import for_devices
+from planner.machine.topology import for_devices
+from planner.pins.pins import from_table, parse_pins
+from planner.strategy.strategy import Strategy
 
 GPT = "zoo:gpt-tiny,seq=16,layers=4"
 OPTIONS: dict[str, Any] = {"devices": 8, "batch": 16, "hardware": "cpu", "precision": "fp32", "baselines": False}
@@ -97,7 +97,7 @@ def test_pins_that_contradict_the_request_are_refused(options: dict[str, Any], s
 
 
 def test_files_keep_it_and_refuse_what_is_not_known(pair: tuple[Strategy, Strategy], tmp_path: Path) -> None:
-    from planner.reprice import manual
+    from planner.whatif.reprice import manual
 
     away = pair[1]
     away.save(tmp_path / "away.json")

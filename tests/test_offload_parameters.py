@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import planner
-from planner.api import program
+from planner.emit.from_strategy import program
 from planner.errors import PlanError
-from planner.parked import parks, tables
-from planner.pins import parse_pins
-from planner.strategy import Strategy
-from planner.topology import for_devices
+from planner.execution.weight_offload import parks, tables
+from planner.machine.topology import for_devices
+from planner.pins.pins import parse_pins
+from planner.strategy.strategy import Strategy
 
 from .test_offload import exchange_checkpoints
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from planner.flow import rule_of
 from planner.ops import OPERATORS
-from planner.rule import parse
+from planner.ops.lookup import rule_of
+from planner.sharding.rule import parse
 from tests.oracle import Case, all_splits, build, mismatch
 from tests.oracle_cases import all_cases
 
@@ -60,7 +60,7 @@ def test_planted_wrong_rules_fail(name: str) -> None:
         rule = parse(line, graph.shapes(node.inputs), graph.shapes(node.outputs))
     except ValueError:
         return  # refused before it can do harm
-    from planner.candidates import candidates
+    from planner.sharding.candidates import candidates
     from tests.oracle import MESH
 
     found = 0
@@ -81,8 +81,8 @@ def test_the_attention_rule_knows_the_kernel_s_block() -> None:
     import re
     from pathlib import Path
 
-    import planner.emit.parts
+    import planner.emit.runtime
     from planner.ops.attention import QUERY_BLOCK
 
-    text = (Path(planner.emit.parts.__file__).parent / "kernels.py").read_text()
+    text = (Path(planner.emit.runtime.__file__).parent / "kernels.py").read_text()
     assert re.search(r"^QUERY_BLOCK = (\d+)$", text, re.M).group(1) == str(QUERY_BLOCK)  # type: ignore[union-attr]

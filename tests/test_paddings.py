@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.verify import differences
-from planner.verify.paddings import Padding, paddings
+from planner.verify import explain as differences
+from planner.verify.hlo.paddings import Padding, paddings
 
 FRAMES = """HloModule m
 
@@ -59,7 +59,7 @@ def dump(folder: Path, *stages: tuple[str, str]) -> Path:
 
 
 def found(folder: Path, *stages: tuple[str, str], placed: bool = False) -> tuple[Padding, ...]:
-    from planner.verify.origins import Origins
+    from planner.verify.hlo.origins import Origins
 
     return paddings(dump(folder, *stages), lambda text: Origins.of(text, SOURCE).name, placed)
 

@@ -10,18 +10,18 @@ import pytest
 import models_zoo
 import planner
 from benchmarks.hand_plans import megatron, mlp_megatron
-from planner.blocks import hoist
 from planner.emit.program import emit
 from planner.errors import PlanError
-from planner.flow import Plan
-from planner.graph import Graph
-from planner.pins import parse_pins
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.graph.repeats import hoist
+from planner.pins.pins import parse_pins
 from planner.reader import read_model
-from planner.rule import Split
-from planner.training import add_loss
+from planner.sharding.rule import Split
 from planner.verify import worker
 from planner.verify.numerics import compare, seeded_values
 from planner.verify.targets import parse_target, require
+from planner.workload.loss import add_loss
 
 FLAT = (("data", 2), ("model", 4))
 CUBE = (("pod", 2), ("data", 2), ("model", 2))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 import planner
 from planner.cli import main
 from planner.errors import PlanError
-from planner.pin_prices import ALL, price_pins
-from planner.pins import Pins, from_table, parse_pins, pins_of
-from planner.strategy import Strategy
+from planner.pins.pins import Pins, from_table, parse_pins, pins_of
+from planner.strategy.strategy import Strategy
+from planner.whatif.pin_prices import ALL, price_pins
 
 MODEL = "zoo:gpt-tiny,layers=4"
 AXES = st.sampled_from(("data", "model", "sequence"))

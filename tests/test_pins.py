@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import planner
-from costmodels.units import show_time
+from costmodels.hardware.units import show_time
 from planner.errors import PlanError
-from planner.pins import from_table, parse_pins
+from planner.pins.pins import from_table, parse_pins
 from planner.report.baselines import tuned_over
 from planner.report.summary import summary
 from planner.report.tables import comparison

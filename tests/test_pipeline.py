@@ -12,24 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
-from planner.api import make_request
-from planner.assemble import Techniques, assemble, least_usage, usage_of
-from planner.emit.parts import checkpoint
-from planner.emit.parts import chunks as program
+from planner.emit.runtime.files import checkpoint
+from planner.emit.runtime.pipeline import chunks as program
 from planner.errors import PlanError
-from planner.evaluate import price_plan
-from planner.flow import Plan
-from planner.meshes import staged_meshes
-from planner.model import Model, Workload
-from planner.pins import Pins, parse_pins
-from planner.pipeline import MOST_LEVEL, SCHEDULES, Pipeline, pipeline_of, pipelined_run
-from planner.problem import Budget, evaluate
-from planner.relax import Relaxed
+from planner.execution.pipeline import MOST_LEVEL, SCHEDULES, Pipeline, pipeline_of, pipelined_run
+from planner.execution.plan import Plan
+from planner.machine.mesh_choices import staged_meshes
+from planner.machine.topology import for_devices
+from planner.pins.pins import Pins, parse_pins
+from planner.pricing.step_time import price_plan
 from planner.report.ticks import BUBBLE, ticks
-from planner.search import Search
+from planner.search.build_request import make_request
+from planner.search.relaxation import Relaxed
+from planner.search.search import Search
 from planner.solvers import solve
-from planner.topology import for_devices
+from planner.solvers.problem import Budget, evaluate
+from planner.space.assemble import Techniques, assemble, least_usage, usage_of
 from planner.verify import worker
+from planner.workload.model import Model, Workload
 
 EAGER = str(Path(__file__).parents[1] / "benchmarks" / "eager.toml")
 
@@ -154,7 +154,7 @@ def test_a_pipeline_is_priced_as_what_its_stages_run() -> None:
     search, (mesh, *_) = staged_search("zoo:gpt2-small", 8, 32, 4)
     base = search.base(8)
     assert base is not None
-    splits = {n.id: planner.rule.Split() for n in base.graph.nodes}
+    splits = {n.id: planner.sharding.rule.Split() for n in base.graph.nodes}
     flat = Plan((("data", 2),), splits, 0, ("data",), "none", 8, base.runs)
     staged = replace(flat, mesh=(("stage", 4), ("data", 2)), schedule="1f1b")
     pipeline = pipeline_of(base.graph, staged)
@@ -199,7 +199,7 @@ def test_files_say_which_schedule(tmp_path: Path) -> None:
     strategy = plan(source, "pp=4,tp=2,micro=8,schedule=1f1b")
     strategy.save(tmp_path / "s.json")
     back = planner.Strategy.load(tmp_path / "s.json")
-    graph = planner.model.Model.open(source, Workload("train", batch=16), 8).graph(8)
+    graph = planner.workload.model.Model.open(source, Workload("train", batch=16), 8).graph(8)
     made = back.plan_for(graph)
     assert (made.stages, made.schedule) == (4, "1f1b") and made == strategy.plan
     assert {row["stage"] for row in back.nodes.values()} == {0, 3}

@@ -9,12 +9,12 @@ import pytest
 
 import planner
 from costmodels import device_names
-from planner.api import make_request
 from planner.errors import PlanError
-from planner.model import Model, Workload
-from planner.pins import Pins
-from planner.plausible import published, ragged, too_fast
-from planner.search import Search
+from planner.pins.pins import Pins
+from planner.search.build_request import make_request
+from planner.search.plausible import published, ragged, too_fast
+from planner.search.search import Search
+from planner.workload.model import Model, Workload
 
 GPT = "zoo:gpt-tiny"
 
@@ -45,7 +45,7 @@ def test_a_count_that_leaves_nodes_ragged_is_said_with_the_nearest_and_what_fewe
     made = planner.plan(GPT, devices=12, batch=24)
     said = next(row["text"] for row in made.findings if row["kind"] == "devices")
     fewer = planner.plan(GPT, devices=8, batch=24)
-    from planner.report.words import show_time
+    from planner.support.words import show_time
 
     assert said.startswith("12 devices are 2 nodes with 6 of their 8 devices") and "8 or 16 fill whole nodes" in said
     assert f"8 take {show_time(fewer.costs['step_time_s'])} a step for the same batch" in said

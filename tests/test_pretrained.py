@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import planner
-from planner.api import open_model
 from planner.cli import main
 from planner.errors import PlanError
-from planner.pretrained import store
+from planner.interop.checkpoints import store
+from planner.workload.open import open_model
 
 Tensors = dict[str, np.ndarray]
 WORDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int64": "I64", "bool": "BOOL"}
@@ -398,7 +398,7 @@ def test_a_program_starts_from_it_and_exports_it(pins: str, precision: str, tmp_
     bfloat16 and pads its shards."""
     import jax
 
-    from planner.api import program
+    from planner.emit.from_strategy import program
     from planner.verify.numerics import load_program
 
     home = folder(tmp_path / "hub", "gpt2", checkpoint("gpt2"))

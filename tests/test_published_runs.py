@@ -13,13 +13,13 @@ import pytest
 
 from benchmarks.published_runs import main, outcomes, prepare_all
 from benchmarks.published_scores import Outcome, choice, covered, covered_held_out, errors, fitting, kendall, memory_spread, order, quantiles
-from costmodels.runtime import Rates
-from planner.framework_time import handed_s
-from planner.held import in_flight, peak
-from planner.price import Pricer
-from planner.runs.fit import Prepared, prepare
-from planner.runs.keep import COUNTS, fitted_constants, held_out_bytes, priced_bytes
-from planner.runs.rows import Left, case_of, custom, kernels_of, level, machine, runtime_of, sequence_parallel
+from costmodels.runtimes import Rates
+from planner.calibrate.runs.fit import Prepared, prepare
+from planner.calibrate.runs.keep import COUNTS, fitted_constants, held_out_bytes, priced_bytes
+from planner.calibrate.runs.rows import Left, case_of, custom, kernels_of, level, machine, runtime_of, sequence_parallel
+from planner.pricing.frameworks.peak_memory import in_flight, peak
+from planner.pricing.frameworks.step_time import handed_s
+from planner.pricing.pricer import Pricer
 
 ROWS = Path(__file__).with_name("golden") / "published_runs.jsonl"
 MOST = {"Hagemann": 0.05, "vTrain measured (multi": 0.135, "vTrain measured (single": 0.11, "mosaicml": 0.04, "torchtitan": 0.135,

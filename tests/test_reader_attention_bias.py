@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.api import open_model, plan
-from planner.graph import Graph
+from planner.api import plan
+from planner.graph.ir import Graph
 from planner.reader import read_model
 from planner.verify.numerics import compare, seeded_values
+from planner.workload.open import open_model
 from tests.reader_models import model, ops, rand, same
 
 B, H, S, D = 2, 4, 6, 8

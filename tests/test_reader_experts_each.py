@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from planner.errors import PlanError
-from planner.graph import Graph
+from planner.graph.ir import Graph
 from planner.reader import read_model
-from planner.weights import load
+from planner.workload.weights import load
 from tests.reader_models import model, ops, rand, same
 
 B, S, H, W, E, K = 2, 5, 8, 6, 3, 2

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from tests.reader_models import model, ops, rand, same
 
 F = np.float32

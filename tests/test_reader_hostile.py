@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from planner.errors import PlanError
-from planner.graph import Graph
+from planner.graph.ir import Graph
 from planner.reader import read, read_model
-from planner.weights import load
+from planner.workload.weights import load
 from tests.reader_models import SHARED, model, rand
 
 HOSTILE = SHARED / "hostile"
@@ -448,7 +448,7 @@ def test_infinities_are_written_as_expressions(text: str) -> None:
     import ast
 
     from planner.emit.program import emit
-    from planner.flow import Plan
+    from planner.execution.plan import Plan
 
     made = model(f"(float[4] x) => (float[4] y) {{ {text} }}", low=np.float32("-inf"), high=np.float32("inf"), pads=np.array([1, 0]), one=np.array([1]),
                  last=np.array([5]))  # fmt: skip
@@ -462,7 +462,7 @@ def test_infinities_are_written_as_expressions(text: str) -> None:
 
 def test_operators_without_a_kernel_are_planned_and_not_emitted() -> None:
     from planner.emit.program import emit
-    from planner.flow import Plan
+    from planner.execution.plan import Plan
 
     made = model("(float[2,3] x) => (float[2,3] y) { y = Relu(a) }")
     made.graph.node.insert(0, helper.make_node("Magic", ["x"], ["a"], domain="acme"))
@@ -474,9 +474,9 @@ def test_operators_without_a_kernel_are_planned_and_not_emitted() -> None:
 
 
 def test_a_weight_of_a_repeated_block_that_is_used_elsewhere() -> None:
-    from planner.blocks import find_runs
     from planner.emit.program import emit
-    from planner.flow import Plan
+    from planner.execution.plan import Plan
+    from planner.graph.repeats import find_runs
 
     layers = " ".join(f"m{k} = MatMul(h{k}, w{k}) a{k} = Add(m{k}, b{k}) r{k} = Relu(a{k}) s{k} = Mul(r{k}, c{k}) h{k + 1} = Add(h{k}, s{k})" for k in range(4))
     made = model(f"(float[8,6] x) => (float[8,6] y) {{ h0 = Add(x, b2) {layers} y = Relu(h4) }}", **{f"w{k}": rand(6, 6, seed=k) for k in range(4)},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.blocks import find_runs, hoist
-from planner.graph import Graph
+from planner.graph.ir import Graph
+from planner.graph.repeats import find_runs, hoist
 from planner.reader import read_model
 from tests.reader_models import model, ops, rand, same
 

@@ -13,9 +13,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from planner.graph import Graph
+from planner.graph.ir import Graph
 from planner.reader import read, read_model
-from planner.reader.infer import CANONICAL
+from planner.reader.draft.shapes import CANONICAL
 from tests.canonical_onnx import difference, feeds_for, run, to_onnx
 from tests.reader_models import SHARED
 

@@ -10,7 +10,7 @@ import pytest
 
 from planner.errors import PlanError
 from planner.reader import read_model
-from planner.reader.infer import CANONICAL
+from planner.reader.draft.shapes import CANONICAL
 from tests.reader_models import model, ops, rand, same
 
 F = np.float32

@@ -9,10 +9,10 @@ import onnx
 import pytest
 
 from planner.errors import PlanError
-from planner.findings import Finding
-from planner.graph import Graph
+from planner.graph.ir import Graph
 from planner.reader import read_model
-from planner.weights import load
+from planner.search.findings import Finding
+from planner.workload.weights import load
 from tests.canonical_onnx import difference, run, to_onnx
 from tests.reader_models import model, ops, rand, same
 

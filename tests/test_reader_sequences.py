@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from planner.errors import PlanError
-from planner.graph import Graph
+from planner.graph.ir import Graph
 from planner.reader import read_model
 from tests.canonical_onnx import difference, run, to_onnx
 from tests.reader_models import model, ops, rand, same

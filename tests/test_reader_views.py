@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError
-from planner.reader.transforms import lengthen
-from planner.reader.views import Step, shortest
+from planner.reader.draft.views import Step, shortest
+from planner.reader.draft.weight_transforms import lengthen
 
 
 @st.composite

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.api import make_request
-from planner.assemble import PICO, Techniques, assemble, least_working, usage_of
-from planner.model import Model, Workload
-from planner.problem import Budget, evaluate
-from planner.relax import Climb, Relaxed
-from planner.search import Search
+from planner.search.build_request import make_request
+from planner.search.relaxation import Climb, Relaxed
+from planner.search.search import Search
 from planner.solvers.dp import solve
-from planner.solvers.elimination import Tree
-from planner.space import Space
+from planner.solvers.exact.elimination import Tree
+from planner.solvers.problem import Budget, evaluate
+from planner.space.assemble import PICO, Techniques, assemble, least_working, usage_of
+from planner.space.build import Space
+from planner.workload.model import Model, Workload
 
 
 @pytest.mark.parametrize(("source", "devices", "batch"), [("zoo:llama3-8b,layers=2", 16, 64), ("zoo:resnet18", 8, 64), ("zoo:bert-tiny", 6, 24)])
@@ -142,8 +142,8 @@ def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.Monkey
         bests[part] = whole.limited(at, part * usage, (exact[1], usage))
     target = 1.02 * whole.least((0,))
     least = whole.least((0,), target)
-    monkeypatch.setattr("planner.relax.ROOM", 0)
-    monkeypatch.setattr("planner.relax.WIDEST", 64)
+    monkeypatch.setattr("planner.search.relaxation.ROOM", 0)
+    monkeypatch.setattr("planner.search.relaxation.WIDEST", 64)
     narrow = Relaxed(space)
     found = narrow.free(at, 1)
     assert found is not None and not narrow._compiled(at).exact and 0.9 * exact[1] < found[1] < exact[1]

@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
-from planner.diff import compare
 from planner.errors import PlanError
 from planner.report import diff as diff_report
 from planner.report.explain import explain, explain_node, find_nodes
 from planner.report.findings import findings
-from planner.report.notation import short_labels, spell_rule, weight_groups
+from planner.report.notation import short_labels, weight_groups
 from planner.report.summary import summary, techniques
-from planner.report.words import Style, bar, hang, pack, percent, short, table, visible
-from planner.strategy import Strategy
+from planner.sharding.notation import spell_rule
+from planner.strategy.diff import compare
+from planner.strategy.strategy import Strategy
+from planner.support.words import Style, bar, hang, pack, percent, short, table, visible
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -86,9 +87,9 @@ SPECS = [("zoo:gpt-tiny,hidden=512,seq=256", 8, "train"), ("zoo:llama-tiny,hidde
 @pytest.mark.parametrize(("spec", "devices", "workload"), SPECS)
 def test_printed_flops_are_mfu_times_peak_times_devices_times_step(spec: str, devices: int, workload: str) -> None:
     """The printed figures agree with each other, with the device file, and the FLOPs with a count over the graph's rules."""
-    from costmodels.device import load_device
-    from planner.api import open_model
-    from planner.space import Base
+    from costmodels.hardware.device import load_device
+    from planner.space.build import Base
+    from planner.workload.open import open_model
 
     s = planner.plan(spec, devices=devices, workload=workload, batch=8, baselines=False)
     text = summary(s, 140)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.candidates import candidates
-from planner.layout import Layout
 from planner.ops.shape import reshape_factors
-from planner.rule import Limits, Rule, Split, legal, parse
+from planner.sharding.candidates import candidates
+from planner.sharding.layout import Layout
+from planner.sharding.rule import Limits, Rule, Split, legal, parse
 
 MESH = {"data": 2, "model": 4}
 ORDER = ("data", "model")

@@ -9,8 +9,8 @@ import pytest
 from onnx import helper
 
 from planner.errors import PlanError
-from planner.flow import rule_of
 from planner.onnx_backend.program import compiled, function_of
+from planner.ops.lookup import rule_of
 from planner.reader import read_model
 from tests.control_models import FLOAT, INT, info, model, stored
 

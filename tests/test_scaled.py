@@ -12,16 +12,16 @@ import onnx
 import pytest
 
 import planner.reader
-import planner.spaces
-from planner.api import make_request
-from planner.assemble import Techniques
-from planner.base import STRUCTURE, Base
-from planner.graph import Graph, Node, Tensor, WeightRef
-from planner.model import Model, Workload
-from planner.relax import Relaxed
-from planner.scaled import Scaled, same
-from planner.search import Search
-from planner.space import Space, build_space
+import planner.search.workspace
+from planner.analysis.facts import STRUCTURE, Base
+from planner.graph.ir import Graph, Node, Tensor, WeightRef
+from planner.graph.rescale import Scaled, same
+from planner.search.build_request import make_request
+from planner.search.relaxation import Relaxed
+from planner.search.search import Search
+from planner.space.assemble import Techniques
+from planner.space.build import Space, build_space
+from planner.workload.model import Model, Workload
 from tests.reader_models import model, rand
 
 MODELS = ("mlp-tiny", "gpt-tiny", "llama-tiny", "mixtral-tiny", "bert-tiny", "t5-tiny", "vit-tiny", "resnet-tiny", "unet-tiny", "dlrm-tiny", "ssm-tiny", "lstm-tiny")
@@ -185,7 +185,7 @@ def test_a_search_builds_few_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
         built.append((a[1].mesh.shape, k["parts"]))
         return build_space(*a, **k)
 
-    monkeypatch.setattr(planner.spaces, "build_space", counted)
+    monkeypatch.setattr(planner.search.workspace, "build_space", counted)
     search = Search(Model.open("zoo:llama3-8b", Workload(batch=512), 64), make_request(devices=64, hardware=None, topology=None))
     found = search.run()
     assert found.best is not None

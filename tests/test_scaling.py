@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.scaling import Row, lines, thinned
-from planner.problem import evaluate
+from planner.solvers.problem import evaluate
 from tests.problems import random_problem
 
 ROOT = Path(__file__).parents[1]

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 
 import planner
-from planner import schema
 from planner.errors import PlanError
-from planner.input_types import PinTechniques
-from planner.pins import TECHNIQUES, from_table
+from planner.pins.file_types import PinTechniques
+from planner.pins.pins import TECHNIQUES, from_table
+from planner.strategy import schema
 
 ROOT = Path(__file__).parents[1]
 CASES: dict[str, dict[str, Any]] = {
@@ -28,7 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", schema.FILES)
 def test_the_shipped_file_is_current(kind: str) -> None:
-    assert (ROOT / "planner" / f"{kind}.schema.json").read_text() == schema.text(kind), f"python -m planner.schema {kind} > planner/{kind}.schema.json"
+    assert (ROOT / "planner" / f"{kind}.schema.json").read_text() == schema.text(kind), f"python -m planner.strategy.schema {kind} > planner/{kind}.schema.json"
 
 
 def test_shipped_topologies_are_accepted_and_faults_are_not() -> None:

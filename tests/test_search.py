@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import planner
-from costmodels.units import show_bytes, show_time
-from planner.api import make_request
-from planner.assemble import usage_of
+from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
-from planner.meshes import across
-from planner.model import Model, Workload
-from planner.offered import Offered
-from planner.request import Found
-from planner.search import Search
+from planner.machine.mesh_choices import across
+from planner.search.build_request import make_request
+from planner.search.domain import Offered
+from planner.search.request import Found
+from planner.search.search import Search
+from planner.space.assemble import usage_of
+from planner.workload.model import Model, Workload
 
 ROOT = Path(__file__).parents[1]
 GPT = "zoo:gpt2-small,layers=3"
@@ -98,7 +98,7 @@ def test_any_number_of_devices(devices: int) -> None:
 def test_three_axes_are_tried_around_the_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     source, devices, batch = "zoo:gpt2-small,layers=2,seq=64", 16, 16
     finer = search(source, devices, batch)
-    monkeypatch.setattr("planner.offered.FINER", 0)
+    monkeypatch.setattr("planner.search.domain.FINER", 0)
     plain = search(source, devices, batch)
     assert finer.best is not None and plain.best is not None
     assert len(plain.best.plan.mesh) == 2
@@ -119,8 +119,8 @@ def test_a_wide_tensor_axis_is_parted_where_the_links_are() -> None:
 def test_more_meshes_are_refined_where_the_bound_is_far(monkeypatch: pytest.MonkeyPatch) -> None:
     source, devices, batch = "zoo:llama3-8b,layers=2", 16, 64
     near = search(source, devices, batch)
-    monkeypatch.setattr("planner.search.WIDE_GAP", -1.0)  # any bound is called far
-    monkeypatch.setattr("planner.search.BEHIND", 10.0)
+    monkeypatch.setattr("planner.search.search.WIDE_GAP", -1.0)  # any bound is called far
+    monkeypatch.setattr("planner.search.search.BEHIND", 10.0)
     asked, finer = list[tuple[str, ...]](), Offered.finer
 
     def told(self: Offered, *best: Any, **k: Any) -> Any:
@@ -277,7 +277,7 @@ def test_time_limit_returns_the_best_so_far_or_says_so() -> None:
 
 def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch):
     """Memory binds Llama-3 8B on 64 devices: the first solves stop a percent above the optimum, the deeper ones close the gap."""
-    import planner.explore as explore
+    import planner.search.best_first as explore
 
     usable = make_request(devices=64, hardware=None, topology=None).limit_bytes
     more = int(1.02 * usable) - usable  # so that plans of as many bytes fit with room
@@ -316,7 +316,7 @@ def one_plan(pins: str, **options: Any) -> planner.Strategy:
 
 
 def test_a_tight_plan_is_chosen_where_none_with_room_is_within_its_range(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from costmodels.runtime import RUNTIMES
+    from costmodels.runtimes import RUNTIMES
     from planner.report.baselines import pins_for
     from planner.report.findings import findings
     from planner.report.summary import solver_words, summary
@@ -344,7 +344,7 @@ def test_a_tight_plan_is_chosen_where_none_with_room_is_within_its_range(monkeyp
 
 
 def test_more_devices_are_not_offered_where_these_are_as_fast_without_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
-    import planner.remedies as remedies
+    import planner.whatif.remedies as remedies
 
     some = search(GPT, 8, 64, baselines=False)
     assert some.best is not None

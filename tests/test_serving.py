@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import models_zoo
-from planner.api import make_request
 from planner.cli import main
 from planner.commands.emit import write_files
-from planner.compose import compose
 from planner.errors import PlanError
-from planner.pins import Pins
+from planner.pins.pins import Pins
+from planner.search.build_request import make_request
+from planner.search.to_strategy import compose
 from planner.serving.cached import form_of
 from planner.serving.joint import TECHNIQUES, Joint, weight_pins
 from planner.serving.result import Serving

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.problem import Budget, Problem, evaluate
 from planner.solvers import dp, solve
-from planner.solvers.elimination import compile_tree
+from planner.solvers.exact.elimination import compile_tree
+from planner.solvers.problem import Budget, Problem, evaluate
 
 from .problems import brute_force, least_with, random_problem
 
@@ -112,7 +112,8 @@ def test_recursive_on_small_problems_never_misses_a_fit() -> None:
 
 
 def test_too_wide_for_elimination_still_gives_a_bound() -> None:
-    from planner.solvers import dp, minibucket
+    from planner.solvers import dp
+    from planner.solvers.exact import minibucket
     from planner.solvers.model import build
 
     for seed, (problem, best) in enumerate(zip(CASES[:60], BEST[:60], strict=True)):
@@ -126,7 +127,7 @@ def test_too_wide_for_elimination_still_gives_a_bound() -> None:
 
 
 def test_the_least_cost_with_each_strategy_is_that_of_brute_force() -> None:
-    from planner.solvers.elimination import compile_tree
+    from planner.solvers.exact.elimination import compile_tree
     from planner.solvers.model import build
 
     checked = 0
@@ -145,7 +146,7 @@ def test_the_least_cost_with_each_strategy_is_that_of_brute_force() -> None:
 
 def test_variables_in_parts_bound_the_optimum_and_what_each_strategy_costs() -> None:
     """Of random problems without memory, tables of at most four entries: integers stay integers, shifts between parts only gain."""
-    from planner.solvers.minibucket import split_tree
+    from planner.solvers.exact.minibucket import split_tree
     from planner.solvers.model import build
 
     split, gained, total = 0, 0, 0
@@ -190,7 +191,7 @@ def test_a_budget_of_work_is_deterministic_and_anytime() -> None:
 def test_a_limit_that_only_the_smallest_options_keep_takes_eliminations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the smallest plan is found by. Problems whose smallest usage some choice has."""
     from planner.solvers import dp
-    from planner.solvers.elimination import compile_tree
+    from planner.solvers.exact.elimination import compile_tree
     from planner.solvers.model import build
 
     def unwanted(*_: object) -> None:
@@ -245,7 +246,7 @@ def test_labels_grown_again_keep_what_a_narrow_beam_dropped() -> None:
 def test_recursive_is_near_the_optimum_where_memory_binds() -> None:
     """An encoder and a decoder on 8 x 8 devices in half of the memory: its alphabet has to have strategies of both sides of the limit."""
     from benchmarks.own_problems import problem_on, searcher
-    from planner.meshes import two_axes
+    from planner.machine.mesh_choices import two_axes
 
     search = searcher("t5-small")
     mesh = two_axes(search.request.topology, 8)

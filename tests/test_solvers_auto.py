@@ -16,11 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.problem import Budget, Problem, evaluate
-from planner.solvers import auto, dp, ground, ilp, local, plainsearch, prices, recursive, solve
+from planner.solvers import auto, dp, ilp, recursive, solve
+from planner.solvers.bounds import messages as prices
+from planner.solvers.bounds.messages_small import Plain
 from planner.solvers.model import build
-from planner.solvers.plain import Plain
-from planner.solvers.reduce import Reduction, reduce
+from planner.solvers.neighbourhood import ground, local
+from planner.solvers.neighbourhood import search_numpy as plainsearch
+from planner.solvers.problem import Budget, Problem, evaluate
+from planner.solvers.reduce.reductions import Reduction, reduce
 
 from .problems import brute_force, floors_hold, random_problem, wide
 
@@ -70,7 +73,8 @@ def test_the_search_is_deterministic_for_a_seed_and_work_and_its_bound_is_sound(
 
 @needs_numba
 def test_the_kernels_keep_memory_and_cost_right() -> None:
-    from planner.solvers import annealing, moves, prices, search
+    from planner.solvers.bounds import messages as prices
+    from planner.solvers.neighbourhood import annealing, moves, search
 
     problem = grid(2, 6, 5, 0.25)
     state = search.start(build(problem))
@@ -215,7 +219,7 @@ def test_many_nodes_are_repaired_by_array_operations(monkeypatch: pytest.MonkeyP
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 100_000))
 def test_no_choice_with_an_option_costs_less_than_its_compiled_floor(seed: int) -> None:
-    from planner.solvers import search
+    from planner.solvers.neighbourhood import search
 
     problem = random_problem(seed, nodes=5, most=3)
     model = build(problem)
@@ -225,7 +229,7 @@ def test_no_choice_with_an_option_costs_less_than_its_compiled_floor(seed: int) 
 
 @needs_numba
 def test_plain_and_compiled_passes_are_the_same() -> None:
-    from planner.solvers import search
+    from planner.solvers.neighbourhood import search
 
     for seed in range(12):
         model = build(random_problem(seed, nodes=6))
@@ -290,7 +294,7 @@ def test_the_benchmark_prints_a_table(tmp_path: Path) -> None:
 @pytest.mark.skipif(not (ROOT.parent / "shared" / "data" / "iopddl").exists(), reason="contest instances are not here")
 @pytest.mark.parametrize(("name", "limit"), [("A", 60), ("C", 60), ("G", 120)])
 def test_contest_instances_are_proven_optimal(name: str, limit: int) -> None:
-    from planner.contest import read_problem
+    from planner.solvers.iopddl import read_problem
 
     folder = ROOT.parent / "shared" / "data" / "iopddl"
     reference = dict(line.split(",")[0::6][:2] for line in (folder / "reference.csv").read_text().splitlines()[1:])

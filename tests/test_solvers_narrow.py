@@ -11,14 +11,16 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planner.problem import FORBIDDEN, Budget, Problem, evaluate
-from planner.solvers import dp, narrow, prices, solve
-from planner.solvers.branch import branch
-from planner.solvers.elimination import compile_tree
-from planner.solvers.lagrange import Clock, Dual, maximise
+from planner.solvers import dp, solve
+from planner.solvers.bounds import messages as prices
+from planner.solvers.bounds.lagrangian import Clock, Dual, maximise
+from planner.solvers.bounds.messages_small import Plain
+from planner.solvers.exact import narrow
+from planner.solvers.exact.branch import branch
+from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.model import build
-from planner.solvers.plain import Plain
-from planner.solvers.reduce import reduce
+from planner.solvers.problem import FORBIDDEN, Budget, Problem, evaluate
+from planner.solvers.reduce.reductions import reduce
 
 from .problems import brute_force, floors_hold, random_problem, wide
 

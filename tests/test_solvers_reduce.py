@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.problem import FORBIDDEN, Problem, evaluate
-from planner.solvers import pool
-from planner.solvers.reduce import reduce
+from planner.solvers.problem import FORBIDDEN, Problem, evaluate
+from planner.solvers.reduce import pool
+from planner.solvers.reduce.reductions import reduce
 
 from .problems import brute_force, random_problem
 

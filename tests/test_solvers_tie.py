@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.problem import evaluate
+from planner.solvers.problem import evaluate
 from planner.tie import tie
 
 from .problems import random_problem

@@ -10,24 +10,25 @@ import numpy as np
 import pytest
 
 from costmodels.precision import load_recipe
-from costmodels.runtime import RUNTIMES
-from planner.assemble import PICO, Techniques, assemble, least_usage, usage_of
-from planner.atlas import Atlas
-from planner.conversions import Conversions
-from planner.evaluate import price_plan
-from planner.families import batch_only, restrict
-from planner.flow import Plan, cut_layout, weight_plan
-from planner.kinds import Kinds
-from planner.layout import Layout, convert, local_shape
-from planner.meshes import meshes
-from planner.model import Model, Workload
-from planner.price import Pricer
-from planner.problem import FORBIDDEN, Budget, evaluate
-from planner.rule import Limits
+from costmodels.runtimes import RUNTIMES
+from planner.execution.layout_flow import cut_layout, weight_plan
+from planner.execution.plan import Plan
+from planner.machine.mesh_choices import meshes
+from planner.machine.topology import for_devices
+from planner.pricing.gradient_sync import WeightCosts
+from planner.pricing.pricer import Pricer
+from planner.pricing.reshard import Conversions
+from planner.pricing.step_time import price_plan
+from planner.sharding.layout import Layout, convert, local_shape
+from planner.sharding.layout_table import Atlas
+from planner.sharding.rule import Limits
 from planner.solvers import solve
-from planner.space import ZERO_LEVELS, Base, Space, Variable, build_space, splits_of
-from planner.topology import for_devices
-from planner.weight_costs import WeightCosts
+from planner.solvers.problem import FORBIDDEN, Budget, evaluate
+from planner.space.assemble import PICO, Techniques, assemble, least_usage, usage_of
+from planner.space.build import ZERO_LEVELS, Base, Space, Variable, build_space, splits_of
+from planner.space.families import batch_only, restrict
+from planner.space.node_options import Kinds
+from planner.workload.model import Model, Workload
 
 MODELS = [("zoo:gpt2-small,layers=3", 8), ("zoo:llama3-8b,layers=3,seq=512", 16), ("zoo:resnet50", 32)]
 
@@ -219,7 +220,7 @@ def test_collectives_priced_together_are_those_priced_one_by_one(hardware: str, 
 
 @pytest.mark.parametrize("source", ["zoo:gpt-tiny", "zoo:resnet-tiny", "zoo:mixtral-tiny,layers=2"])
 def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
-    """Level by level and layout by layout, of the weight's plan (planner.flow) and one collective after the other."""
+    """Level by level and layout by layout, of the weight's plan (planner.execution.layout_flow) and one collective after the other."""
     space = space_of(source, 48, 24, 4)  # dims of 64 over six devices are padded
     base, pricer, sizes = space.base, space.pricer, dict(space.pricer.sizes)
     recipe, costs, shown = pricer.recipe, WeightCosts(base, pricer, ("data",)), 1 - pricer.runtime.overlap

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.hand_plans import megatron
-from planner.api import make_request
-from planner.assemble import Techniques, assemble
-from planner.evaluate import made_again, price_plan
-from planner.flow import Plan
-from planner.meshes import pinned_mesh
-from planner.model import Model, Workload
-from planner.problem import evaluate
-from planner.search import Search
+from planner.execution.plan import Plan
+from planner.machine.mesh_choices import pinned_mesh
+from planner.pricing.step_time import made_again, price_plan
+from planner.search.build_request import make_request
+from planner.search.search import Search
+from planner.solvers.problem import evaluate
+from planner.space.assemble import Techniques, assemble
+from planner.workload.model import Model, Workload
 
 
 def test_products_behind_a_kept_sum_are_not_charged_again() -> None:

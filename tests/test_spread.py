@@ -10,12 +10,12 @@ import pytest
 import planner
 from planner.cli import main
 from planner.errors import PlanError
-from planner.meshes import pinned_mesh
-from planner.pins import Pins, from_table
-from planner.space import Base
-from planner.spread import propagated
-from planner.strategy import Strategy
-from planner.topology import for_devices
+from planner.machine.mesh_choices import pinned_mesh
+from planner.machine.topology import for_devices
+from planner.pins.pins import Pins, from_table
+from planner.space.build import Base
+from planner.space.propagation import propagated
+from planner.strategy.strategy import Strategy
 
 LLAMA = "zoo:llama-tiny,heads=8,kv_heads=4"
 MESH = {"data": 2, "tensor": 4}
@@ -65,7 +65,7 @@ def test_two_annotations_spread_to_megatron_s_plan(hybrid: Strategy) -> None:
 
 
 def _base(source: str) -> Base:
-    from planner.api import open_model
+    from planner.workload.open import open_model
 
     return Base.of(open_model(source, 8, batch=16).graph(1), training=True)
 

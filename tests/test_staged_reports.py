@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
-from planner import schema
 from planner.cli import main
 from planner.commands.views import priced
-from planner.pipeline import SCHEDULES, Pipeline
+from planner.execution.pipeline import SCHEDULES, Pipeline
 from planner.report.baselines import baseline_name
 from planner.report.explain import by_operator, explain, explain_node, find_nodes
 from planner.report.html import View, page
@@ -26,7 +25,8 @@ from planner.report.html.memory import series
 from planner.report.summary import summary, techniques
 from planner.report.ticks import BUBBLE, PASSES, stretches, ticks
 from planner.report.trace import trace
-from planner.strategy import Strategy
+from planner.strategy import schema
+from planner.strategy.strategy import Strategy
 from tests.html_plans import Page, detail, plan, view
 from tests.test_html import sound
 
@@ -243,7 +243,7 @@ def test_differences_name_what_the_program_names(pins: str) -> None:
     """Products and collectives of repeated blocks are called alike in predictions and in programs, which have one function for all repeats."""
     import re
 
-    from planner.verify.origins import _COLLECTIVE, _NODE
+    from planner.verify.hlo.origins import _COLLECTIVE, _NODE
     from planner.verify.predicted import as_spoken, flops_by_node, predict
 
     s = plan(pins, "zoo:gpt-tiny,layers=4")

@@ -20,12 +20,14 @@ from hypothesis import strategies as st
 
 import models_zoo
 import planner
-import planner.cache
-import planner.store
-from planner.api import make_request
-from planner.cache import Cache
+import planner.cache.folder
+import planner.cache.reshard_tables
+from planner.cache.folder import Cache
+from planner.cache.reshard_tables import HEAD, ROW, Tables
 from planner.cli import main
-from planner.store import HEAD, ROW, Tables, _digest, key_of, machine_key
+from planner.pricing.table_key import _digest, key_of
+from planner.search.build_request import make_request
+from planner.search.machine_key import machine_key
 
 MACHINE = "a" * 32
 
@@ -127,7 +129,7 @@ def test_what_tables_share_is_of_the_machine_and_the_code(monkeypatch: pytest.Mo
     keys = [of(), of(devices=16), of(hardware="a100-80gb"), of(runtime="jax-jit"), slower]
     assert len(set(keys)) == len(keys)
     assert of() == of(optimizer="sgd") == of(memory_limit_bytes=2**30) == of(seed=1) == of(pins="tp=2")
-    monkeypatch.setattr("planner.store.program", lambda: "other code")
+    monkeypatch.setattr("planner.cache.reshard_tables.program", lambda: "other code")
     assert of() != keys[0]
 
 
@@ -236,8 +238,8 @@ def test_what_cannot_be_written_is_not_kept(tmp_path: Path) -> None:
 
 def test_the_room_for_tables_is_a_part_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those used least recently go; a search's entry stays, and so does what is not the cache's."""
-    monkeypatch.setattr(planner.cache, "MOST_TABLES_BYTES", 2500)
-    monkeypatch.setattr(planner.store, "MOST_NEW_BYTES", 1000)
+    monkeypatch.setattr(planner.cache.folder, "MOST_TABLES_BYTES", 2500)
+    monkeypatch.setattr(planner.cache.reshard_tables, "MOST_NEW_BYTES", 1000)
     known = Cache(tmp_path)
     known.put("0" * 32, {"a": 1})
     (tmp_path / "mine.tables").write_bytes(b"x" * 9000)

@@ -20,9 +20,9 @@ from planner.commands import console
 from planner.commands.sweep import prices
 from planner.errors import PlanError
 from planner.report.sweep import Asked, answers, as_json
-from planner.strategy import Strategy
-from planner.sweep import Point, Row, Run, best_run, fewest, first_too_large, front, run_of
-from planner.sweeper import Sweeper, device_counts, sized
+from planner.strategy.strategy import Strategy
+from planner.whatif.sweep import Sweeper, device_counts, sized
+from planner.whatif.sweep_rows import Point, Row, Run, best_run, fewest, first_too_large, front, run_of
 
 GOLDEN = Path(__file__).with_name("golden")
 TINY, MLP = "zoo:gpt-tiny", "zoo:mlp-tiny"
@@ -145,8 +145,8 @@ def test_a_front_has_no_row_that_another_betters(some: Strategy) -> None:
 
 
 def test_counts_of_devices_are_ones_the_hardware_comes_in() -> None:
-    from planner.topology import for_devices
-    from planner.topology_file import from_file
+    from planner.machine.topology import for_devices
+    from planner.machine.topology_file import from_file
 
     for name in ("h100-sxm", "gb200-nvl72", "tpu-v5e", "tpu-v7x"):
         found = device_counts(name)

@@ -17,17 +17,18 @@ from typing import Any
 import pytest
 
 import planner
-from planner.account import Use
 from planner.errors import PlanError
-from planner.pins import Pins
-from planner.verify import ahead, differences, host, worker
-from planner.verify.buffers import read_assignment
+from planner.execution.collectives import Use
+from planner.pins.pins import Pins
+from planner.verify import ahead, host, worker
+from planner.verify import explain as differences
 from planner.verify.chips import CHIPS, chip
-from planner.verify.hlo import traffic
-from planner.verify.hlo_flops import dot_flops, dots
-from planner.verify.origins import Origins
-from planner.verify.paddings import Padding
-from planner.verify.passes import history, pieces, products, totals
+from planner.verify.hlo.buffers import read_assignment
+from planner.verify.hlo.flops import dot_flops, dots
+from planner.verify.hlo.origins import Origins
+from planner.verify.hlo.paddings import Padding
+from planner.verify.hlo.passes import history, pieces, products, totals
+from planner.verify.hlo.program import traffic
 from planner.verify.predicted import flops_by_node, predict
 from planner.verify.report import TRAFFIC, Figure, VerifyReport
 from planner.verify.targets import Target, parse_target, require
@@ -465,8 +466,8 @@ def test_a_compiler_that_ends_its_process_is_an_error_message(strategy: planner.
 def test_products_of_bfloat16_programs_multiply_bfloat16(source: str) -> None:
     """A float32 value anywhere carries on into everything that is added to it: found by a collective twice its size in the GPU compiler's text."""
     from planner.emit.program import emit
-    from planner.flow import Plan
-    from planner.model import Model, Workload
+    from planner.execution.plan import Plan
+    from planner.workload.model import Model, Workload
 
     graph = Model.open(source, Workload(kind="train", batch=4), 1).graph(1)
     program = emit(graph, Plan((), {}), workload="train", compute="bfloat16")

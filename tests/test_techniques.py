@@ -12,7 +12,7 @@ import pytest
 from benchmarks import techniques
 from benchmarks.technique_rows import ALONE, DEVICES, MODELS, POOL, drawn, mixed
 from benchmarks.techniques import Outcome, document, stored, verdict
-from planner.pins import parse_pins
+from planner.pins.pins import parse_pins
 
 PAGE = Path(__file__).parents[1] / "docs" / "techniques.md"
 GOOD = Outcome(1e-6, 1e-6, 1e-6, 4, {}, 100, "data=8", "2026-01-01")

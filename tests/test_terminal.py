@@ -18,18 +18,18 @@ from typing import Any
 import pytest
 
 import planner.api
-import planner.check
 import planner.commands.views as views
 import planner.verify.worker
-from planner.check import Limit, Report
-from planner.check import Row as CheckRow
+import planner.whatif.gate
 from planner.cli import main
-from planner.emphasis import printable
 from planner.errors import NO_PLAN, PlanError
 from planner.report.sweep import Asked, sweep_text
-from planner.strategy import Strategy
-from planner.sweep import run_of
+from planner.strategy.strategy import Strategy
+from planner.support.emphasis import printable
 from planner.verify.report import FLOPS, TRAFFIC, Figure, Numbers, VerifyReport
+from planner.whatif.gate import Limit, Report
+from planner.whatif.gate import Row as CheckRow
+from planner.whatif.sweep_rows import run_of
 from tests.test_report import with_findings
 from tests.test_sweep import GIB, refused, row
 
@@ -67,7 +67,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, grown: float) -> None:
     rows = tuple(CheckRow(what, unit, was, was * grown, was * (1 + 0.9 * (grown - 1)), tolerance) for what, unit, was, tolerance in figures)
     causes = ("the model changed: +104 nodes, +12,345,678 parameters",) if grown != 1 else ()
     limits = (Limit("step time", "s", 3.06e-3 * grown, 4e-3), Limit("devices", "", 8, 8))
-    monkeypatch.setattr(planner.check, "check", lambda *_, **__: Report("model.onnx", "model.plan.json", rows, causes, limits, {}))
+    monkeypatch.setattr(planner.whatif.gate, "check", lambda *_, **__: Report("model.onnx", "model.plan.json", rows, causes, limits, {}))
 
 
 def verified(monkeypatch: pytest.MonkeyPatch, bad: bool) -> None:

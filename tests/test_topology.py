@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 import planner
 from costmodels import device_names, load_device, topology_names
 from costmodels.collectives import Span, collective_lines, collective_time_s
-from costmodels.compute import roofline_time_s
-from costmodels.describe import describe_topology, overview
-from costmodels.device import TOPOLOGIES
-from costmodels.mixed import slowest
-from planner.api import emit
+from costmodels.hardware.describe import describe_topology, overview
+from costmodels.hardware.device import TOPOLOGIES
+from costmodels.hardware.mixed import slowest
+from costmodels.kernels import roofline_time_s
+from planner.emit.from_strategy import emit
 from planner.errors import PlanError
-from planner.meshes import divisors, meshes, pinned_mesh, two_axes
-from planner.reprice import machine_now, open_recorded, reprice
-from planner.slices import part_of_host, slice_shapes, wraps
-from planner.strategy import Strategy
-from planner.topology import Level, Mesh, MeshAxis, Topology, for_devices, from_json
-from planner.topology_file import from_file
+from planner.machine.mesh_choices import divisors, meshes, pinned_mesh, two_axes
+from planner.machine.topology import Level, Mesh, MeshAxis, Topology, for_devices, from_json
+from planner.machine.topology_file import from_file
+from planner.machine.tpu_slices import part_of_host, slice_shapes, wraps
+from planner.strategy.strategy import Strategy
+from planner.whatif.reprice import machine_now, open_recorded, reprice
 
 GB, US = 1e9, 1e-6
 COUNTS = (*range(1, 65), 96, 1024, 2048)
@@ -404,9 +404,9 @@ def test_missing_files_and_unknown_hardware(tmp_path: Path) -> None:
 
 
 def test_a_hardware_file_of_ones_own(tmp_path: Path) -> None:
-    import costmodels.device
+    import costmodels.hardware.device
 
-    text = (costmodels.device.DEVICES / "h100-sxm.toml").read_text().replace('name = "h100-sxm"', 'name = "mine"').replace("node_size = 8", "node_size = 4")
+    text = (costmodels.hardware.device.DEVICES / "h100-sxm.toml").read_text().replace('name = "h100-sxm"', 'name = "mine"').replace("node_size = 8", "node_size = 4")
     path = tmp_path / "mine.toml"
     path.write_text(text)
     assert tuple(level.size for level in for_devices(str(path), 16).levels) == (4, 4)

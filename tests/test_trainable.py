@@ -10,15 +10,17 @@ import numpy as np
 import onnx
 import pytest
 
-from planner.api import open_model, plan, program
+from planner.api import plan
 from planner.cli import main
+from planner.emit.from_strategy import program
 from planner.errors import PlanError
-from planner.graph import Graph
+from planner.graph.ir import Graph
 from planner.reader import read_model
 from planner.report.parameters import parameter_table
-from planner.trainable import choose
 from planner.verify.numerics import Twin, compare, load_program, seeded_values
-from planner.weights import load
+from planner.workload.open import open_model
+from planner.workload.trainable import choose
+from planner.workload.weights import load
 from tests.reader_models import model, rand, same
 
 GPT = "zoo:gpt-tiny"
@@ -248,7 +250,7 @@ def test_emitted_adapters_equal_the_unsharded_ones_and_leave_the_base_alone() ->
 def test_the_base_is_bit_for_bit_the_same_after_a_step_and_b_starts_at_zero() -> None:
     import jax.numpy as jnp
 
-    from planner.weights import load_one
+    from planner.workload.weights import load_one
 
     strategy = plan("zoo:mlp-tiny", **MACHINE, pins="dp=8", lora="rank=2,targets=*.weight")
     graph = open_model("zoo:mlp-tiny", 8, batch=16, lora="rank=2,targets=*.weight").plain

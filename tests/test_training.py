@@ -9,13 +9,15 @@ import numpy as np
 import onnx
 import pytest
 
-from planner.api import open_model, plan, program
+from planner.api import plan
+from planner.emit.from_strategy import program
 from planner.errors import PlanError
-from planner.graph import Graph, Node, Tensor
-from planner.training import add_loss, default_loss
-from planner.user_loss import priced, read_user_loss
+from planner.graph.ir import Graph, Node, Tensor
 from planner.verify.numerics import Twin, compare, seeded_values
-from planner.weights import load
+from planner.workload.loss import add_loss, default_loss
+from planner.workload.open import open_model
+from planner.workload.user_loss import priced, read_user_loss
+from planner.workload.weights import load
 from tests.reader_models import model, rand
 
 

@@ -16,30 +16,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
-from planner.api import make_request, program, reopen
-from planner.assemble import Techniques, assemble
-from planner.base import Base
-from planner.cutting import _balanced, places, unbroken, with_cuts
+from planner.analysis.facts import Base
+from planner.analysis.stage_places import places
+from planner.emit.from_strategy import program
 from planner.errors import PlanError
-from planner.evaluate import derived, price_plan
-from planner.flow import Plan
-from planner.meshes import pinned_mesh
-from planner.model import Model, Workload
-from planner.packing import PARTS, buffers
-from planner.pins import parse_pins
-from planner.pipeline import Passing
-from planner.problem import FORBIDDEN, Budget
+from planner.execution.pipeline import Passing
+from planner.execution.plan import Plan
+from planner.execution.stage_buffers import PARTS, buffers
+from planner.execution.uneven_collectives import chunks_at, together
+from planner.execution.uneven_pipeline import Stages, handed, rooms, stages_of
+from planner.machine.mesh_choices import pinned_mesh
+from planner.machine.topology import from_json
+from planner.pins.pins import parse_pins
+from planner.pricing.step_time import derived, price_plan
 from planner.report.explain import explain, explain_node
-from planner.report.stages import stages_words
 from planner.report.trace import trace
-from planner.reprice import reprice
-from planner.search import Search
+from planner.search.build_request import make_request
+from planner.search.search import Search
+from planner.search.stage_cuts import _balanced, unbroken, with_cuts
 from planner.solvers import solve
-from planner.space import splits_of
-from planner.topology import from_json
-from planner.unequal import Stages, handed, rooms, stages_of
-from planner.unequal_account import chunks_at, together
+from planner.solvers.problem import FORBIDDEN, Budget
+from planner.space.assemble import Techniques, assemble
+from planner.space.build import splits_of
+from planner.strategy.reopen import reopen
+from planner.strategy.stages import stages_words
 from planner.verify import worker
+from planner.whatif.reprice import reprice
+from planner.workload.model import Model, Workload
 
 RESNET, UNET = "zoo:resnet-tiny", "zoo:unet-tiny"
 EAGER = str(Path(__file__).parents[1] / "benchmarks" / "eager.toml")
@@ -417,7 +420,8 @@ def test_buffers_give_back_what_was_packed(monkeypatch: pytest.MonkeyPatch) -> N
     """Weights of two stages, whole, cut over one axis or two, and with padding where a dim does not divide."""
     from jax.sharding import PartitionSpec as P
 
-    from planner.emit.parts import frame, packed
+    from planner.emit.runtime.files import frame
+    from planner.emit.runtime.pipeline import packed
 
     shapes = {"a": (5, 4), "b": (6,), "c": (3, 8), "d": (2, 2)}
     rows = ((0, 0, (3, 4), shapes["a"], 0.0, P("model")), (0, 12, (3,), shapes["b"], 1.0, P("model")),
@@ -466,8 +470,8 @@ def test_a_buffer_is_updated_part_by_part_as_in_one(monkeypatch: pytest.MonkeyPa
     """Parameter, moments and what they become, in the order of the buffer."""
     import jax
 
-    from planner.emit.parts import packed_host
-    from planner.emit.parts.adamw import update
+    from planner.emit.runtime.pipeline import packed_host
+    from planner.emit.runtime.step.adamw import update
 
     monkeypatch.setattr(packed_host, "PARTS", 4)
     p, g, m, v = np.random.default_rng(0).random((4, 1, 2, 8)).astype(np.float32)

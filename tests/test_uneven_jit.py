@@ -9,15 +9,15 @@ import pytest
 
 import models_zoo
 from benchmarks.hand_plans import megatron, mlp_megatron
-from planner.blocks import hoist
 from planner.emit.program import emit
-from planner.flow import Plan
-from planner.graph import Graph
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.graph.repeats import hoist
 from planner.reader import read_model
-from planner.training import add_loss
 from planner.verify import worker
 from planner.verify.numerics import compare, seeded_values
 from planner.verify.predicted import predict
+from planner.workload.loss import add_loss
 
 MESH = (("data", 2), ("model", 4))
 ODD_GPT = "zoo:gpt-tiny,vocab=259,layers=2,seq=8"

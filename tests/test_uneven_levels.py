@@ -8,14 +8,15 @@ import pytest
 
 import models_zoo
 from benchmarks.hand_plans import data_parallel
-from planner.blocks import find_runs, hoist
-from planner.flow import Plan, WeightPlan, cut_layout, derive, weight_plan
-from planner.graph import Graph, Tensor
-from planner.layout import Layout, local_shape
+from planner.execution.layout_flow import cut_layout, derive, weight_plan
+from planner.execution.plan import Plan, WeightPlan
+from planner.graph.ir import Graph, Tensor
+from planner.graph.repeats import find_runs, hoist
 from planner.reader import read_model
-from planner.training import add_loss
+from planner.sharding.layout import Layout, local_shape
 from planner.verify.compiled import truth
 from planner.verify.numerics import compare, seeded_values
+from planner.workload.loss import add_loss
 
 MESH = (("data", 8),)
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 import planner
-from planner.assemble import Techniques, assemble
 from planner.cli import main
 from planner.errors import PlanError
-from planner.problem import evaluate
+from planner.machine.topology import from_json
 from planner.report.untied import untied_words
-from planner.reprice import Priced, open_recorded, reprice
-from planner.rule import Limits
+from planner.sharding.rule import Limits
 from planner.solvers import solve
-from planner.space import Base, build_space
-from planner.strategy import Strategy
-from planner.topology import from_json
-from planner.untied import Untied, _solved, apart, untied
+from planner.solvers.problem import evaluate
+from planner.space.assemble import Techniques, assemble
+from planner.space.build import Base, build_space
+from planner.strategy.strategy import Strategy
+from planner.whatif.per_layer import Untied, _solved, apart, untied
+from planner.whatif.reprice import Priced, open_recorded, reprice
 
 
 def planned(source: str, pins: str, batch: int = 64) -> tuple[Strategy, Priced]:

@@ -12,12 +12,12 @@ import onnx
 import pytest
 
 import planner
-from planner.findings import KINDS, Finding, ordered, rows
 from planner.report.explain import explain
 from planner.report.findings import findings
 from planner.report.summary import assumed, summary
 from planner.report.verdict import verdict
-from planner.strategy import Strategy
+from planner.search.findings import KINDS, Finding, ordered, rows
+from planner.strategy.strategy import Strategy
 from tests.reader_models import model, rand
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 import planner
 from planner.errors import PlanError
-from planner.flow import rule_of
-from planner.model import Model, Workload
-from planner.pins import Pins
-from planner.rule import legal
+from planner.ops.lookup import rule_of
+from planner.pins.pins import Pins
+from planner.sharding.rule import legal
 from planner.verify import worker
 from planner.verify.extents import Extents, window
 from planner.verify.report import FLOPS, TRAFFIC, Figure, Numbers, VerifyReport
 from planner.verify.shrink import fewer_repeats, fits, follow, shrink, within_goals
+from planner.workload.model import Model, Workload
 
 ROOT = Path(__file__).parents[1]
 MESH = Pins(mesh={"data": (2,), "model": (2,)})
@@ -142,7 +142,7 @@ def test_what_is_compiled_is_the_text_that_emit_writes(mlp: planner.Strategy, tm
         reports: list[VerifyReport] = []
         request = {"strategy": str(tmp_path / "s.json"), "source": source, "backend": "shard_map", "run": True, "tolerance": None, "timeout_s": 600.0, "unroll": unroll}
         worker.work(request, lambda phase, report, reports=reports: reports.append(report))
-        written = planner.api.program(strategy, source, unroll=unroll).text
+        written = planner.emit.from_strategy.program(strategy, source, unroll=unroll).text
         assert loaded.count(written) == 2 and ("lax.scan" in written.split("def loss_of")[1].split("def ")[0]) is not unroll
         assert reports[-1].ok and ("as loops" in reports[-1].compiled) is not unroll and {v.says for v in reports[-1].verdicts[1:]} == {"exact", "arguments and outputs exact"}
 

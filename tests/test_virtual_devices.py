@@ -11,14 +11,14 @@ import pytest
 import planner
 from costmodels import load_device
 from costmodels.collectives import PIECEWISE
-from costmodels.device import Device, from_table
+from costmodels.hardware.device import Device, from_table
 from costmodels.precision import load_recipe
-from costmodels.runtime import RUNTIMES
-from planner.account import Use
-from planner.buckets import seconds
-from planner.price import Pricer
-from planner.strategy import Strategy
-from planner.topology import Level, Mesh, MeshAxis, Topology
+from costmodels.runtimes import RUNTIMES
+from planner.execution.collectives import Use
+from planner.machine.topology import Level, Mesh, MeshAxis, Topology
+from planner.pricing.bucketing import seconds
+from planner.pricing.pricer import Pricer
+from planner.strategy.strategy import Strategy
 
 HOST = """
 name = "host"

@@ -11,9 +11,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from planner.errors import PlanError
-from planner.graph import Graph
+from planner.graph.ir import Graph
 from planner.reader import read_model
-from planner.weights import load, load_one, missing
+from planner.workload.weights import load, load_one, missing
 from tests.reader_models import model, rand
 
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.api import make_request
-from planner.assemble import Techniques, assemble, has_moments, least_usage, least_working, usage_of
-from planner.evaluate import price_plan
-from planner.families import restrict
-from planner.flow import Plan
-from planner.meshes import pinned_mesh
-from planner.model import Model, Workload
-from planner.problem import Budget, evaluate
-from planner.search import Search
+from planner.execution.plan import Plan
+from planner.machine.mesh_choices import pinned_mesh
+from planner.pricing.step_time import price_plan
+from planner.search.build_request import make_request
+from planner.search.search import Search
 from planner.solvers import solve
-from planner.space import Space, splits_of
+from planner.solvers.problem import Budget, evaluate
+from planner.space.assemble import Techniques, assemble, has_moments, least_usage, least_working, usage_of
+from planner.space.build import Space, splits_of
+from planner.space.families import restrict
+from planner.workload.model import Model, Workload
 
 CASES = [("zoo:gpt-tiny,layers=4", {"data": 2, "model": 4}), ("zoo:llama-tiny,layers=4", {"data": 4, "model": 2}), ("zoo:t5-tiny", {"data": 4, "model": 2}),
          ("zoo:mixtral-tiny", {"data": 2, "model": 4})]  # fmt: skip

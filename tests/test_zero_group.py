@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import planner
 from planner.errors import PlanError
-from planner.meshes import divisors, grouped, pinned_mesh
-from planner.pins import parse_pins
-from planner.strategy import Strategy
-from planner.topology import for_devices
+from planner.machine.mesh_choices import divisors, grouped, pinned_mesh
+from planner.machine.topology import for_devices
+from planner.pins.pins import parse_pins
+from planner.strategy.strategy import Strategy
 from planner.verify import worker
 
 EAGER = str(Path(__file__).parents[1] / "benchmarks" / "eager.toml")

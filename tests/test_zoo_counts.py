@@ -78,7 +78,7 @@ def test_flops_follow_an_independent_formula(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["gpt2-medium", "llama-tiny,layers=7", "deepseek-tiny,layers=9", "t5-small", "mamba2-130m", "dit-s-2", "mlp", "lstm-1k", "bert-base"])
 def test_counting_from_two_small_models_is_exact(spec: str) -> None:
-    from planner.flow import rule_of
+    from planner.ops.lookup import rule_of
     from planner.reader import read_model
 
     graph = read_model(models_zoo.build(spec), batch=1)

@@ -168,7 +168,9 @@ def small(folder: Path) -> str:
 
 
 def test_the_sequence_length_is_a_dim_that_can_be_set(tmp_path: Path) -> None:
-    from planner.api import open_model, plan, program
+    from planner.api import plan
+    from planner.emit.from_strategy import program
+    from planner.workload.open import open_model
 
     file = small(tmp_path)
     for source, options in ((file, {"dims": {"seq": 96}}), (f"{file},seq=96", {})):
@@ -188,7 +190,7 @@ def test_a_length_that_nobody_gave_is_an_assumption(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("behind", "options", "code"), [("layers=3", {}, "P071"), ("seq=x", {}, "P071"), ("seq", {}, "P071"), ("", {"dims": {"foo": 3}}, "P141")])
 def test_lengths_that_a_config_has_not(behind: str, options: dict[str, Any], code: str, tmp_path: Path) -> None:
-    from planner.api import open_model
+    from planner.workload.open import open_model
 
     with pytest.raises(PlanError, match=code):
         open_model(f"{small(tmp_path)},{behind}".rstrip(","), 1, **options).plain  # noqa: B018

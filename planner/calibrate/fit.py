@@ -127,7 +127,7 @@ def monotone(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float]
 
 
 def rate_at(curve: Sequence[tuple[float, float]], flops: float) -> float:
-    """The curve between its points, as costmodels.device reads it: a power law, level outside."""
+    """The curve between its points, as costmodels.hardware.device reads it: a power law, level outside."""
     xs, ys = [math.log(x) for x, _ in curve], [math.log(y) for _, y in curve]
     return float(np.exp(np.interp(math.log(flops), xs, ys)))
 

@@ -1,7 +1,7 @@
 """`plan calibrate --runs FILE`: what a cluster reaches of its device's figures, learned from runs that were measured on it.
 
-Each line of the file is one run in the schema of docs/calibrate.md. A run becomes a model of the zoo and a plan (planner.runs.rows) and is priced as its
-framework runs it; the rates of costmodels.runtime.Rates are fitted to all runs of a framework at once (planner.runs.fit), with a log-normal prior around
+Each line of the file is one run in the schema of docs/calibrate.md. A run becomes a model of the zoo and a plan (planner.calibrate.runs.rows) and is priced as its
+framework runs it; the rates of costmodels.runtimes.Rates are fitted to all runs of a framework at once (planner.calibrate.runs.fit), with a log-normal prior around
 what ships: few runs move what they tell of, and leave the rest. What is reported is the error on runs that a fit has not seen: each left out in turn, many in
 ten groups. Relative standard errors of the rates are those of the posterior, from the slopes of the prices at the fit.
 """
@@ -19,19 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.device import DEVICES, device_names
-from costmodels.intake import read_text, read_toml
-from costmodels.runtime import Rates
+from costmodels.hardware.device import DEVICES, device_names
+from costmodels.hardware.intake import read_text, read_toml
+from costmodels.runtimes import Rates
+from planner.calibrate.runs.fit import SPREAD, WIDTHS, Prepared, fitted, held_out, prepare
+from planner.calibrate.runs.rows import Case, Left, case_of
 from planner.errors import PlanError
-from planner.price import Pricer
-from planner.runs.fit import SPREAD, WIDTHS, Prepared, fitted, held_out, prepare
-from planner.runs.rows import Case, Left, case_of
+from planner.pricing.pricer import Pricer
 
 LEAST_RUNS = 2
 STEP = 0.02
 """Of the logarithm of a rate, where its slope is taken."""
 GIVEN = ("model", "hardware", "metric", "value")
-"""What every line needs beside the sizes and degrees that planner.runs.rows asks for."""
+"""What every line needs beside the sizes and degrees that planner.calibrate.runs.rows asks for."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from costmodels.device import Device, DeviceError, Link, from_table
+from costmodels.hardware.device import Device, DeviceError, Link, from_table
 from planner.calibrate.fit import Estimate, Figures, LinkFit
 from planner.calibrate.measure import Measured
 from planner.errors import PlanError
@@ -35,7 +35,7 @@ def shipped_name(device_kind: str) -> str:
 
 
 def table(figures: Figures, measured: Measured, base: Device, name: str) -> Table:
-    """The content of a device file (costmodels.device). Raises PlanError P184 where figures exceed the data sheet of `base`."""
+    """The content of a device file (costmodels.hardware.device). Raises PlanError P184 where figures exceed the data sheet of `base`."""
     host = measured.kind == "cpu"
     main = next(k for k in (("float32",) if host else ("bfloat16", "float16", "float32")) if k in base.peak_flops_per_s)
     peak = figures.rate.value if host else base.peak_flops_per_s[main]

@@ -27,12 +27,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, target: Path) -> int:
-    from costmodels.describe import describe
+    from costmodels.hardware.describe import describe
     from planner.calibrate.fit import fit
     from planner.calibrate.measure import measure
     from planner.calibrate.profile import shipped_name, table, text
-    from planner.strategy import write_atomically
-    from planner.topology import device
+    from planner.machine.topology import device
+    from planner.support.atomic_write import write_atomically
 
     measured = measure(args.devices, args.node_size, args.quick, console.say)
     base = device(args.hardware or shipped_name(measured.device))
@@ -55,7 +55,7 @@ def _link_line(name: str, link: LinkFit) -> str:
 def _learn(args: argparse.Namespace, target: Path) -> int:
     from planner.calibrate.learn import learn, prepared, read, table
     from planner.calibrate.profile import text
-    from planner.strategy import write_atomically
+    from planner.support.atomic_write import write_atomically
 
     rows, left = prepared(read(Path(args.runs)), args.hardware or "")
     learned = learn(rows, left)

@@ -11,7 +11,7 @@ from planner.commands import console, files
 from planner.errors import NO_PLAN, PlanError
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 FINDING = 1
 
@@ -25,10 +25,10 @@ def refuse_missing(baseline: Strategy, source: str, against: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit 1 past tolerance or budget, 3 when nothing fits any more."""
-    from planner.api import choose
-    from planner.check import check, tolerances
     from planner.commands.make import cache, tell
     from planner.report.check import FORMATS, text
+    from planner.support.choices import choose
+    from planner.whatif.gate import check, tolerances
 
     choose("format", args.format, tuple(FORMATS))
     allowed, known = tolerances(args.tolerance), cache(args)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
-from planner.emphasis import printable
+from planner.support.emphasis import printable
 
 NARROWEST, WIDEST, USUAL = 60, 140, 100
 
@@ -68,7 +68,7 @@ class Live:
 
     def line(self) -> str:
         """The line as it stands."""
-        from costmodels.units import show_time
+        from costmodels.hardware.units import show_time
 
         parts = [f"{self.doing} {time.monotonic() - self._started:.0f} s"]
         if self._best is not None:

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from costmodels.intake import irregular, opened
-from planner.atomic import replacing
+from costmodels.hardware.intake import irregular, opened
 from planner.commands import console, files
 from planner.errors import PlanError
+from planner.support.atomic_write import replacing
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from planner.graph import Graph
-    from planner.strategy import Strategy
+    from planner.graph.ir import Graph
+    from planner.strategy.strategy import Strategy
 
 MARK = "emitted by meshwright"
 _TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     strategy = files.load(args.strategy)
     source = files.model_of(strategy, args.strategy, args.model)
     if args.output == "-":
-        from planner.api import program
+        from planner.emit.from_strategy import program
 
         made = program(strategy, source, backend=args.backend, unroll=args.unroll)
         if made.constants:
@@ -60,14 +60,15 @@ def write_program(strategy: Strategy, source: str, target: Path, backend: str, u
 
     Each file is written whole or not at all, the program last. A file that is not an emitted program is kept unless forced.
     """
-    from planner.api import program, reopen
+    from planner.emit.from_strategy import program
+    from planner.strategy.reopen import reopen
 
     return write_files(lambda weights: program(strategy, source, backend=backend, unroll=unroll, weights_file=weights), lambda: reopen(strategy, source), target, force)
 
 
 def write_files(make: Callable[[str], Any], open_model: Callable[[], Any], target: Path, force: bool) -> list[str]:
     """Write a program, made for the name of the file of its weights, and beside it what of the model's weights it needs."""
-    from planner.strategy import write_atomically
+    from planner.support.atomic_write import write_atomically
 
     refuse_other(target, force)
     weights = target.with_suffix(".safetensors")
@@ -105,7 +106,7 @@ def _ours(path: Path) -> bool:
 def inline_weights(graph: Graph, folder: Path | None) -> list[str]:
     """Weights whose bytes travel with the program: those inside the model, and external ones that a program cannot read in place."""
     from planner.emit.external import in_place
-    from planner.weights import missing
+    from planner.workload.weights import missing
 
     away = set(missing(graph, folder))
     return [n for n in graph.weights if graph.labels.get(n, n) not in away and not in_place(graph, n)]
@@ -113,7 +114,7 @@ def inline_weights(graph: Graph, folder: Path | None) -> list[str]:
 
 def _write_safetensors(path: Path, constants: Mapping[str, Any], graph: Graph, weights: list[str], folder: Path | None) -> None:
     """The .safetensors format: 8 bytes of header length, the header in JSON, the arrays. One array is in memory at a time."""
-    from planner.weights import load_one
+    from planner.workload.weights import load_one
 
     def arrays() -> Iterator[tuple[str, np.ndarray]]:
         import numpy as np
@@ -143,7 +144,7 @@ def _write_safetensors(path: Path, constants: Mapping[str, Any], graph: Graph, w
 
 def verify(args: argparse.Namespace) -> int:
     """`plan verify`: exit 1 when what was compiled or computed is not what was planned."""
-    from planner.api import choose
+    from planner.support.choices import choose
     from planner.verify.worker import TIMEOUT_S
     from planner.verify.worker import verify as check
 

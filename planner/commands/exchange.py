@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from planner.commands import console, files
 from planner.errors import PlanError
+from planner.support.choices import choose
 
 if TYPE_CHECKING:
-    from planner.exchange.price import Configuration, Handover
-    from planner.strategy import Strategy
+    from planner.interop.price import Configuration, Handover
+    from planner.strategy.strategy import Strategy
 
 LISTED = 12
 
 
 def export(args: argparse.Namespace) -> int:
     """`plan export`: the settings go to the file (or stdout), what they cost to the terminal."""
-    from planner.exchange.price import hand_over
-    from planner.strategy import write_atomically
+    from planner.interop.price import hand_over
+    from planner.support.atomic_write import write_atomically
 
     strategy = files.load(args.strategy)
     source = files.model_of(strategy, args.strategy, args.model)
@@ -44,7 +45,7 @@ def export(args: argparse.Namespace) -> int:
 
 def cost_of(made: Handover) -> str:
     """What handing over costs, a line a rounding, each beside the one before; then what has no price."""
-    from planner.report.words import show_bytes, show_time, table
+    from planner.support.words import show_bytes, show_time, table
 
     rows, before = [["", "step", "change", "memory", "fits"]], 0.0
     for row in made.rows:
@@ -61,12 +62,12 @@ def import_(args: argparse.Namespace) -> int:
     """`plan import`: a launcher's configuration as a priced strategy."""
     import planner.api as api
     from planner.commands.make import machine, workload
-    from planner.exchange import hf
-    from planner.exchange.price import LAUNCHERS, priced, read_configuration
-    from planner.exchange.settings import domain_of
+    from planner.interop.launchers import hf
+    from planner.interop.price import LAUNCHERS, priced, read_configuration
+    from planner.interop.settings import domain_of
 
     if args.kind:
-        api.choose("from", args.kind, tuple(LAUNCHERS))
+        choose("from", args.kind, tuple(LAUNCHERS))
     started = time.monotonic()
     request = api.make_request(**machine(args), optimizer=args.optimizer)
     devices = request.topology.devices
@@ -94,8 +95,8 @@ def import_(args: argparse.Namespace) -> int:
 
 def annotate(args: argparse.Namespace) -> int:
     """`plan annotate`: the ONNX file with the plan in it."""
-    from planner.exchange.annotate import annotate as annotated
-    from planner.strategy import write_atomically
+    from planner.interop.onnx_annotations.write import annotate as annotated
+    from planner.support.atomic_write import write_atomically
 
     strategy = files.load(args.strategy)
     source = files.model_of(strategy, args.strategy, args.model)
@@ -120,7 +121,7 @@ def _plural(n: int, what: str) -> str:
 
 def _machine_of(strategy: Strategy) -> str:
     """The options under which another plan is priced as this one was."""
-    from planner.api import DEFAULT_HARDWARE, DEFAULT_RUNTIME
+    from planner.search.build_request import DEFAULT_HARDWARE, DEFAULT_RUNTIME
 
     hardware, runtime = strategy.topology.get("hardware") or strategy.topology["device"], strategy.workload["runtime"]
     said = [f"--devices {strategy.topology['devices']}"]
@@ -131,7 +132,7 @@ def _machine_of(strategy: Strategy) -> str:
 def _provenance(args: argparse.Namespace, started: float) -> dict[str, Any]:
     from datetime import UTC, datetime
 
-    from planner.compose import COST_MODEL_VERSION, TOOL_VERSION
+    from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION
 
     return {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "source": str(args.model),
             "configuration": str(args.config), "read_s": round(time.monotonic() - started, 3)}  # fmt: skip
@@ -139,7 +140,7 @@ def _provenance(args: argparse.Namespace, started: float) -> dict[str, Any]:
 
 def _same_length(model: Any, found: Configuration, path: str) -> None:
     """A price of rows of another length is not that of the configuration."""
-    from planner.exchange.settings import row_length
+    from planner.interop.settings import row_length
 
     length = row_length(model.plain)
     if found.settings.length and length and length != found.settings.length:

@@ -13,10 +13,10 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from planner.errors import PlanError
-from planner.strategy_types import OFFLOAD, StrategyFile
+from planner.strategy.types import OFFLOAD, StrategyFile
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 MOST_FILES, MOST_READ = 8, 1 << 28
 """How many files, and of how many bytes at most, are looked into for a model that is not where it was."""
@@ -47,7 +47,7 @@ MOST_DEVICES, MOST_SIZE = 2**24, 2**62
 
 def load(path: str | Path) -> Strategy:
     """A strategy file, refused with its first wrong key when its content has not the types of a strategy."""
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
     try:
         strategy = Strategy.load(path)
@@ -70,7 +70,7 @@ def _content(strategy: Strategy) -> dict[str, Any]:
 
 
 def mismatch(value: Any, of: Any, where: str = "") -> str:
-    """The first place where a value of JSON is not of a type of planner.strategy_types, in words; "" when it is. Keys beside those named are not looked at."""
+    """The first place where a value of JSON is not of a type of planner.strategy.types, in words; "" when it is. Keys beside those named are not looked at."""
     origin, inner = get_origin(of), get_args(of)
     if of is Any:
         return _endless(value, where)
@@ -159,7 +159,7 @@ def renamed(strategy: Strategy, path: str | Path) -> list[str]:
     """Files beside a path where there is none that hold the very model of a strategy, the most alike by name first: it was renamed."""
     import difflib
 
-    from planner.reprice import open_recorded
+    from planner.whatif.reprice import open_recorded
 
     gone = Path(path)
     try:
@@ -183,7 +183,7 @@ def next_steps(path: str | Path) -> str:
 
 def too_large(strategy: Strategy) -> str:
     """What the program of a plan needs where this host is to be all of its devices, beside what the host has; "" where that is enough."""
-    from costmodels.units import show_bytes
+    from costmodels.hardware.units import show_bytes
 
     need = int(strategy.costs["memory_per_device_bytes"]) * int(strategy.topology["devices"])
     try:

@@ -22,7 +22,7 @@ from planner.launch.job import Host, Job, check_count, node_slots, read_hosts
 
 if TYPE_CHECKING:
     from planner.launch.join import Seat
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 TRIAL_STEPS = 3
 """What a program takes that is not told how many."""
@@ -92,7 +92,7 @@ def said_ended(job: Job) -> int:
 
 def check_ways(args: argparse.Namespace) -> None:
     """Refuse options of where to run that do not go together."""
-    from planner.api import choose
+    from planner.support.choices import choose
 
     ways = [f"--{way}" for way in ("local", "nnodes", "to") if getattr(args, way)] or ["--hostfile"] * bool(args.hostfile)
     if len(ways) != 1:
@@ -153,7 +153,7 @@ def write(jobs: Sequence[Job], args: argparse.Namespace, strategy: Strategy, hos
     """Scripts or manifests beside the program. jobs: several for SLURM alone, which picks by its allocation."""
     from planner.launch.kubernetes import Asked, manifests, on_volume
     from planner.launch.scripts import mpirun, plain_name, slurm
-    from planner.strategy import write_atomically
+    from planner.support.atomic_write import write_atomically
 
     python, job = args.python or "python3", jobs[0]
     if args.to == "slurm":

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from costmodels.intake import irregular
-from planner.cache import Cache
+from costmodels.hardware.intake import irregular
+from planner.cache.folder import Cache
 from planner.commands import console, files
 from planner.errors import PlanError
+from planner.support.choices import choose
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 INTERRUPTED, FINDING = 130, 1
 RECORDED = ("devices", "hardware", "topology", "batch", "tokens_per_step", "memory_limit", "memory_reserve")
@@ -60,7 +61,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
 
 def workload(args: argparse.Namespace) -> dict[str, Any]:
     """The options that say what is run, for `planner.api.open_model` and `planner.plan`."""
-    from planner.api import choose
+    from planner.support.choices import choose
 
     choose("workload", args.workload, ("train", "infer"))
     return {
@@ -81,7 +82,7 @@ def _whole(option: str, text: str) -> int:
 
 
 def _size(args: argparse.Namespace, name: str) -> int | None:
-    from costmodels.units import UnitError, size_bytes
+    from costmodels.hardware.units import UnitError, size_bytes
 
     text = getattr(args, name)
     try:
@@ -94,9 +95,11 @@ def run(args: argparse.Namespace) -> int:
     """The main verb."""
     import planner.api as api
 
-    api.choose("backend", args.backend, ("shard_map", "jit"))
+    choose("backend", args.backend, ("shard_map", "jit"))
     if args.emit and args.mode != "manual":  # there the file says the precision
-        api.computed_in(args.precision)
+        from planner.emit.from_strategy import computed_in
+
+        computed_in(args.precision)
     from planner.commands import serve
 
     serving = serve.asked(args)
@@ -212,7 +215,7 @@ def _same_model(old: Strategy, args: argparse.Namespace) -> bool:
 
 
 def _manual(args: argparse.Namespace) -> Strategy:
-    from planner.reprice import manual
+    from planner.whatif.reprice import manual
 
     if args.confirm:
         raise PlanError("P059", "--mode manual takes the plan as it is, and --confirm chooses among several", help=["plan verify STRATEGY --target " + args.confirm])

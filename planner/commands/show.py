@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from costmodels.intake import opened
+from costmodels.hardware.intake import opened
 from planner.commands import console, files
 from planner.errors import PlanError
 
 if TYPE_CHECKING:
     from planner.report.html import View
-    from planner.reprice import Priced
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
+    from planner.whatif.reprice import Priced
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +67,7 @@ def spare(path: Path, start: bytes) -> None:
 
 def write_text(path: str, text: str, next_step: str) -> None:
     """Write a file and say what to do with it."""
-    from planner.strategy import write_atomically
+    from planner.support.atomic_write import write_atomically
 
     write_atomically(Path(path), text)
     console.say(f"wrote {path}   {next_step}")

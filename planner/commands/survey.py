@@ -14,8 +14,8 @@ from planner.commands.make import arguments, tell, workload
 from planner.errors import PlanError
 
 if TYPE_CHECKING:
-    from planner.model import Model
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
+    from planner.workload.model import Model
 
 SOLVERS = ("dp", "recursive", "ilp")
 ANY_SIZE = 128
@@ -52,7 +52,7 @@ def compare(args: argparse.Namespace) -> int:
 def ops(args: argparse.Namespace) -> int:
     """Coverage: per operator how often, its rule or why it has none, and its share of the FLOPs. With --parameters: the weights and which of them train."""
     from planner.report.tables import coverage
-    from planner.space import Base
+    from planner.space.build import Base
 
     model = _open_any_size(args)
     if args.parameters:
@@ -85,10 +85,10 @@ def _open_any_size(args: argparse.Namespace) -> Model:
 
 def hardware(args: argparse.Namespace) -> int:
     """The devices and machines that ship, or one with the source of every figure."""
-    from costmodels.describe import as_json, describe, describe_topology, library, overview, topology_table
-    from costmodels.device import topology_names
-    from planner.topology import device
-    from planner.topology_file import from_file, is_topology
+    from costmodels.hardware.describe import as_json, describe, describe_topology, library, overview, topology_table
+    from costmodels.hardware.device import topology_names
+    from planner.machine.topology import device
+    from planner.machine.topology_file import from_file, is_topology
 
     name = args.name
     if not name:
@@ -107,6 +107,6 @@ def hardware(args: argparse.Namespace) -> int:
 
 def solve(args: argparse.Namespace) -> int:
     """A bare problem in the contest's JSON."""
-    from planner.contest import solve_file
+    from planner.solvers.iopddl import solve_file
 
     return solve_file(args.problem, args.time_limit, args.solver, args.output, args.seed).exit_code

@@ -17,7 +17,7 @@ from planner.errors import PlanError
 from planner.launch.elastic import SUFFIX
 
 if TYPE_CHECKING:
-    from planner.sweep import Point, Row, Run
+    from planner.whatif.sweep_rows import Point, Row, Run
 
 MOST_COUNTS, MOST_POINTS, MOST_DEVICES = 64, 256, 1_048_576
 FINDING, INTERRUPTED = 1, 130
@@ -64,7 +64,7 @@ def _by_hardware(paid: dict[str, float], hardware: list[str]) -> dict[str, float
     """Prices under the names the hardware was given by; a name may be any of a device's."""
     from costmodels import aliases
     from planner.errors import did_you_mean
-    from planner.slices import named_slice
+    from planner.machine.tpu_slices import named_slice
 
     def own(name: str) -> str:
         name = named_slice(name)[0]
@@ -80,8 +80,8 @@ def _by_hardware(paid: dict[str, float], hardware: list[str]) -> dict[str, float
 def run(args: argparse.Namespace) -> int:
     """One row per point; a point that does not work says why and is no failure of the others."""
     from planner.report.sweep import as_json, sweep_text
-    from planner.sweep import run_of
-    from planner.sweeper import Sweeper
+    from planner.whatif.sweep import Sweeper
+    from planner.whatif.sweep_rows import run_of
 
     asked, points = _asked(args), _points(args)
     paid = _by_hardware(prices(args.price), [p.hardware for p in points])
@@ -162,10 +162,11 @@ def _common(args: argparse.Namespace) -> dict[str, Any]:
 
 def _points(args: argparse.Namespace) -> list[Point]:
     """Hardware by sizes by batches by devices, in the order given."""
-    from planner.api import DEFAULT_HARDWARE, choose
-    from planner.slices import named_slice
-    from planner.sweep import Point
-    from planner.sweeper import own_devices
+    from planner.machine.tpu_slices import named_slice
+    from planner.search.build_request import DEFAULT_HARDWARE
+    from planner.support.choices import choose
+    from planner.whatif.sweep import own_devices
+    from planner.whatif.sweep_rows import Point
 
     hardware = list(dict.fromkeys(h.strip() for h in (args.hardware or DEFAULT_HARDWARE).split(",") if h.strip()))
     twice = next((k for i, (k, _) in enumerate(args.dim) if k in dict(args.dim[:i])), "")

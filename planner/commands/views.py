@@ -11,14 +11,14 @@ from planner.commands import console, files
 from planner.errors import PlanError
 
 if TYPE_CHECKING:
-    from planner.reprice import Priced
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
+    from planner.whatif.reprice import Priced
 
 
 def priced(strategy: Strategy, source: str) -> Priced:
     """A strategy on its model with the recorded machine. PlanError when the model is another one."""
-    from planner.reprice import own_model, reprice
-    from planner.topology import from_json
+    from planner.machine.topology import from_json
+    from planner.whatif.reprice import own_model, reprice
 
     model = own_model(strategy, source)
     return reprice(strategy, model, from_json(strategy.topology))
@@ -48,7 +48,7 @@ def explain(args: argparse.Namespace) -> int:
 
 def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[str, Any] | None:
     """What a node costs: as the file has it, unless --model asks for it anew or the file was edited since. None, with a word, where neither file nor model tells."""
-    from planner.report.words import hang
+    from planner.support.words import hang
 
     if not args.model and name in strategy.details and strategy.provenance.get("decisions") == strategy.decisions():
         return strategy.details[name]
@@ -59,15 +59,15 @@ def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[
             raise
         console.say("\n".join(hang("note: ", f"{e.what}; --model FILE adds operands, kernels and collectives", console.width())))
         return None
-    from planner.detail import details
+    from planner.pricing.breakdown import details
 
     return details(found.base, found.flow, found.runs, found.pricer).get(name)
 
 
 def _pin_prices(args: argparse.Namespace, strategy: Strategy) -> int:
     """What each pin costs."""
-    from planner.pin_prices import price_pins
     from planner.report.pins import pin_prices
+    from planner.whatif.pin_prices import price_pins
 
     _whole(args, "--pins")
     rows = list(price_pins(strategy, files.model_of(strategy, args.strategy, args.model)))
@@ -78,7 +78,7 @@ def _pin_prices(args: argparse.Namespace, strategy: Strategy) -> int:
 def _untied(args: argparse.Namespace, strategy: Strategy) -> int:
     """What is lost because repeats of a block decide alike."""
     from planner.report.untied import untied_words
-    from planner.untied import untied
+    from planner.whatif.per_layer import untied
 
     _whole(args, "--untied")
     found = untied(priced(strategy, files.model_of(strategy, args.strategy, args.model)))
@@ -94,9 +94,9 @@ def _whole(args: argparse.Namespace, option: str) -> None:
 
 def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
     """The fewest annotations that propagation makes the plan of, as a file for --pin."""
-    from planner.annotations import fewest, pins_file
-    from planner.report.words import hang
-    from planner.topology import Mesh
+    from planner.machine.topology import Mesh
+    from planner.support.words import hang
+    from planner.whatif.fewest_annotations import fewest, pins_file
 
     _whole(args, "--minimal-pins")
     found = priced(strategy, files.model_of(strategy, args.strategy, args.model))
@@ -111,8 +111,8 @@ def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
 
 def diff(args: argparse.Namespace) -> int:
     """What changed between two plans, and why."""
-    from planner.diff import compare
     from planner.report.diff import render
+    from planner.strategy.diff import compare
 
     console.data(render(compare(files.load(args.before), files.load(args.after)), console.width(), console.colour(sys.stdout)))
     return 0

@@ -12,10 +12,10 @@ from planner.commands import console
 from planner.errors import PlanError
 
 if TYPE_CHECKING:
-    from planner.graph import Graph
-    from planner.model import Model
-    from planner.pretrained.match import Matching
-    from planner.pretrained.store import Shards
+    from planner.graph.ir import Graph
+    from planner.interop.checkpoints.match import Matching
+    from planner.interop.checkpoints.store import Shards
+    from planner.workload.model import Model
 
 _OFFSET, _PAIRS = "its positions begin at row 2 of their table", "its rotary pairs lie side by side"
 WRITTEN_OTHERWISE = {"gemma": "its norms multiply by 1 + weight", "roberta": _OFFSET, "camembert": _OFFSET, "xlm-roberta": _OFFSET, "deepseek_v2": _PAIRS, "deepseek_v3": _PAIRS}
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 
 def run(args: argparse.Namespace) -> int:
     """Without -o, what would be read; with it the file, or with --back the folder."""
-    from planner.pretrained import convert, match, store
+    from planner.interop.checkpoints import convert, match, store
 
     if args.back and not args.output:
         raise PlanError("P003", "--back writes a folder: -o names it", help=["plan weights MODEL --from DIR --back trained.safetensors -o DIR2"])
@@ -74,7 +74,7 @@ def _refuse_other_arithmetic(model: Model, shards: Shards) -> None:
 
 def _buffers(graph: Graph, folder: Path | None) -> frozenset[str]:
     """Weights that do not train and have their bytes in the model: no checkpoint need have them."""
-    from planner.weights import missing
+    from planner.workload.weights import missing
 
     away = set(missing(graph, folder))
     return frozenset(n for n in graph.weights if n not in graph.trainable and graph.labels[n] not in away)

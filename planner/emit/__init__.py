@@ -13,8 +13,8 @@ from typing import Any
 
 class _Emit(types.ModuleType):
     def __call__(self, strategy: Any, source: str | Path, *, backend: str = "shard_map", unroll: bool = False) -> str:
-        """Source text of the program of a strategy: see `planner.api.emit`."""
-        from planner.api import emit
+        """Source text of the program of a strategy: see `planner.emit.from_strategy.emit`."""
+        from planner.emit.from_strategy import emit
 
         return emit(strategy, source, backend=backend, unroll=unroll)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planner.emit.body import Body
-from planner.emit.replay import block_mode, sharded
-from planner.emit.runs import Run, handed_out, inner_flow
 from planner.emit.source import comment, literal
 from planner.emit.tables import block_table
 from planner.emit.text import pattern
 from planner.emit.writer import Function, Writer
-from planner.graph import Graph
-from planner.layout import STAGE
-from planner.pipeline import Pipeline
+from planner.execution.loops import Run, handed_out, inner_flow
+from planner.execution.pipeline import Pipeline
+from planner.execution.recompute import block_mode, sharded
+from planner.graph.ir import Graph
+from planner.sharding.layout import STAGE
 
 KEEP = 'jax.checkpoint_policies.save_only_these_names("collective")'
 

@@ -13,13 +13,13 @@ from planner.emit.source import comment
 from planner.emit.text import rule_cells, short_floats, spec_text, wrapped
 from planner.emit.values import Values
 from planner.errors import PlanError
-from planner.flow import derive
-from planner.graph import Node
-from planner.layout import Axes, Layout, group, local_shape, padded
+from planner.execution.layout_flow import derive
+from planner.graph.ir import Node
 from planner.ops import OPERATORS, Call
 from planner.ops.base import NoRule, axes_text
 from planner.ops.control import region
-from planner.rule import Rule, Split
+from planner.sharding.layout import Axes, Layout, group, local_shape, padded
+from planner.sharding.rule import Rule, Split
 
 OWN_MASKS = frozenset({"CrossEntropyLoss", "MSELoss", "L1Loss", "BCEWithLogitsLoss", "UserLoss"})
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from planner.emit.source import literal
 from planner.emit.tables import template
 from planner.emit.writer import Writer
-from planner.graph import DTYPE_BYTES, Graph, WeightRef
+from planner.graph.ir import DTYPE_BYTES, Graph, WeightRef
 
 STEPS = frozenset({"reshape", "transpose"})
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from planner.emit.source import comment
 from planner.emit.text import pattern
-from planner.report.summary import offload_words
-from planner.strategy import offload_of
+from planner.execution.technique_fields import offload_of
+from planner.strategy.words import offload_words
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 SHOWN = 24
 

@@ -17,9 +17,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from planner.emit.text import spec_text
-from planner.graph import Node
-from planner.layout import Axes, Layout, Step, group, padded
+from planner.graph.ir import Node
 from planner.ops.base import axes_text
+from planner.sharding.layout import Axes, Layout, Step, group, padded
 
 if TYPE_CHECKING:
     from planner.emit.body import Body

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.emit.assemble import assemble, kept
 from planner.emit.blocks import write_block
 from planner.emit.body import Body
-from planner.emit.replay import parts, sharded
-from planner.emit.runs import Run, find_run, handed_out, of_each_copy, outer_flow
+from planner.emit.program_text import assemble, kept
 from planner.emit.source import comment, literal, user_function
 from planner.emit.stages import write_stages
 from planner.emit.tables import collect_parameters
@@ -25,14 +23,17 @@ from planner.emit.unequal import write_unequal
 from planner.emit.values import Backend, precise
 from planner.emit.writer import Function, Program, Training, Workload, Writer
 from planner.errors import PlanError
-from planner.flow import Flow, Plan, derive
-from planner.graph import Graph
-from planner.layout import Layout
+from planner.execution.layout_flow import Flow, derive
+from planner.execution.loops import Run, find_run, handed_out, of_each_copy, outer_flow
+from planner.execution.pipeline import pipeline_of
+from planner.execution.plan import Plan
+from planner.execution.recompute import parts, sharded
+from planner.execution.techniques import IN_LOOPS
+from planner.execution.uneven_pipeline import stages_of
+from planner.graph.ir import Graph
+from planner.graph.queries import counted_rows
 from planner.ops import OPERATORS
-from planner.pipeline import pipeline_of
-from planner.possible import IN_LOOPS
-from planner.training import counted_rows
-from planner.unequal import stages_of
+from planner.sharding.layout import Layout
 
 __all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_runs"]
 

@@ -1,7 +1,7 @@
 """Source text: safe literals, clean comments, and the functions a program carries with it.
 
 Nothing from a model reaches a program except through `literal` (an ASCII-escaped repr) or `comment` (a cleaned single line).
-The functions of planner/emit/parts are taken over as they are written there: those that the program's own text names, and those they name.
+The functions of planner/emit/runtime are taken over as they are written there: those that the program's own text names, and those they name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from planner.graph import Node
+from planner.graph.ir import Node
 
 KERNELS = ("kernels", "nets", "recurrent", "quant", "rare", "control", "sample", "signal", "experts", "ring", "halo", "exchange")
 IMPORTS = {
@@ -46,9 +46,15 @@ def user_function(node: Node) -> str:
 
 
 @cache
+def _files() -> dict[str, Path]:
+    """The files that programs carry functions of, by name."""
+    return {path.stem: path for path in (Path(__file__).parent / "runtime").rglob("[a-z]*.py")}
+
+
+@cache
 def _part(name: str) -> tuple[dict[str, str], str]:
     """(source per function and per constant of a file of parts, in order; what follows the last function), read without importing."""
-    text = (Path(__file__).parent / "parts" / f"{name}.py").read_text()
+    text = _files()[name].read_text()
     lines = text.splitlines()
     sources: dict[str, str] = {}
     tail = ""

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from planner.emit.blocks import write_block
 from planner.emit.body import Body
-from planner.emit.runs import dealt_run, outer_flow
 from planner.emit.source import literal
 from planner.emit.values import precise
 from planner.emit.writer import Function, Writer
-from planner.flow import Flow
-from planner.layout import Layout
-from planner.pipeline import needed
+from planner.execution.layout_flow import Flow
+from planner.execution.loops import dealt_run, outer_flow
+from planner.execution.pipeline import needed
+from planner.sharding.layout import Layout
 
 FIRST = ("params", "frozen", "batch")
 

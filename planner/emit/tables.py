@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from costmodels.runtime import RUNTIMES
-from planner.account import collectives, item_sizes
-from planner.buckets import KINDS, kinds
-from planner.copies import launch_bytes
-from planner.emit.merge import around
-from planner.emit.replay import sharded
-from planner.emit.runs import Run
+from costmodels.runtimes import RUNTIMES
 from planner.emit.source import comment, literal
 from planner.emit.text import spec_text
 from planner.emit.writer import Parameter, Writer
-from planner.flow import Plan, WeightPlan, cut_layout, stored_layout
-from planner.graph import FLOATS, Graph
-from planner.layout import STAGE, Layout, group, padded
+from planner.execution.collectives import collectives, item_sizes
+from planner.execution.layout_flow import cut_layout, stored_layout
+from planner.execution.loops import Run
+from planner.execution.plan import Plan, WeightPlan
+from planner.execution.recompute import sharded
+from planner.execution.shared_collectives import around
+from planner.graph.ir import FLOATS, Graph
 from planner.ops.base import tuple_text
+from planner.pricing.bucketing import KINDS, kinds
+from planner.pricing.microbatch_overlap import launch_bytes
+from planner.sharding.layout import STAGE, Layout, group, padded
 
 INTEGERS = {"int64": "int32", "uint64": "uint32"}
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.layout import Layout, group
 from planner.ops.base import axes_text
-from planner.rule import Rule, Split
+from planner.sharding.layout import Layout, group
+from planner.sharding.rule import Rule, Split
 
 
 def small_literal(value: np.ndarray) -> str:

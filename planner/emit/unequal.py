@@ -1,10 +1,10 @@
-"""The functions and tables of a program whose pipeline stages have no block in common (planner.unequal).
+"""The functions and tables of a program whose pipeline stages have no block in common (planner.execution.uneven_pipeline).
 
     stage0, stage1, ...   (weights, frozen, batch, x) -> what is handed to the next stage; of the last [loss of one microbatch times its weight, the weight].
                           Where stages hold several chunks of the model it is chunk0, chunk1, ...
     each_stage            () -> all of them
 
-Weights lie in flat buffers (planner.packing), and so does what is handed over; the tables say where.
+Weights lie in flat buffers (planner.execution.stage_buffers), and so does what is handed over; the tables say where.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from planner.emit.text import spec_text
 from planner.emit.values import precise
 from planner.emit.writer import Function, Writer
 from planner.errors import PlanError
-from planner.layout import STAGE, Layout
+from planner.execution.stage_buffers import PARTS, Buffer, Piece, buffers
+from planner.execution.uneven_collectives import passing
+from planner.execution.uneven_pipeline import Stages, handed, rooms, stage_flow
 from planner.ops.base import tuple_text
-from planner.packing import PARTS, Buffer, Piece, buffers
-from planner.unequal import Stages, handed, rooms, stage_flow
-from planner.unequal_account import passing
+from planner.sharding.layout import STAGE, Layout
 
 FIRST = ("w", "c", "batch", "x")
 

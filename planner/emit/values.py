@@ -16,13 +16,13 @@ from typing import Literal, Self
 import numpy as np
 
 from planner.emit.pieces import full_shape
-from planner.emit.replay import sharded
 from planner.emit.source import comment
 from planner.emit.text import counted, inlined, small_literal
-from planner.flow import Flow, stored_layout
-from planner.graph import Graph
-from planner.layout import Layout, Step, group
+from planner.execution.layout_flow import Flow, stored_layout
+from planner.execution.recompute import sharded
+from planner.graph.ir import Graph
 from planner.ops.base import axes_text, jnp_dtype
+from planner.sharding.layout import Layout, Step, group
 
 Backend = Literal["shard_map", "jit"]
 Way = tuple[Step, ...]

@@ -10,13 +10,14 @@ from typing import Literal
 import numpy as np
 
 from planner.emit.body import Body
-from planner.emit.runs import Run
 from planner.emit.values import Backend, Line
-from planner.flow import Flow, WeightPlan
-from planner.packing import Buffer
-from planner.parked import parked
-from planner.pipeline import Pipeline
-from planner.unequal import Stages
+from planner.execution.layout_flow import Flow
+from planner.execution.loops import Run
+from planner.execution.pipeline import Pipeline
+from planner.execution.plan import WeightPlan
+from planner.execution.stage_buffers import Buffer
+from planner.execution.uneven_pipeline import Stages
+from planner.execution.weight_offload import parked
 
 Workload = Literal["train", "infer"]
 

@@ -17,7 +17,7 @@ from planner.errors import PlanError
 from planner.launch.job import node_slots
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 SUFFIX = ".plan.json"
 

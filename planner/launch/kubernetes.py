@@ -1,6 +1,6 @@
 """Kubernetes manifests: an indexed Job with its service, and a JobSet, for nodes of GPUs or hosts of a TPU slice.
 
-With tables on parameter servers (planner.hosted) the JobSet has three roles: as many servers as nodes, the scheduler (process 0, where jax's coordinator is), and the other
+With tables on parameter servers (planner.workload.host_tables) the JobSet has three roles: as many servers as nodes, the scheduler (process 0, where jax's coordinator is), and the other
 workers; it has succeeded when scheduler and workers have.
 
 A pod a node. Its rank is its completion index; pods of an indexed Job are called NAME-0, NAME-1 ... in the domain of the headless service, so the coordinator's address
@@ -22,7 +22,7 @@ from planner.launch.nodes import RDMA, SLICES, accelerator, labels, resources, u
 from planner.launch.scripts import PORT, plain_name
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 LARGEST_PROGRAM_BYTES = 900_000
 """A ConfigMap holds 1 MiB with everything around it."""

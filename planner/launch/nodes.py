@@ -13,7 +13,7 @@ from planner.errors import PlanError
 
 if TYPE_CHECKING:
     from planner.launch.job import Job
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 NVIDIA, AMD, TPU = "nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"
 OTHERS = {"cpu": "", "tpu": TPU, "mi3": AMD, "trainium": "aws.amazon.com/neuron", "ascend": "huawei.com/Ascend910"}

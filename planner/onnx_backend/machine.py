@@ -18,7 +18,7 @@ from planner.onnx_backend.model import Static
 from planner.onnx_backend.program import fits
 from planner.onnx_backend.table import Call, Refused, Value, handler_of
 from planner.ops import OPERATORS
-from planner.reader.tables import TABLE
+from planner.reader.lower.table import TABLE
 
 MAX_DEPTH = 64
 DYNAMIC = frozenset({"Constant", "If", "Loop", "Scan", "Identity"})
@@ -99,7 +99,7 @@ class Machine:
         return self._known(node, domain, opset, inputs, attributes, scope)
 
     def _known(self, node: Any, domain: str, opset: int, inputs: tuple[Value, ...], attributes: Mapping[str, Any], scope: Scope) -> list[Value]:
-        from planner.reader.call import attribute_value
+        from planner.reader.lower.call import attribute_value
 
         reason = f"no way to run {node.op_type}"
         if self._planned(node, domain, inputs):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.content import value_bytes
+from planner.cache.content_digest import value_bytes
 from planner.errors import PlanError
 from planner.onnx_backend.program import compiled, fits
 from planner.reader import read_model

@@ -15,11 +15,12 @@ from planner.emit.body import Body
 from planner.emit.program import check_kernels
 from planner.emit.source import helper_sources
 from planner.errors import PlanError
-from planner.flow import Plan, derive
-from planner.graph import DTYPE_BYTES, Graph
+from planner.execution.layout_flow import derive
+from planner.execution.plan import Plan
+from planner.graph.ir import DTYPE_BYTES, Graph
 from planner.ops import NoRule
-from planner.reader.fold import numpy_dtype
-from planner.weights import load_one
+from planner.reader.draft.fold import numpy_dtype
+from planner.workload.weights import load_one
 
 HEADER = """import functools
 import jax

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.pointwise import letters
 from planner.ops.recurrent import chosen, lstm_full, operands, recurrent_rule
-from planner.rule import Inner, Rule, parse
+from planner.sharding.rule import Inner, Rule, parse
 
 QUERY_BLOCK = 1024
-"""Queries per block of the emitted kernel (planner/emit/parts/kernels.py; a test holds the two together)."""
+"""Queries per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds the two together)."""
 
 
 def in_query_blocks(queries: int) -> bool:

@@ -1,6 +1,6 @@
 """What an operator is to the planner: a rule, a kernel as source text, and what its backward pass keeps.
 
-The kernel is an expression in `jnp`, `jax`, `lax` and the helpers of planner/emit/parts; it is the text that is emitted,
+The kernel is an expression in `jnp`, `jax`, `lax` and the helpers of planner/emit/runtime; it is the text that is emitted,
 the text the oracle runs, and the text the ONNX backend runs. It sees local shapes only (padding included).
 """
 
@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from planner.graph import AttrValue, Graph, Node
-from planner.layout import Axes, group, padded
-from planner.rule import Rule, Split
+from planner.graph.ir import AttrValue, Graph, Node
+from planner.sharding.layout import Axes, group, padded
+from planner.sharding.rule import Rule, Split
 
 
 class NoRule(Exception):

@@ -1,4 +1,4 @@
-"""Control flow: nodes whose work is graphs of their own (planner.graph: If, Scan, While).
+"""Control flow: nodes whose work is graphs of their own (planner.graph.ir: If, Scan, While).
 
 What may be split follows from the bodies. Dims that a node of a body links by one factor are one class, as are a state's dims where it enters and where it
 leaves an iteration; the class is a factor of the whole node. It may be cut where no node of any body sums over it, keeps it whole, or makes a compound dim
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.graph import Graph, Node
-from planner.layout import Axes
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
-from planner.rule import Dim, Inner, Rule, Split
+from planner.sharding.layout import Axes
+from planner.sharding.rule import Dim, Inner, Rule, Split
 
 Element = tuple[int, str, int]
 """(body, tensor, dim)"""
@@ -77,7 +77,7 @@ class _Classes:
 
 def region(node: Node, graph: Graph) -> Region:
     """The rule of a node with bodies (module docstring)."""
-    from planner.flow import rule_of
+    from planner.ops.lookup import rule_of
 
     found = _Classes()
     rules = tuple(tuple(rule_of(inner, body)[0] for inner in body.nodes) for body in node.bodies)

@@ -17,9 +17,9 @@ from fractions import Fraction
 from functools import partial
 from math import ceil, prod
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
-from planner.rule import Inner, Rule, Split, parse
+from planner.sharding.rule import Inner, Rule, Split, parse
 
 IMBALANCE = 1.25
 """Assumed: rows of the busiest device over the mean, and places of a round of expert parallelism over the rows it carries at balance."""
@@ -99,7 +99,7 @@ def exchanges(rule: Rule, split: Split) -> bool:
 
 def said(graph: Graph) -> tuple[str, ...]:
     """What a plan takes for granted about routed experts, a phrase for each size of them."""
-    from planner.report.words import count as short
+    from planner.support.words import count as short
 
     found: dict[tuple[int, int], int] = {}
     idle: Fraction = Fraction(0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
-from planner.rule import Rule, parse
+from planner.sharding.rule import Rule, parse
 
 
 def _gather_rule(node: Node, graph: Graph) -> Rule:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.space import brought, cut_of, reach, spelled, window, with_rows
-from planner.rule import Rule, parse
+from planner.sharding.rule import Rule, parse
 
 
 def _matmul_rule(node: Node, graph: Graph) -> Rule:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from math import prod
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, Operator, register, tuple_text
 from planner.ops.pointwise import letters
-from planner.rule import Inner, Rule, parse
+from planner.sharding.rule import Inner, Rule, parse
 
 LOSS_ROWS = 512
-"""Rows per block of the emitted kernel (planner/emit/parts/kernels.py; a test holds the two together)."""
+"""Rows per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds the two together)."""
 
 
 def _cross_entropy_rule(node: Node, graph: Graph) -> Rule:

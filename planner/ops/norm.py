@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
 from planner.ops.pointwise import letters, uneven_never
-from planner.rule import Inner, Rule, parse
+from planner.sharding.rule import Inner, Rule, parse
 
 
 def _axis_whole(node: Node, graph: Graph) -> Rule:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, Operator, jnp_dtype, register
-from planner.rule import Rule, parse
+from planner.sharding.rule import Rule, parse
 
 
 def letters(rank: int) -> list[str]:

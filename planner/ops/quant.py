@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
 from planner.ops.pointwise import letters
-from planner.rule import Rule, parse
+from planner.sharding.rule import Rule, parse
 
 BYTES = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.pointwise import letters
-from planner.rule import Inner, Rule, parse
+from planner.sharding.rule import Inner, Rule, parse
 
 
 def _dropout_rule(node: Node, graph: Graph) -> Rule:
-    """Every dim splits. Operands: x and a scalar seed (planner.modes); results: y and the next seed, which is whole on every device."""
+    """Every dim splits. Operands: x and a scalar seed (planner.workload.train_eval_mode); results: y and the next seed, which is whole on every device."""
     shapes = graph.shapes(node.inputs)
     if len(shapes) != 2 or graph.tensors[node.inputs[1]].is_float:
         raise NoRule("a mask as output")
@@ -25,7 +25,7 @@ def _dropout_rule(node: Node, graph: Graph) -> Rule:
 
 def _dropout(call: Call) -> str:
     if len(call.args) < 2:
-        raise NoRule("no seed: the graph is in neither mode (planner.modes)")
+        raise NoRule("no seed: the graph is in neither mode (planner.workload.train_eval_mode)")
     shape = call.global_in[0]
     starts = ", ".join(call.start(f) for f in letters(len(shape)))
     strides = ", ".join(str(prod(shape[d + 1 :]) % 2**32) for d in range(len(shape)))

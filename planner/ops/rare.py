@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, Operator, register
 from planner.ops.pointwise import letters, pointwise_rule, uneven_never
-from planner.rule import Rule, parse
+from planner.sharding.rule import Rule, parse
 
 _FUNCTIONS = {"Acos": "arccos", "Asin": "arcsin", "Asinh": "arcsinh", "Atan": "arctan", "Atanh": "arctanh", "Cosh": "cosh", "Sinh": "sinh"}
 _BITS = {"BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^"}

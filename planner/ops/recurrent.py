@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
-from planner.rule import Rule, parse
+from planner.sharding.rule import Rule, parse
 
 _OPERANDS = ("s! b i!", "p! q! i!", "p! q! h!", "p! z!", "b", "p! b h!", "p! b h!", "p! y!")
 _RESULTS = ("s! p! b h!", "p! b h!", "p! b h!")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, Operator, jnp_dtype, register
 from planner.ops.pointwise import letters
-from planner.rule import Rule, parse
+from planner.sharding.rule import Rule, parse
 
 
 def _reduce_rule(node: Node, graph: Graph) -> Rule:

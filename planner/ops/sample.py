@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import prod
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
-from planner.rule import Rule, parse
+from planner.sharding.rule import Rule, parse
 
 
 def _numbered(stem: str, count: int, mark: str = "!") -> str:

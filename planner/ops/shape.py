@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
 from planner.ops.pointwise import broadcast_line, letters
-from planner.rule import Rule, parse
+from planner.sharding.rule import Rule, parse
 
 
 def reshape_factors(source: tuple[int, ...], target: tuple[int, ...]) -> tuple[list[list[str]], list[list[str]], dict[str, int], set[str]]:

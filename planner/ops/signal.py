@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.graph import Graph, Node
+from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, Operator, register
 from planner.ops.pointwise import letters
-from planner.rule import Rule, parse
+from planner.sharding.rule import Rule, parse
 
 
 def _dft_rule(node: Node, graph: Graph) -> Rule:

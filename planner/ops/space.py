@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planner.graph import AttrValue
+from planner.graph.ir import AttrValue
 from planner.ops.base import Call
-from planner.rule import Inner, Rule
+from planner.sharding.rule import Inner, Rule
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""ONNX to `planner.graph.Graph`: `read` a file, `read_model` a ModelProto.
+"""ONNX to `planner.graph.ir.Graph`: `read` a file, `read_model` a ModelProto.
 
     file       load and check the file; external data is never opened
     check      structure: single assignment, no cycles, functions counted before they are entered
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
-from planner.findings import Finding
-from planner.graph import Graph
+from planner.graph.ir import Graph
+from planner.search.findings import Finding
 
 if TYPE_CHECKING:
-    from planner.reader.check import Checked
+    from planner.reader.onnx.check import Checked
 
 __all__ = ["read", "read_model"]
 
@@ -49,8 +49,8 @@ def read(
 
     Returns a Graph with every shape static. Raises PlanError for anything wrong with the file or the options.
     """
-    from planner.reader.check import Checked
-    from planner.reader.file import load
+    from planner.reader.onnx.check import Checked
+    from planner.reader.onnx.file import load
 
     path = Path(path)
     options: dict[str, Any] = {"batch": batch, "dims": dims, "shapes": shapes, "tokens_per_step": tokens_per_step, "devices": devices}
@@ -67,9 +67,9 @@ def read_model(
     tokens_per_step: int | None = None,
     devices: int = 1,
 ) -> Graph:
-    """Reads an in-memory onnx.ModelProto, or a `planner.reader.check.Checked` one where it is read more than once; `folder` is where its external data
+    """Reads an in-memory onnx.ModelProto, or a `planner.reader.onnx.check.Checked` one where it is read more than once; `folder` is where its external data
     would be (None: nowhere). See `read`."""
-    from planner.reader.check import Checked
+    from planner.reader.onnx.check import Checked
 
     folder = None if folder is None else Path(folder)
     given = model if isinstance(model, Checked) else Checked.of(model, folder)
@@ -78,11 +78,11 @@ def read_model(
 
 
 def _read(model: Checked, folder: Path | None, name: str, **options: Any) -> Graph:
-    from planner.reader.finish import finish
-    from planner.reader.fuse import fuse
-    from planner.reader.rebatch import rebatch
-    from planner.reader.start import start
-    from planner.reader.tidy import tidy
+    from planner.reader.batch.rebatch import rebatch
+    from planner.reader.draft.simplify import tidy
+    from planner.reader.fuse.fuse import fuse
+    from planner.reader.onnx.finish import finish
+    from planner.reader.onnx.start import start
 
     draft, bound = start(model, folder, name, **options)
     tidy(draft)

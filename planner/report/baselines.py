@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from planner.layout import STAGE
-from planner.report.words import RECOMPUTED, Style, hang, listed, show_bytes, show_time, table, visible
+from planner.sharding.layout import STAGE
+from planner.support.words import RECOMPUTED, Style, hang, listed, show_bytes, show_time, table, visible
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 TIE = 1e-3
-"""Share of a step below which plans are equal to a search (planner.request.TIE)."""
+"""Share of a step below which plans are equal to a search (planner.search.request.TIE)."""
 TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"}
 WITH_ROOM = "with_room"
-"""The best plan that fits with room, beside one that fits tightly (planner.search.WITH_ROOM)."""
+"""The best plan that fits with room, beside one that fits tightly (planner.search.search.WITH_ROOM)."""
 AXES = {"model": "tensor", STAGE: "pipeline"}
 """What people who know Megatron call an axis."""
 

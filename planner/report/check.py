@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
 from planner.report.diff import quantity
-from planner.report.words import Style, flops, hang, show_bytes, show_time, table, visible
-from planner.strategy import round_figures
+from planner.strategy.strategy import round_figures
+from planner.support.words import Style, flops, hang, show_bytes, show_time, table, visible
 
 if TYPE_CHECKING:
-    from planner.check import Held, Limit, Report, Row
+    from planner.whatif.gate import Held, Limit, Report, Row
 
 WIDE = 100
 """Columns from which counts of FLOPs are written out, and names stay on one line."""

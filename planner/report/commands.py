@@ -7,8 +7,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.pins import Pins
-    from planner.strategy import Strategy
+    from planner.pins.pins import Pins
+    from planner.strategy.strategy import Strategy
 
 PINS = "PINS.toml"
 """A file of pins that a command line cannot hold; `plan explain` lists them."""
@@ -19,8 +19,8 @@ STEPS = "-- --steps 1000"
 
 def reproduce(s: Strategy) -> str:
     """`plan zoo:llama3-70b --devices 512 --batch 1024 --pin stage=4`: the options that the file records, those at their defaults left out."""
-    from planner.api import DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME
-    from planner.pins import pins_of
+    from planner.pins.pins import pins_of
+    from planner.search.build_request import DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME
 
     w, said, training = s.workload, s.provenance, s.workload.get("training") or {}
     out = ["plan", quote(str(said.get("source") or s.model["name"]))]
@@ -46,7 +46,7 @@ def short_pins(pins: Pins) -> str:
     if pins.nodes or pins.levels or pins.forbidden_factors or any(len(sizes) > 1 for sizes in pins.mesh.values()):
         return PINS
     from planner.errors import PlanError
-    from planner.pins import parse_pins, spelled
+    from planner.pins.pins import parse_pins, spelled
 
     text = ",".join([f"{axis}={size}" for axis, (size,) in pins.mesh.items()] + [f"{k}={spelled(k, v)}" for k, v in pins.techniques.items()])
     try:
@@ -57,9 +57,9 @@ def short_pins(pins: Pins) -> str:
 
 def _machine(s: Strategy, usual: str) -> list[str]:
     """--devices and --hardware, or a topology file where the levels are not those that the device has by default."""
-    from costmodels.device import topology_names
+    from costmodels.hardware.device import topology_names
     from planner.errors import PlanError
-    from planner.topology import for_devices
+    from planner.machine.topology import for_devices
 
     devices, name = int(s.topology["devices"]), str(s.topology.get("hardware") or s.topology["device"])
     try:
@@ -74,7 +74,7 @@ def _machine(s: Strategy, usual: str) -> list[str]:
 def _shipped(name: str, devices: int) -> tuple[str, list[tuple[Any, ...]]] | None:
     """Device and links of so many devices of a machine that ships; None where it has not so many."""
     from planner.errors import PlanError
-    from planner.topology_file import from_file
+    from planner.machine.topology_file import from_file
 
     try:
         found = from_file(name, devices).to_json()

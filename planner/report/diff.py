@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.report.words import Style, hang, listed, percent, show_bytes, show_time, table
+from planner.support.words import Style, hang, listed, percent, show_bytes, show_time, table
 
 if TYPE_CHECKING:
-    from planner.diff import Change, Diff, Figure
+    from planner.strategy.diff import Change, Diff, Figure
 
 SHOWN = 12
 

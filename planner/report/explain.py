@@ -1,4 +1,4 @@
-"""Why a plan is as it is, read from its file: the whole plan, or one node with what it costs (planner.detail)."""
+"""Why a plan is as it is, read from its file: the whole plan, or one node with what it costs (planner.pricing.breakdown)."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from planner.emphasis import one_line
 from planner.errors import PlanError, did_you_mean
+from planner.execution.technique_fields import offload_of
 from planner.report.baselines import baseline_name, ties, tuned_words
 from planner.report.explain_stages import asked_repeat, named_repeat, on_stages, plain, why_stages
 from planner.report.findings import finding_lines
 from planner.report.laid_out import layouts, traffic
-from planner.report.notation import cells, spell_split
 from planner.report.proof import covered, extent
-from planner.report.stages import stages
-from planner.report.summary import assumed, breakdown, kept_words, machine, offload_words, recompute_words, solver_words, techniques, title
+from planner.report.summary import assumed, breakdown, kept_words, machine, recompute_words, solver_words, techniques, title
 from planner.report.verdict import of_plans
-from planner.report.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
-from planner.strategy import offload_of
+from planner.sharding.notation import cells, spell_split
+from planner.strategy.stages import stages
+from planner.strategy.words import offload_words
+from planner.support.emphasis import one_line
+from planner.support.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 SHOWN = 8
 GAP = "   "
@@ -46,7 +47,7 @@ def _choice(s: Strategy, width: int, style: Style) -> list[str]:
     if origin not in ("plan", "manual") and origin in s.baselines:
         lines += labelled("", [f"this is the baseline `{baseline_name(origin, s.baselines[origin])}`: no searched plan was cheaper"], width, style)
     if s.provenance.get("pins"):
-        from planner.pins import pins_of
+        from planner.pins.pins import pins_of
 
         lines += labelled("pins", [*(words for words, _ in pins_of(s).each()), "(--pins: what each costs)"], width, style)
     lines += labelled("search", [solver_words(s)], width, style)
@@ -204,7 +205,7 @@ def find_nodes(s: Strategy, text: str) -> list[str]:
 
 
 def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False, detail: Mapping[str, Any] | None = None, asked: str = "") -> str:
-    """One node: its split, what the file knows, and with its row of `planner.detail` its rule, operands, kernels, collectives and what binds.
+    """One node: its split, what the file knows, and with its row of `planner.pricing.breakdown` its rule, operands, kernels, collectives and what binds.
 
     asked: the name that was looked for, which may be of a later repeat.
     """

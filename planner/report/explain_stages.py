@@ -6,14 +6,14 @@ import re
 from math import prod
 from typing import TYPE_CHECKING
 
-from planner.layout import STAGE
+from planner.execution.technique_fields import virtual_of
 from planner.report.baselines import baseline_name
-from planner.report.stages import dealt, lockstep, stages, ticks
-from planner.report.words import count, percent, show_bytes, show_time
-from planner.strategy import virtual_of
+from planner.sharding.layout import STAGE
+from planner.strategy.stages import dealt, lockstep, stages, ticks
+from planner.support.words import count, percent, show_bytes, show_time
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 
 def why_stages(s: Strategy) -> list[str]:
@@ -65,7 +65,7 @@ def plain(name: str) -> str:
 
 def named_repeat(s: Strategy, name: str, text: str) -> int:
     """The repeat of its block that a name means, of a node in the file: `layers.13.mlp` the 14th. -1 where it names none: no number, or names are not
-    told apart by one (planner.compose.numbering)."""
+    told apart by one (planner.search.to_strategy.numbering)."""
     block = next((b for b in s.blocks if name in b["body"] and "step" in b), None)
     if block is None:
         return -1

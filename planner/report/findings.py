@@ -1,18 +1,18 @@
-"""What a reader of a plan should not miss: what was found when it was made (planner.findings), and what its file says by itself."""
+"""What a reader of a plan should not miss: what was found when it was made (planner.search.findings), and what its file says by itself."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from costmodels.precision import load_recipe
-from planner.diff import GIVEN
-from planner.findings import Finding, ordered
 from planner.report.baselines import TABLES, WITH_ROOM, pins_for, ties
-from planner.report.stages import lockstep
-from planner.report.words import Style, hang, percent, short, show_bytes, show_time
+from planner.search.findings import Finding, ordered
+from planner.strategy.diff import GIVEN
+from planner.strategy.stages import lockstep
+from planner.support.words import Style, hang, percent, short, show_bytes, show_time
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 DISTINCT = 0.995
 """Share of distinct work above which nothing is done twice, but for what rounding says."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.report.notation import extent_names, residual, short_labels, spell_weight, weight_groups
-from planner.report.words import LONGEST, Style, labelled, short, show_bytes, show_time
+from planner.support.words import LONGEST, Style, labelled, short, show_bytes, show_time
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 SHOWN_WEIGHTS = 6
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from planner.graph import Graph
+from planner.graph.ir import Graph
 from planner.report.tables import fitted
-from planner.report.words import Style, count, hang, percent
+from planner.support.words import Style, count, hang, percent
 
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 SLOTS = {"MatMul": "product", "Einsum": "product", "Gather": "table", "GatherND": "table", "Conv": "filter", "ConvTranspose": "filter"}

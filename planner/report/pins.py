@@ -1,4 +1,4 @@
-"""`plan explain --pins`: what each pin costs (planner.pin_prices), a row as each search ends."""
+"""`plan explain --pins`: what each pin costs (planner.whatif.pin_prices), a row as each search ends."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from planner.report.summary import machine, title
 from planner.report.tables import fitted, mesh_words, technique_words
-from planner.report.words import Style, hang, show_bytes, show_time, signed_time
+from planner.support.words import Style, hang, show_bytes, show_time, signed_time
 
 if TYPE_CHECKING:
-    from planner.pin_prices import PinPrice
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
+    from planner.whatif.pin_prices import PinPrice
 
 
 def pin_prices(s: Strategy, rows: Iterable[PinPrice], width: int = 100, colour: bool = False) -> str:

@@ -14,23 +14,22 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.execution.technique_fields import bucket_of, copies_of, offload_of
 from planner.report.baselines import comparison
 from planner.report.findings import finding_lines
 from planner.report.proof import covered
-from planner.report.stages import lockstep, stages, stages_words, ticks
 from planner.report.verdict import of_plans, verdict
-from planner.report.words import LABEL, Style, bar, count, flops, hang, labelled, pack, percent, short, show_bytes, show_time
-from planner.strategy import bucket_of, copies_of, offload_of
+from planner.strategy.stages import lockstep, stages, stages_words, ticks
+from planner.strategy.words import offload_words
+from planner.support.words import LABEL, Style, bar, count, flops, hang, labelled, pack, percent, short, show_bytes, show_time
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 BAR = 40
 STAGES_AGAIN = "each stage's forward pass runs again in its backward pass"
 _ASIDE = re.compile(r"[:;]| \(")
 RECOMPUTE = {"block": "recompute blocks, collectives again", "block-keep": "recompute blocks, collective results kept"}
-OFFLOADED = {"optimizer": "optimizer state", "activations": "what enters blocks", "parameters": "blocks' weights and gradients",
-             "embeddings": "embedding tables"}  # fmt: skip
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 
 
@@ -147,10 +146,6 @@ def recompute_words(techniques: Mapping[str, Any]) -> str:
     return STAGES_AGAIN if techniques.get("cuts") else RECOMPUTE.get(mode, f"recompute {mode}")
 
 
-def offload_words(offload: Sequence[str]) -> list[str]:
-    """What waits in the host's memory, a phrase; empty for nothing."""
-    *more, last = [OFFLOADED[what] for what in offload] or [""]
-    return [f"{', '.join(more)}{' and ' if more else ''}{last} in the host's memory"] if offload else []
 
 
 def bucket_words(techniques: Mapping[str, Any]) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from planner.report.summary import title, unit_of_work
 from planner.report.tables import fitted, mesh_words, technique_words
-from planner.report.words import Style, count, hang, percent, show_bytes, show_time, visible
-from planner.sweep import DAY_S, Row, Run, best_run, fewest, first_too_large
+from planner.support.words import Style, count, hang, percent, show_bytes, show_time, visible
+from planner.whatif.sweep_rows import DAY_S, Row, Run, best_run, fewest, first_too_large
 
 SPARED = ("efficiency", "step", "fits", "MFU")
 """Columns that narrow terminals go without, the first to go first."""

@@ -7,17 +7,18 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from planner.execution.technique_fields import offload_of, schedule_of, virtual_of
 from planner.report.baselines import baseline_name, ties, tuned_words, unheld
-from planner.report.notation import spell_rule
-from planner.report.stages import SCHEDULES
-from planner.report.summary import bucket_words, machine, offload_words, title
+from planner.report.summary import bucket_words, machine, title
 from planner.report.verdict import of_plans
-from planner.report.words import RECOMPUTED, Style, count, flops, hang, percent, show_bytes, show_time, table, visible
-from planner.strategy import offload_of, schedule_of, virtual_of
+from planner.sharding.notation import spell_rule
+from planner.strategy.stages import SCHEDULES
+from planner.strategy.words import offload_words
+from planner.support.words import RECOMPUTED, Style, count, flops, hang, percent, show_bytes, show_time, table, visible
 
 if TYPE_CHECKING:
-    from planner.space import Base
-    from planner.strategy import Strategy
+    from planner.space.build import Base
+    from planner.strategy.strategy import Strategy
 
 WIDE = 100
 _AXIS = re.compile(r"\b([a-z]\w*) (\d+)\b")

@@ -1,4 +1,4 @@
-"""What each pipeline stage does in every lock-step tick, as planner.pipeline says and emitted programs do.
+"""What each pipeline stage does in every lock-step tick, as planner.execution.pipeline says and emitted programs do.
 
     1f1b    stages - 1 ticks forward; microbatches ticks forward, head and loss, backward; stages - 1 ticks backward
     interleaved   stages * chunks - 1 ticks forward; ticks forward and backward, with head and loss in the last `stages` of every stages * chunks; and so on
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from planner.pipeline import BUBBLE, Pipeline
+from planner.execution.pipeline import BUBBLE, Pipeline
 
 PASSES = ("forward", "late", "late_back", "backward")
 """Of blocks and what comes before them: forward, backward; late: of what follows the blocks. In the order of a tick."""

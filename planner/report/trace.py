@@ -16,14 +16,14 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from planner import account
-from planner.evaluate import made_again, sent_s
-from planner.kernels import kernel_times
+from planner.execution import collectives as account
+from planner.pricing.kernels import kernel_times
+from planner.pricing.step_time import made_again, sent_s
 
 if TYPE_CHECKING:
     from planner.report.html.bars import Part
     from planner.report.html.derive import Detail
-    from planner.reprice import Priced
+    from planner.whatif.reprice import Priced
 
 KERNELS, LINKS = 0, 1
 MICRO = 1e6  # trace times are microseconds

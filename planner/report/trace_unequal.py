@@ -1,4 +1,4 @@
-"""The trace of unequal pipeline stages (planner.unequal): a process per stage, in every tick its passes, what it hands on, and what it waits for.
+"""The trace of unequal pipeline stages (planner.execution.uneven_pipeline): a process per stage, in every tick its passes, what it hands on, and what it waits for.
 
 A tick is as long as the longest pass of the chunks that run in it, so a stage whose own is shorter has a gap; the last chunk has no forward pass of its own, and but
 under gpipe waits at the end. Where stages have one place or two, a tick is of two microbatches; a stage of two places runs them at once. Passes of no microbatch are
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from planner import unequal_account
-from planner.pipeline import BUBBLE
+from planner.execution import uneven_collectives as unequal_account
+from planner.execution.pipeline import BUBBLE
+from planner.pricing.uneven_step import Pass, longest, passes_of_chunks, shown_s
 from planner.report.trace import KERNELS, LINKS, Track
-from planner.unequal_cost import Pass, longest, passes_of_chunks, shown_s
 
 if TYPE_CHECKING:
-    from planner.reprice import Priced
+    from planner.whatif.reprice import Priced
 
 
 def unequal_tracks(p: Priced) -> Iterator[Track]:

@@ -1,15 +1,15 @@
-"""`plan explain --untied`: what a plan loses because repeats of a block decide alike (planner.untied)."""
+"""`plan explain --untied`: what a plan loses because repeats of a block decide alike (planner.whatif.per_layer)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from planner.report.summary import machine, title
-from planner.report.words import Style, hang, labelled, percent, show_bytes, show_time
+from planner.support.words import Style, hang, labelled, percent, show_bytes, show_time
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
-    from planner.untied import Untied
+    from planner.strategy.strategy import Strategy
+    from planner.whatif.per_layer import Untied
 
 SAME = 1e-4
 """Part of a step below which two are called equal: what prices are rounded to, and more."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from planner.report.baselines import TABLES, TIE, WITH_ROOM, baseline_name, ties
 from planner.report.findings import DISTINCT
 from planner.report.proof import covered
-from planner.report.stages import lockstep
-from planner.report.words import percent, show_bytes
+from planner.strategy.stages import lockstep
+from planner.support.words import percent, show_bytes
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 PLAIN = ("data_parallel", "zero3")
 TIED, TIES = ", a tie within the model's error", ", ties within the model's error"

@@ -10,7 +10,7 @@ would choose alone, and the tensor-parallel ones people write by hand; V at the 
 
 A mesh is data = replicas, model = devices a replica (model x model2 where these are more than the cache has heads): the batch is cut over the first
 and nothing else is; the others cut heads, columns, rows and the cache, along heads or positions. What a plan costs is priced as every plan is
-(planner.evaluate), with what the loop adds: writing caches.
+(planner.pricing.step_time), with what the loop adds: writing caches.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from math import gcd, prod
 from typing import Any
 
 from planner.errors import NO_PLAN, PlanError
-from planner.evaluate import Cost, price_plan
-from planner.flow import Flow, Plan
-from planner.graph import Graph
-from planner.layout import local_shape
-from planner.meshes import divisors
-from planner.pins import Pins
-from planner.price import Pricer
-from planner.request import Candidate, Found, Request
-from planner.search import Search
+from planner.execution.layout_flow import Flow
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.machine.mesh_choices import divisors
+from planner.pins.pins import Pins
+from planner.pricing.pricer import Pricer
+from planner.pricing.step_time import Cost, price_plan
+from planner.search.request import Candidate, Found, Request
+from planner.search.search import Search
 from planner.serving.phases import PhaseModel
 from planner.serving.result import FIGURES, OBJECTIVES
-from planner.space import Base
+from planner.sharding.layout import local_shape
+from planner.space.build import Base
 
 PREFILL_TOKENS = 8192
 GUESSES, MOST_SEQUENCES = 8, 1 << 20
@@ -288,7 +289,7 @@ class Joint:
         return best, tuple(found), max(0.0, 1 - least / best.value(objective))
 
     def _nothing_fits(self, found: Sequence[Priced]) -> PlanError:
-        from costmodels.units import show_bytes
+        from costmodels.hardware.units import show_bytes
 
         sequences = self.step.service.concurrency
         least = min(found, key=lambda p: p.memory_bytes, default=None)

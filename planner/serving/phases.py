@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from planner.graph import Graph
-from planner.model import Model, Workload
+from planner.graph.ir import Graph
 from planner.serving.cached import Form, form_of, with_constants
 from planner.serving.quantize import quantized
 from planner.serving.result import Service
 from planner.serving.rewrite import check_sight, prompt_graph, step_graph
+from planner.workload.model import Model, Workload
 
 Phase = Literal["prompts", "step"]
 

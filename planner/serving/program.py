@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner.emit.assemble import DTYPES, kept
 from planner.emit.external import external_table
 from planner.emit.program import check_kernels, emitted_runs, forward_bodies
-from planner.emit.runs import handed_out
+from planner.emit.program_text import DTYPES, kept
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import collect_parameters, inputs_table, labels_table, mesh_line, parameter_table
 from planner.emit.text import array_table, inlined, spec_text
 from planner.emit.writer import Function, Parameter, Program, Training, Writer
 from planner.errors import PlanError
-from planner.flow import Plan, derive
-from planner.graph import Graph
-from planner.layout import Layout
+from planner.execution.layout_flow import derive
+from planner.execution.loops import handed_out
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
 from planner.serving.cached import Form
 from planner.serving.quantize import as_stored, scales
 from planner.serving.result import Service
+from planner.sharding.layout import Layout
 
 FILES = (*KERNELS, "frame", "serve")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.graph import Graph, Node, Tensor, WeightRef
+from planner.graph.ir import Graph, Node, Tensor, WeightRef
 
 DTYPE = "int8"
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from planner.report.notation import cells, extent_names, short_labels, spell_weight, weight_groups
+from planner.report.notation import extent_names, short_labels, spell_weight, weight_groups
 from planner.report.summary import machine, title
-from planner.report.words import LONGEST, Style, count, hang, labelled, pack, short, show_bytes, show_time, table
+from planner.sharding.notation import cells
+from planner.support.words import LONGEST, Style, count, hang, labelled, pack, short, show_bytes, show_time, table
 
 if TYPE_CHECKING:
     from planner.serving.result import Serving
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 SHOWN_WEIGHTS = 6
 AIMS = {"throughput": "most tokens a second", "ttft": "soonest first token", "tpot": "least time a token"}

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from costmodels.intake import opened, read_json
+from costmodels.hardware.intake import opened, read_json
 from planner.errors import PlanError
-from planner.strategy import FORMAT_VERSION, Strategy, _plain, write_atomically
+from planner.strategy.strategy import FORMAT_VERSION, Strategy, _plain
+from planner.support.atomic_write import write_atomically
 
 MARK = '{\n  "kind": "serving",'
 """How the file of a serving plan begins: so it is told from others without reading it all."""

@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 from planner.errors import PlanError
-from planner.graph import Graph, Node, Tensor, WeightRef
+from planner.graph.ir import Graph, Node, Tensor, WeightRef
 from planner.serving.cached import Form
 
 TOKEN = "next_token"
@@ -46,7 +46,7 @@ def check_sight(graph: Graph, form: Form) -> None:
 
 
 def _values(node: Node, graph: Graph, known: Mapping[str, np.ndarray]) -> list[np.ndarray] | None:
-    from planner.reader.fold import evaluate
+    from planner.reader.draft.fold import evaluate
 
     types = [(graph.tensors[o].shape, graph.tensors[o].dtype) for o in node.outputs if o]
     return evaluate(node.op, node.attrs, [known[n] for n in node.inputs if n], types)

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from planner.cache import Cache
+from planner.cache.folder import Cache
 from planner.errors import PlanError
 from planner.serving.result import OBJECTIVES, Service, Serving
-from planner.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 QUANTIZE = ("none", "int8")
 """As the precision keeps them, or the products' as int8 with a scale for each column."""
@@ -29,10 +29,12 @@ def serve(source: Any, *, prompt: int, generate: int, concurrency: int, objectiv
     quantize: of QUANTIZE. prefill_tokens: tokens of prompts that a replica passes at once (8192; at least one prompt). Machine, cache and the rest as of
     `planner.plan`. Raises PlanError: P220, P221 where the model has no cache that is understood, P021 where nothing fits.
     """
-    from planner.api import DEFAULT_PRECISION, DEFAULT_RUNTIME, assumptions, choose, make_request, open_model
-    from planner.compose import COST_MODEL_VERSION, TOOL_VERSION, compose
+    from planner.search.build_request import DEFAULT_PRECISION, DEFAULT_RUNTIME, assumptions, make_request
+    from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION, compose
     from planner.serving.joint import PREFILL_TOKENS, Joint
     from planner.serving.phases import PhaseModel
+    from planner.support.choices import choose
+    from planner.workload.open import open_model
 
     started = time.monotonic()
     choose("objective", objective, OBJECTIVES)
@@ -63,7 +65,8 @@ def _batch_given(phase: Any) -> Any:
 
 def program(serving: Serving, source: str | Path, *, weights_file: str = "", unroll: bool = False) -> Any:
     """The emitted program (text and constants) of a serving plan. Raises PlanError P051 when the model is another one, P224 for what is only priced."""
-    from planner.api import _gpu_memory, computed_in
+    from planner.emit.from_strategy import computed_in
+    from planner.search.build_request import _gpu_memory
     from planner.serving.program import Phased, emit_serving
 
     def phased(model: Any, strategy: Strategy) -> Phased:
@@ -80,8 +83,8 @@ def program(serving: Serving, source: str | Path, *, weights_file: str = "", unr
 
 def reopened(serving: Serving, source: str | Path, quantized: bool = True) -> list[Any]:
     """The phases of a plan's model; quantized: with the plan's weights, else with the model's own."""
-    from planner.api import open_model
     from planner.serving.phases import PhaseModel
+    from planner.workload.open import open_model
 
     model = open_model(source, serving.step.topology["devices"], workload="infer", dims=serving.step.workload["dims"])
     service = serving.shape if quantized else replace(serving.shape, quantize="none")

@@ -1,4 +1,4 @@
-"""Solvers of `planner.problem.Problem`: one file each, all with `solve(problem, budget, start=None) -> Solution`.
+"""Solvers of `planner.solvers.problem.Problem`: one file each, all with `solve(problem, budget, start=None) -> Solution`.
 
 Modules are imported when first used, so that planning with one solver does not load another's dependencies.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 
-from planner.problem import Budget, Problem, Solution, Solver
+from planner.solvers.problem import Budget, Problem, Solution, Solver
 
 SOLVERS: Mapping[str, str] = {
     "auto": "planner.solvers.auto",

@@ -20,17 +20,20 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from planner.problem import Budget, Problem, Solution, evaluate
-from planner.solvers import dp, ground, narrow, prices
-from planner.solvers.elimination import compile_tree
-from planner.solvers.fuse import Pool
-from planner.solvers.lagrange import Clock
+from planner.solvers import dp
+from planner.solvers.bounds import messages as prices
+from planner.solvers.bounds.lagrangian import Clock
+from planner.solvers.bounds.messages_small import Plain
+from planner.solvers.exact import narrow
+from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.model import Model, build
-from planner.solvers.plain import Plain
-from planner.solvers.reduce import reduce
+from planner.solvers.neighbourhood import ground
+from planner.solvers.neighbourhood.fuse import Pool
+from planner.solvers.problem import Budget, Problem, Solution, evaluate
+from planner.solvers.reduce.reductions import reduce
 
 if TYPE_CHECKING:
-    from planner.solvers.prices import Incumbent
+    from planner.solvers.bounds.messages import Incumbent
 
 DEFAULT_WORK = 1e10
 NARROW = 6e7
@@ -186,7 +189,7 @@ def _mixing(problem: Problem, budget: Budget) -> Pool:
 
 def _by_work(problem: Problem, state: ground.Ground, budget: Budget) -> None:
     """Prices for 30 % of the work, descents and annealing for the rest."""
-    from planner.solvers import rounds
+    from planner.solvers.neighbourhood import rounds
 
     assert budget.work is not None
     spent, work, pool = 0.0, float(budget.work), _mixing(problem, budget)
@@ -212,7 +215,7 @@ def _by_work(problem: Problem, state: ground.Ground, budget: Budget) -> None:
 
 
 def _together(problem: Problem, state: ground.Ground, budget: Budget, provable: bool) -> Solution:
-    from planner.solvers import rounds
+    from planner.solvers.neighbourhood import rounds
     from planner.solvers.worker import Partner
 
     assert budget.time_limit_s is not None

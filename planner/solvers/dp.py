@@ -19,15 +19,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.problem import Budget, Problem, Solution, evaluate
-from planner.solvers import ground, narrow, prices
-from planner.solvers.branch import branch
-from planner.solvers.elimination import Tree, compile_tree
-from planner.solvers.labels import close_gap
-from planner.solvers.lagrange import Clock, Dual, cannot_fit, maximise
-from planner.solvers.local import polish
+from planner.solvers.bounds import messages as prices
+from planner.solvers.bounds.lagrangian import Clock, Dual, cannot_fit, maximise
+from planner.solvers.exact import narrow
+from planner.solvers.exact.branch import branch
+from planner.solvers.exact.elimination import Tree, compile_tree
+from planner.solvers.exact.labels import close_gap
 from planner.solvers.model import INF_INT, Model, build, restrict
-from planner.solvers.reduce import reduce
+from planner.solvers.neighbourhood import ground
+from planner.solvers.neighbourhood.local import polish
+from planner.solvers.problem import Budget, Problem, Solution, evaluate
+from planner.solvers.reduce.reductions import reduce
 
 DEFAULT_WORK = 6e9
 CAPS = (500, 20_000)
@@ -45,7 +47,7 @@ class Outcome:
 
 
 def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
-    """Solve exactly where the width allows. See `planner.problem.Solution` for the claims made."""
+    """Solve exactly where the width allows. See `planner.solvers.problem.Solution` for the claims made."""
     clock = clock_of(budget, DEFAULT_WORK)
     if not len(problem.cost):
         return Solution((), "optimal", 0.0, "dp")
@@ -96,7 +98,7 @@ def exact(clock: Clock, caps: tuple[int, ...] = CAPS, prove: bool = True, below:
 
 def _too_wide(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, caps: tuple[int, ...], prove: bool, below: float) -> Outcome:
     """Narrowed until its elimination has room; where it never has, a choice and a bound."""
-    from planner.solvers.minibucket import bounded
+    from planner.solvers.exact.minibucket import bounded
 
     floor = -np.inf
     if model.searchable and narrow.worthwhile(model, clock):

@@ -19,11 +19,11 @@ from typing import Literal
 
 import numpy as np
 
-from planner.problem import Budget, Problem, Solution, evaluate
-from planner.solvers.lagrange import Clock
-from planner.solvers.local import polish
+from planner.solvers.bounds.lagrangian import Clock
 from planner.solvers.model import Model, build
-from planner.solvers.reduce import reduce
+from planner.solvers.neighbourhood.local import polish
+from planner.solvers.problem import Budget, Problem, Solution, evaluate
+from planner.solvers.reduce.reductions import reduce
 
 LARGE = 250_000
 """Largest sum of edge tables (in entries) whose program is solved in this process where there is a time limit."""
@@ -69,9 +69,9 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
 
 def _apart(problem: Problem, budget: Budget, start: np.ndarray | None) -> Solution:
     """HiGHS in another process: in a large program it looks at no clock and hears no Ctrl-C. Meanwhile prices of memory bring a choice and a bound here."""
-    from planner.solvers import ground
+    from planner.solvers.bounds.messages import Incumbent, Rising, raise_bound
     from planner.solvers.dp import Outcome, claim
-    from planner.solvers.prices import Incumbent, Rising, raise_bound
+    from planner.solvers.neighbourhood import ground
     from planner.solvers.worker import Partner
 
     assert budget.time_limit_s is not None

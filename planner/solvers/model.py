@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.problem import FORBIDDEN, Problem
+from planner.solvers.problem import FORBIDDEN, Problem
 
 if TYPE_CHECKING:
-    from planner.solvers.changes import Changes
+    from planner.solvers.neighbourhood.changes import Changes
 
 INF_INT = 1 << 60
 """+inf of the int64 arrays: two of them still add without overflow."""
@@ -119,8 +119,8 @@ class Model:
     @cached_property
     def changes(self) -> Changes:
         """Index arrays for changes of a choice; of a searchable model."""
-        from planner.solvers.changes import Changes
-        from planner.solvers.flat import flatten
+        from planner.solvers.neighbourhood.changes import Changes
+        from planner.solvers.neighbourhood.flat import flatten
 
         return Changes(flatten(self), self.memory)
 

@@ -29,14 +29,16 @@ from itertools import count, pairwise
 
 import numpy as np
 
-from planner.problem import Budget, Problem, Solution
-from planner.solvers import cutset, plainsearch, prices
+from planner.solvers.bounds import messages as prices
+from planner.solvers.bounds.lagrangian import Clock
 from planner.solvers.dp import Outcome, claim, clock_of, solve_model
-from planner.solvers.elimination import compile_tree
-from planner.solvers.lagrange import Clock
-from planner.solvers.local import MANY, polish
+from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.model import Model, build, restrict
-from planner.solvers.reduce import reduce
+from planner.solvers.neighbourhood import cutset
+from planner.solvers.neighbourhood import search_numpy as plainsearch
+from planner.solvers.neighbourhood.local import MANY, polish
+from planner.solvers.problem import Budget, Problem, Solution
+from planner.solvers.reduce.reductions import reduce
 
 SWEEPS = 3
 SMALL = 400

@@ -20,8 +20,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from planner.problem import Budget, Problem
-from planner.solvers.prices import Incumbent, Rising, raise_bound
+from planner.solvers.bounds.messages import Incumbent, Rising, raise_bound
+from planner.solvers.problem import Budget, Problem
 
 
 def _put(stream: IO[bytes], message: Any) -> None:
@@ -132,8 +132,8 @@ def main() -> None:
 
 
 def _serve_ilp(problem: Problem, time_s: float, sink: IO[bytes]) -> None:
-    from planner.problem import evaluate
     from planner.solvers import ilp
+    from planner.solvers.problem import evaluate
 
     found = ilp.solve_reduced(problem, Budget(time_limit_s=time_s))
     x = np.array(found.choice, np.int64) if found.choice else None
@@ -143,8 +143,8 @@ def _serve_ilp(problem: Problem, time_s: float, sink: IO[bytes]) -> None:
 
 
 def _serve_search(problem: Problem, time_s: float, seed: int, sink: IO[bytes], inbox: _Inbox) -> None:
-    from planner.solvers import ground, rounds
     from planner.solvers.model import build
+    from planner.solvers.neighbourhood import ground, rounds
 
     began, told = time.monotonic(), np.inf
     state = ground.start(build(problem), seed)

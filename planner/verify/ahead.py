@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from planner.verify import differences
-from planner.verify.buffers import Assignment, assignment_in
-from planner.verify.hlo import dot_flops, traffic
-from planner.verify.origins import Origins
-from planner.verify.paddings import Padding, paddings
+from planner.verify import explain as differences
+from planner.verify.hlo.buffers import Assignment, assignment_in
+from planner.verify.hlo.origins import Origins
+from planner.verify.hlo.paddings import Padding, paddings
+from planner.verify.hlo.program import dot_flops, traffic
 from planner.verify.predicted import Predicted, Traffic, as_spoken, flops_by_node, predict
 from planner.verify.report import FLOPS, PEAK, TRAFFIC, CompiledSizes, Figure
 from planner.verify.targets import Target
 
 if TYPE_CHECKING:
     from planner.emit.program import Program
-    from planner.flow import Plan
-    from planner.graph import Graph
+    from planner.execution.plan import Plan
+    from planner.graph.ir import Graph
 
 LARGE = 10**9
 """Programs below this many bytes a device are not judged by their peak: what compilers keep for themselves is a large part of them."""
@@ -101,7 +101,7 @@ def _until_buffers(compile: Callable[[], object], folder: Path, target: Target) 
     looked at: it is left to a thread that ends with the process (`leave`), but for programs near what a device holds, of which the compiler is to speak itself.
 
     Sizes are those of the assignment: what its memory analysis calls temporary counts the gaps between values twice."""
-    from costmodels.device import aliases, load_device
+    from costmodels.hardware.device import aliases, load_device
 
     failed: list[BaseException] = []
 
@@ -218,14 +218,14 @@ def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runti
     """
     from dataclasses import asdict, replace
 
-    from costmodels.device import load_device
+    from costmodels.hardware.device import load_device
     from costmodels.precision import load_recipe
-    from costmodels.runtime import RUNTIMES
-    from planner.base import Base
-    from planner.evaluate import price_plan
-    from planner.meshes import pinned_mesh
-    from planner.price import Pricer
-    from planner.topology import for_devices
+    from costmodels.runtimes import RUNTIMES
+    from planner.analysis.facts import Base
+    from planner.machine.mesh_choices import pinned_mesh
+    from planner.machine.topology import for_devices
+    from planner.pricing.pricer import Pricer
+    from planner.pricing.step_time import price_plan
 
     topology = for_devices("cpu", plan.devices)
     topology = replace(topology, device=replace(topology.device, tile=load_device("tpu-v5e").tile)) if kind == "tpu" else topology

@@ -1,7 +1,7 @@
 """What an emitted program compiles to, beside what its flow predicts: collectives by kind and axes, products, argument bytes, temporaries.
 
 Compiles from shapes alone; nothing is allocated or run. Needs jax and as many (virtual) devices as the plan's mesh.
-Exact are payloads (`planner.account.collectives`), dot FLOPs and argument bytes, for shard_map programs in float32; temporaries are the compiler's.
+Exact are payloads (`planner.execution.collectives.collectives`), dot FLOPs and argument bytes, for shard_map programs in float32; temporaries are the compiler's.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from planner import account
 from planner.emit.program import Program, Training, Workload, emit, emitted_runs
-from planner.emit.replay import parts
-from planner.flow import Plan, cut_layout, derive
-from planner.graph import Graph
-from planner.layout import local_shape
-from planner.verify.hlo import dot_flops, traffic
+from planner.execution import collectives as account
+from planner.execution.layout_flow import cut_layout, derive
+from planner.execution.plan import Plan
+from planner.execution.recompute import parts
+from planner.graph.ir import Graph
+from planner.sharding.layout import local_shape
+from planner.verify.hlo.program import dot_flops, traffic
 from planner.verify.numerics import load_program
 
 Payloads = Mapping[tuple[str, str], int]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
 from planner.report.baselines import tuned_words
-from planner.report.words import show_bytes
+from planner.support.words import show_bytes
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
     from planner.verify.targets import Target
 
 MOST = 3

@@ -1,7 +1,7 @@
 """Which extents of a graph must change together, and what a smaller choice of them does to the graph.
 
 Every dim of every tensor belongs to a class of equal extents: dims that a rule reads as the same factor are one class (union-find over
-`planner.flow.rule_of`). What ties different classes is a constraint, kept under every change:
+`planner.ops.lookup.rule_of`). What ties different classes is a constraint, kept under every change:
 
     Product   a dim that a rule reads as several factors            hidden = heads * head_dim
     Sum       Concat and Split along their axis                     q + k + v
@@ -19,9 +19,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.flow import rule_of
-from planner.graph import Graph, Node
-from planner.rule import Rule
+from planner.graph.ir import Graph, Node
+from planner.ops.lookup import rule_of
+from planner.sharding.rule import Rule
 
 _FREE_WHOLE = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "Attention", "RotaryEmbedding", "Slice", "Split", "Concat", "Pad",
                          "CumSum", "Trilu", "ReduceMax", "ReduceMin", "ReduceProd", "Gather", "GatherND", "RoutedExperts"})  # fmt: skip

@@ -43,7 +43,7 @@ def host_need_bytes(target: Target, nodes: int) -> int:
 
 def refuse_if_too_large(target: Target, nodes: int, available: int) -> None:
     """Raise PlanError P166 when compiling would take more memory than this host has free."""
-    from costmodels.units import show_bytes
+    from costmodels.hardware.units import show_bytes
 
     need = host_need_bytes(target, nodes)
     if need > available:

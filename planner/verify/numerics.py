@@ -22,9 +22,9 @@ import numpy as np
 
 from planner.emit.program import Program, Training, emit
 from planner.emit.tables import initial_mean
-from planner.flow import Plan
-from planner.graph import Graph
-from planner.training import counted_rows
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.graph.queries import counted_rows
 from planner.verify.failure import remember
 
 Values = Mapping[str, np.ndarray]

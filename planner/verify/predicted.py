@@ -13,16 +13,18 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
-from planner import account, unequal_account
-from planner.account import ItemSize, Use
 from planner.emit.blocks import spoken
 from planner.emit.program import emitted_runs
-from planner.emit.runs import Run
-from planner.flow import Flow, Plan, cut_layout, derive, stored_layout
-from planner.graph import Graph
-from planner.layout import Layout, local_shape
-from planner.parked import parked
-from planner.pipeline import pipeline_of
+from planner.execution import collectives as account
+from planner.execution import uneven_collectives as unequal_account
+from planner.execution.collectives import ItemSize, Use
+from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
+from planner.execution.loops import Run
+from planner.execution.pipeline import pipeline_of
+from planner.execution.plan import Plan
+from planner.execution.weight_offload import parked
+from planner.graph.ir import Graph
+from planner.sharding.layout import Layout, local_shape
 
 Traffic = Mapping[tuple[str, str], int]
 """(kind, axes joined by +) -> payload bytes per device and optimizer step."""

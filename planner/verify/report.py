@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from costmodels.units import show_bytes
-from planner.report.words import Style, hang
+from costmodels.hardware.units import show_bytes
+from planner.support.words import Style, hang
 
 NUMBERS, TRAFFIC, FLOPS, MEMORY = "numbers", "traffic", "FLOPs", "memory"
 OK, APART, WRONG, UNKNOWN = "ok", "apart", "wrong", "not judged"

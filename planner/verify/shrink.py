@@ -1,12 +1,12 @@
 """A smaller model of the same kind: what runs when the model itself is too large to run.
 
-    repeats   of each repeated block (planner.blocks.find_runs) the first two are kept; what read the last repeat reads the second
+    repeats   of each repeated block (planner.graph.repeats.find_runs) the first two are kept; what read the last repeat reads the second
     extents   the classes of equal extents (planner.verify.extents) whose division saves most are divided by a prime, until parameters and
               activations are within the goals
 
 The operators, their order inside a block and what is shared stay. The batch stays, and every extent stays divisible by what it shares with
 `keep` (or, with a plan, every split stays legal and as even as it was). Stored values are cropped, stored indices also kept inside their tables.
-A change after which a node does not fit its operands (planner.reader.infer) is not made.
+A change after which a node does not fit its operands (planner.reader.draft.shapes) is not made.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.blocks import find_runs
-from planner.flow import Plan, rule_of
-from planner.graph import Graph, Node, Tensor, WeightRef
-from planner.rule import Limits, Rule, Split, legal
-from planner.training import prune
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph, Node, Tensor, WeightRef
+from planner.graph.repeats import find_runs
+from planner.ops.lookup import rule_of
+from planner.sharding.rule import Limits, Rule, Split, legal
 from planner.verify.extents import Extents, window
+from planner.workload.loss import prune
 
 KEPT_REPEATS = 2
 GOAL_PARAMETERS, GOAL_ELEMENTS = 1_000_000, 20_000_000
@@ -163,14 +164,14 @@ def _reference(name: str, graph: Graph, shape: dict[str, tuple[int, ...]], exten
         return ref if shape[name] == tensor.shape else WeightRef("absent")
     if shape[name] == tensor.shape and not looked:
         return ref
-    from planner.weights import load_one
+    from planner.workload.weights import load_one
 
     return WeightRef("inline", proto=_stored(name, load_one(graph, name, folder, seed_missing=True), shape, extents))
 
 
 def fits(made: Graph, before: Graph, plan: Plan | None) -> bool:
     """Whether every node fits its operands, and every split of the plan is legal and even where it was."""
-    from planner.reader.infer import ShapeError, infer
+    from planner.reader.draft.shapes import ShapeError, infer
 
     for node, old in zip(made.nodes, before.nodes, strict=True):
         live = [o for o in node.outputs if o]

@@ -33,11 +33,11 @@ from planner.verify.targets import Target
 
 if TYPE_CHECKING:
     from planner.emit.program import Program
-    from planner.flow import Plan
-    from planner.graph import Graph
-    from planner.model import Model
-    from planner.strategy import Strategy
+    from planner.execution.plan import Plan
+    from planner.graph.ir import Graph
+    from planner.strategy.strategy import Strategy
     from planner.verify.predicted import Predicted
+    from planner.workload.model import Model
 
 TOLERANCE = 1e-4
 EMITTED = "emitted.py"
@@ -58,7 +58,7 @@ def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map"
     Raises PlanError: another model, no jax or no compiler, an unknown target, devices that cannot be had, a host with too little memory, or a
     compilation that fails or exceeds timeout_s. Running out of time after compiling is no error: the report says that numbers are missing.
     """
-    from planner.api import choose
+    from planner.support.choices import choose
     from planner.verify.targets import parse_target, require
 
     choose("backend", backend, ("shard_map", "jit"))
@@ -146,8 +146,8 @@ def measured(done: Any) -> CompiledSizes:
 def figures(predicted: Predicted, plan: Plan, compiled: CompiledSizes, backend: str, planned_bytes: int) -> tuple[Figure, ...]:
     """Predicted beside compiled. planned_bytes: memory per device the strategy claims, in its own precision."""
     from planner.verify.ahead import DOTS, compiled_traffic
-    from planner.verify.differences import entry_bytes
-    from planner.verify.hlo import dot_flops
+    from planner.verify.explain import entry_bytes
+    from planner.verify.hlo.program import dot_flops
 
     exact = backend == "shard_map"
     found = compiled_traffic(compiled.text, plan, exact)
@@ -174,8 +174,8 @@ def explained(rows: tuple[Figure, ...], predicted: Predicted, plan: Plan, progra
 
 def too_large(graph: Graph, plan: Plan, compiled: CompiledSizes, training: bool, timeout_s: float) -> str:
     """Why the full model is not run; "" when it is: its estimated memory is below half the host's, and its work ends in a quarter of the time."""
-    from costmodels.units import show_bytes
-    from planner.flow import rule_of
+    from costmodels.hardware.units import show_bytes
+    from planner.ops.lookup import rule_of
 
     whole = 4 * sum(t.elements for n, t in graph.tensors.items() if n not in graph.weights) * plan.microbatches
     weights = 4 * graph.parameters
@@ -190,7 +190,7 @@ def too_large(graph: Graph, plan: Plan, compiled: CompiledSizes, training: bool,
 def numbers(model: Model, plan: Plan, program: Program, compiled: CompiledSizes, backend: str, tolerance: float, timeout_s: float) -> tuple[Numbers | None, str, tuple[str, ...]]:
     """Run the program, full or shrunk, against the unsharded one: (numbers or None, why not, notes)."""
     from planner.verify.numerics import compare, seeded_values
-    from planner.weights import load
+    from planner.workload.weights import load
 
     workload = model.workload.kind
     graph, size = model.graph(plan.microbatches), "full size"
@@ -216,7 +216,7 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     """The worker's two phases; `write(phase, report)` after each."""
     import jax
 
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
     strategy = Strategy.load(request["strategy"])
     devices = prod(n for _, n in strategy.mesh_shape)
@@ -254,7 +254,7 @@ def work(request: Mapping[str, Any], write: Any) -> None:
 
 def emitted(strategy: Strategy, request: Mapping[str, Any]) -> Program:
     """The program that `plan emit` writes with the same options."""
-    from planner.api import program
+    from planner.emit.from_strategy import program
 
     made: Program = program(strategy, request["source"], backend=request["backend"], unroll=request.get("unroll", False))
     return made
@@ -280,7 +280,7 @@ def at_balance(graph: Graph) -> tuple[str, ...]:
 
 def recorded_model(strategy: Strategy, source: str) -> Model:
     """The model under the strategy's workload. Raises PlanError P051 when its graph is another one."""
-    from planner.reprice import own_model
+    from planner.whatif.reprice import own_model
 
     return own_model(strategy, source)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from planner.pipeline import Pipeline
+from planner.execution.pipeline import Pipeline
 from planner.report.html.derive import Detail, Move, Row, short_name
 from planner.report.ticks import BUBBLE, PASSES, stretches
 

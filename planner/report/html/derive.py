@@ -2,7 +2,7 @@
 
 A `Row` stands for an operator and its equals in further repeats of its block; times and bytes are of all of them, over one optimizer step (training)
 or one forward pass, on one device; of blocks that are dealt out over pipeline stages, of those one stage has.
-They are the terms that planner.evaluate adds up, by the same functions, so that the rows' sum is its price.
+They are the terms that planner.pricing.step_time adds up, by the same functions, so that the rows' sum is its price.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from planner import account
-from planner.detail import bound_by
-from planner.emit.replay import Replay, repeated
-from planner.emit.runs import Run, inner_flow, outer_flow
+from planner.analysis.residuals import savers
 from planner.errors import PlanError
-from planner.evaluate import sent_s
-from planner.flow import Flow
-from planner.kernels import kept_beside, kernel_times
-from planner.layout import STAGE, group, local_shape
-from planner.memory import Moments, moments
-from planner.pipeline import Pipeline, pipeline_of
-from planner.savers import savers
+from planner.execution import collectives as account
+from planner.execution.layout_flow import Flow
+from planner.execution.loops import Run, inner_flow, outer_flow
+from planner.execution.pipeline import Pipeline, pipeline_of
+from planner.execution.recompute import Replay, repeated
+from planner.pricing.breakdown import bound_by
+from planner.pricing.kernels import kept_beside, kernel_times
+from planner.pricing.peak_memory import Moments, moments
+from planner.pricing.step_time import sent_s
+from planner.sharding.layout import STAGE, group, local_shape
 
 if TYPE_CHECKING:
-    from planner.layout import Step
-    from planner.reprice import Priced
+    from planner.sharding.layout import Step
+    from planner.whatif.reprice import Priced
 
 Bodies = Sequence[tuple[Run, Flow]]
 """Repeated blocks, each with the flow inside it."""
@@ -160,8 +160,8 @@ def short_name(node_id: str, op: str) -> str:
 
 
 def work_out(p: Priced) -> Detail:
-    """The detail of a priced plan. Raises PlanError P069 where the price is not the sum of single operators: of a framework (planner.framework), of unequal
-    pipeline stages (planner.unequal_cost)."""
+    """The detail of a priced plan. Raises PlanError P069 where the price is not the sum of single operators: of a framework (planner.pricing.frameworks.price), of unequal
+    pipeline stages (planner.pricing.uneven_step)."""
     if p.pricer.runtime.kernels is not None:
         raise PlanError("P069", f"plans priced as {p.pricer.runtime.name} runs them have no timeline of operators", help=["plan show FILE --html draws what the file holds"])
     if p.plan.cuts:
@@ -212,7 +212,7 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
 
 
 def _kept_results(p: Priced, run: Run, flow: Flow, replay: Replay) -> Iterator[tuple[int, float]]:
-    """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as planner.memory.kept_collectives adds them up."""
+    """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as planner.pricing.peak_memory.kept_collectives adds them up."""
     slack, mesh, pipeline = 1 + p.pricer.runtime.memory_slack, dict(p.plan.mesh), pipeline_of(p.base.graph, p.plan)
     times = run.repeats if pipeline is None else pipeline.kept_passes * (pipeline.per_tick if run.first == pipeline.first else run.repeats)
     for name, way in replay.kept:

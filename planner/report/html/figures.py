@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from planner.report import words
+from planner.support import words
 
 NARROW = "\u202f"
 MINUS = "\u2212"

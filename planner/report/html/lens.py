@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.layout import STAGE
-from planner.pipeline import Pipeline
+from planner.execution.pipeline import Pipeline
+from planner.execution.technique_fields import widths_of
 from planner.report.html import figures as f
 from planner.report.html.bars import KINDS, Block, Part, Timeline, timeline, total
 from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import KIND_NAMES, View, legend, note
-from planner.report.stages import dealt, lockstep, stages, ticks
-from planner.strategy import widths_of
+from planner.sharding.layout import STAGE
+from planner.strategy.stages import dealt, lockstep, stages, ticks
 
 LETTERS = 150
 """Letters under a bar as wide as the page: a part has its name written where it has room for it."""

@@ -1,9 +1,9 @@
-"""Memory of a device over a step, as it is priced (planner.memory).
+"""Memory of a device over a step, as it is priced (planner.pricing.peak_memory).
 
 Parameters, optimizer state and the working set of the largest operator are priced as held all the time; kept activations grow through the forward
 pass and are released in reverse by the backward pass; gradients of the repeated blocks are there from their backward pass on. What follows the
 blocks (the tail: head and loss) has a working set of its own. Without repeated blocks every operator's backward pass has its own
-(planner.moments). With pipeline stages what the microbatches on their way keep is held through all
+(planner.pricing.backward_liveness). With pipeline stages what the microbatches on their way keep is held through all
 ticks under 1F1B, and grows by one a tick under GPipe; a tick passes the tail as a microbatch does. So the peak lies in the tail or where the backward pass enters the blocks,
 and it is the figure of the verdict.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.moments import Walk
-from planner.pipeline import Pipeline
+from planner.execution.pipeline import Pipeline
+from planner.pricing.backward_liveness import Walk
 from planner.report.html import figures as f
 from planner.report.html.bars import passes_of, timeline
 from planner.report.html.derive import Detail, Row, short_name

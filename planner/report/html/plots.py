@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.atomic import replacing
 from planner.errors import PlanError
 from planner.report.html.bars import KINDS, Part, timeline
 from planner.report.html.lens import STAGES, TICK
@@ -14,11 +13,12 @@ from planner.report.html.memory import FAR, round_values, series, span_words
 from planner.report.html.tags import clean
 from planner.report.html.view import KIND_NAMES, PART_NAMES
 from planner.report.summary import machine, title
-from planner.report.words import show_bytes, show_time
+from planner.support.atomic_write import replacing
+from planner.support.words import show_bytes, show_time
 
 if TYPE_CHECKING:
     from planner.report.html.derive import Detail
-    from planner.strategy import Strategy
+    from planner.strategy.strategy import Strategy
 
 COLOURS = {"forward": "#5d91c4", "backward": "#2f5f93", "again": "#a9c3dc", "comm": "#d9703a", "optimizer": "#5c9470", "bubble": "#c9c4bb"}
 BANDS = {"parameters": "#2f5f93", "optimizer": "#5c9470", "gradients": "#7ba7d1", "temporary": "#b9b3a8", "replay": "#ead6a5", "activations": "#d3a63c"}

@@ -10,7 +10,8 @@ from planner.report.html.derive import Row, short_name
 from planner.report.html.fold import Line, Rail, Rails, fold, merged
 from planner.report.html.tags import Child, Markup, el, join, name
 from planner.report.html.view import View, decided, note, runner_up, split_words
-from planner.report.notation import cells, plain_split
+from planner.report.notation import plain_split
+from planner.sharding.notation import cells
 
 THIN, WIDE = 1.25, 13.0
 LANE = 10.0

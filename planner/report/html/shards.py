@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from planner.layout import STAGE
 from planner.report.html import figures as f
 from planner.report.html.tags import Markup, el, name
 from planner.report.html.view import View
-from planner.report.notation import cells, extent_names, residual, short_labels, weight_groups
-from planner.strategy import Strategy
+from planner.report.notation import extent_names, residual, short_labels, weight_groups
+from planner.sharding.layout import STAGE
+from planner.sharding.notation import cells
+from planner.strategy.strategy import Strategy
 
 TENSORS = 7
 SIDE = 132.0

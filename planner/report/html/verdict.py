@@ -137,7 +137,7 @@ def double(views: Sequence[View]) -> Markup:
 
 def told(views: Sequence[View]) -> Markup:
     """Which of two plans is faster, by how much, and whether that is more than the model's error: as `plan diff` says it."""
-    from planner.diff import compare
+    from planner.strategy.diff import compare
 
     d = compare(views[0].strategy, views[1].strategy)
     (saved, _), before = d.gain, views[0].strategy.costs["step_time_s"]
@@ -151,7 +151,7 @@ def told(views: Sequence[View]) -> Markup:
 
 def changes(views: Sequence[View]) -> Markup:
     """What changed between two plans and why: the same findings as `plan diff`."""
-    from planner.diff import compare
+    from planner.strategy.diff import compare
 
     d = compare(views[0].strategy, views[1].strategy)
     if not d.changes:

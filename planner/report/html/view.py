@@ -9,8 +9,9 @@ from typing import Any
 from planner.report.html import figures as f
 from planner.report.html.derive import Detail
 from planner.report.html.tags import Child, Markup, el, join, name
-from planner.report.notation import plain_split, spell_split
-from planner.strategy import Strategy
+from planner.report.notation import plain_split
+from planner.sharding.notation import spell_split
+from planner.strategy.strategy import Strategy
 
 KIND_NAMES = {"compute": "kernels", "forward": "forward kernels", "backward": "backward kernels", "again": "kernels run again", "comm": "exposed communication",
               "optimizer": "optimizer", "bubble": "pipeline bubble"}  # fmt: skip

@@ -1,0 +1,69 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from planner.analysis.facts import Base
+    from planner.graph.ir import Graph
+
+
+
+LOOKUPS = frozenset({"Gather", "GatherND"})
+"""Operators whose backward pass reads no table."""
+
+
+@dataclass(frozen=True)
+class Passing:
+    """Gradients of results that pass by operators. maker: node of each; first, last: the operators they pass by; readers: (row, node) of those in
+    between that read the result, where the working set has its gradient already."""
+
+    maker: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    readers: tuple[np.ndarray, np.ndarray]
+
+
+def find_passing(base: Base) -> Passing:
+    """What `Base.passing` holds."""
+    graph = base.graph
+    rows, rows_of, nodes = list[tuple[int, int, int]](), list[int](), list[int]()
+    for i, node in enumerate(graph.nodes):
+        read = {j for name in node.outputs if name in base.grad for j, _ in graph.consumers.get(name, ())}
+        if read and max(read) > i + 1:
+            inside = sorted(j for j in read if j < max(read))
+            rows_of += [len(rows)] * len(inside)
+            nodes += inside
+            rows.append((i, i + 1, max(read) - 1))
+    maker, first, last = (np.array([row[k] for row in rows], np.int64) for k in range(3))
+    return Passing(maker, first, last, (np.array(rows_of, np.int64), np.array(nodes, np.int64)))
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Of each weight with a gradient: the first and the last operator that reads it, whether a loop carries its gradient, and whether an operator before the last one
+    reads it in its backward pass."""
+
+    first: np.ndarray
+    last: np.ndarray
+    carried: np.ndarray
+    again: np.ndarray
+
+
+def readers(graph: Graph, found: Sequence[Sequence[int]]) -> Readers:
+    """Of the operators that read each weight."""
+    carried = [any(graph.nodes[i].op == "RoutedExperts" for i in own) for own in found]
+    again = [any(graph.nodes[i].op not in LOOKUPS for i in own if i < max(own)) for own in found]
+    first, last = (np.array([end(own) for own in found], np.int64) for end in (min, max))
+    return Readers(first, last, np.array(carried, bool), np.array(again, bool))
+
+
+def puts_off(base: Base, i: int) -> bool:
+    """Whether node i is a product with a weight that has a gradient: compilers may put that gradient off."""
+    node = base.graph.nodes[i]
+    return base.rules[i].flops > 0 and any(n in base.graph.weights and n in base.grad for n in node.inputs)

@@ -1,0 +1,72 @@
+"""What the backward pass reads of the forward pass, and so is kept: which tensors, each because of one use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from planner.ops import OPERATORS
+from planner.ops.free import FREE
+from planner.ops.residuals import NORMS, reads
+
+if TYPE_CHECKING:
+    from planner.analysis.facts import Base
+
+COMPARING = frozenset({"Relu", "LeakyRelu", "Clip", "Abs"})
+"""Operators whose result a matrix product's kernel makes of their operand as it reads it."""
+
+
+def savers(base: Base) -> dict[tuple[int, int], str]:
+    """(node, slot) -> tensor kept for the backward pass because of that use; each tensor once, at its first such use. Results have slot -1 - k."""
+    return base.savers
+
+
+def find_savers(base: Base) -> dict[tuple[int, int], str]:
+    """What `savers` returns, worked out."""
+    graph = base.graph
+    charged: dict[tuple[int, int], str] = {}
+    seen = {*graph.weights, *graph.constants}  # they are there anyway
+    if not base.training:
+        return charged
+    returning = {op for op, operator in OPERATORS.items() if "out" in operator.saves.split()}
+    for i, node in enumerate(graph.nodes):
+        if node.op not in OPERATORS:
+            continue
+        for slot in reads(node, base.grad).in_order:
+            name = node.inputs[slot]
+            if name not in seen:
+                seen.add(name)
+                charged[i, slot] = name
+        if node.op in returning and not base.grad.isdisjoint(node.outputs):
+            for k, name in enumerate(o for o in node.outputs if o):
+                if name not in seen:
+                    seen.add(name)
+                    charged[i, -1 - k] = name
+    return without_derived(base, charged) if base.written_out else charged
+
+
+def without_derived(base: Base, charged: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], str]:
+    """What of `charged` a program written out keeps: compilers make again, inside the fusion that reads it, what elementwise operators and norms made of
+    tensors that are kept anyway. Under a loop the backward pass only has what the forward pass handed over.
+
+    A result that a product reads is stored for it, unless one comparison makes it again (Relu) where that product is a matrix product.
+    """
+    graph, kept = base.graph, set(charged.values())
+    readers: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        for slot in reads(node, base.grad).slots:
+            readers.setdefault(node.inputs[slot], set()).add(node.op)
+    derived = {*graph.inputs, *graph.constants, *graph.weights}
+    for node in graph.nodes:
+        operator = OPERATORS.get(node.op)
+        plain = operator is not None and (operator.fusible or node.op in NORMS or node.op in FREE)
+        if not plain or not all(n in derived or n in kept for n in node.inputs if n):
+            continue
+        for name in node.outputs:
+            by = readers.get(name, set())
+            stored = {op for op in by if not (op in OPERATORS and OPERATORS[op].fusible)}
+            if name in kept and (not stored or (node.op in COMPARING and node.inputs[0] in kept and stored <= {"MatMul", "Einsum"})):
+                kept.discard(name)
+            if name and name not in kept:
+                derived.add(name)
+    return {at: name for at, name in charged.items() if name in kept}

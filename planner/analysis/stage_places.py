@@ -1,0 +1,32 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.execution.uneven_pipeline import batch_only
+
+if TYPE_CHECKING:
+    from planner.analysis.facts import Base
+
+
+
+def places(base: Base) -> dict[int, float]:
+    """Nodes before which the graph may be cut -> how many elements are handed over there (module docstring)."""
+    graph, again, n = base.graph, batch_only(base.graph), len(base.graph.nodes)
+    barred, over = np.zeros(n + 1, np.int64), np.zeros(n + 1)
+    for name, readers in graph.consumers.items():
+        ends = [i for i, _ in readers]
+        made = graph.producer.get(name, -1)
+        low = min(ends) if name in graph.weights else made
+        high = max(ends, default=low)
+        if high <= low or low < 0 or made in again:
+            continue
+        sums = over if name in base.grad and name not in graph.weights else barred
+        size = graph.tensors[name].elements if sums is over else 1
+        sums[low + 1] += size
+        sums[high + 1] -= size
+    crossing, closed = np.cumsum(over), np.cumsum(barred)
+    return {i: float(crossing[i]) for i in range(1, n) if not closed[i] and i not in again and crossing[i] > 0}

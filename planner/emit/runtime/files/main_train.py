@@ -1,0 +1,55 @@
+"""What a training program does when it is run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from planner.emit.runtime.files.checkpoint import export, open_checkpoints, restore, save
+from planner.emit.runtime.files.feed import next_batch, open_data
+from planner.emit.runtime.files.frame import command_line, computed, initial_values, make_mesh, place, say, specs_of, stored_weights
+from planner.emit.runtime.files.start import begin, lost_at
+from planner.emit.runtime.files.tables import FROZEN, PARAMS
+from planner.emit.runtime.step.state_device import make_step
+
+TRAINING_OPTIONS = (
+    ("--data", {"metavar": "WHERE", "help": "folder with .safetensors or INPUT.npy shards, or FILE.py:function that returns a dataset; default: seeded random"}),
+    ("--checkpoints", {"metavar": "DIR", "help": "save here, and go on from the last checkpoint that is here"}),
+    ("--resume-from", {"type": int, "metavar": "N", "help": "with --checkpoints: go on from checkpoint N instead of the last; those behind it are renamed, not overwritten"}),
+    ("--save-every", {"type": int, "default": 100, "metavar": "STEPS", "help": "with --checkpoints; the last step is saved too (default 100)"}),
+    ("--keep", {"type": int, "default": 3, "metavar": "N", "help": "checkpoints to keep (default 3)"}),
+    ("--export", {"type": Path, "metavar": "FILE.safetensors", "help": "write the parameters by name when done"}),
+)
+
+
+def main():
+    """Train up to --steps steps."""
+    args = command_line(TRAINING_OPTIONS)
+    mesh = make_mesh()
+    data = open_data(args.data)
+    weights = stored_weights(args, PARAMS, FROZEN)
+    frozen = place(computed(initial_values(FROZEN, args.seed, weights)), specs_of(FROZEN), mesh)
+    saved = open_checkpoints(args.checkpoints, args.keep)
+    done, params, state = restore(saved, mesh, args.resume_from) or begin(args, weights, mesh)
+    if done:
+        say(f"going on after step {done - 1}, saved in {args.checkpoints}")
+    step, lost = make_step(mesh), False
+    for i in range(done, args.steps):
+        batch = next_batch(data, i, args.seed, mesh)
+        start = time.perf_counter()
+        params, state, loss = step(params, state, frozen, batch, jnp.float32(i + 1))
+        loss.block_until_ready()
+        say(f"step {i}  loss {float(loss):.6f}  {1e3 * (time.perf_counter() - start):.1f} ms")
+        lost = lost or lost_at(i, float(loss), saved)
+        if saved and not lost and ((i + 1) % args.save_every == 0 or i + 1 == args.steps):
+            save(saved, i + 1, params, state)
+    if saved:
+        saved.close()  # waits for a save that is being written
+    if args.export:
+        export(args.export, params, state)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""What programs with pipeline stages share."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from planner.emit.runtime.files.tables import MESH, MICROBATCHES
+
+
+def microbatch_of(batch, m):
+    """Microbatch m of a batch; in a bubble, one there is."""
+    at = jnp.clip(m, 0, MICROBATCHES - 1)
+    return {key: lax.dynamic_index_in_dim(x, at, keepdims=False) for key, x in batch.items()}
+
+
+def zeros_of(shapes):
+    """Zeros of traced shapes, differing between the devices that those do and between stages."""
+
+    def zeros(s):
+        axes = tuple(a for a in MESH if a == "stage" or a in s.manual_axis_type.varying)
+        return lax.pcast(jnp.zeros(s.shape, s.dtype), axes, to="varying")
+
+    return jax.tree.map(zeros, shapes)
+
+
+def pick(here, own, other):
+    """One tree or another, by what holds on this device."""
+    return jax.tree.map(lambda a, b: jnp.where(here, a, b), own, other)

@@ -1,0 +1,18 @@
+"""Plain gradient descent, one parameter at a time on local pieces, in float32."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from planner.emit.runtime.files.tables import COMPUTE, LEARNING_RATE
+
+
+def start_state(masters):
+    """The master copy where parameters are kept in a shorter type, else nothing."""
+    return {key: (p,) if jnp.dtype(COMPUTE).itemsize < 4 else () for key, p in masters.items()}
+
+
+def update(p, gradient, state, count):
+    """One step of plain gradient descent: (parameter in its own type, state)."""
+    w = (state[0] if state else p) - LEARNING_RATE * gradient.astype(jnp.float32)
+    return w.astype(p.dtype), (w,) if state else ()

@@ -1,0 +1,74 @@
+"""The training step of a program whose optimizer state waits in the host's memory."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from planner.emit.runtime.collectives.exchange import local_piece
+from planner.emit.runtime.collectives.fused import fused
+from planner.emit.runtime.files.frame import specs_of
+from planner.emit.runtime.files.tables import FROZEN, GRADIENTS, INPUTS, PARAMS
+from planner.emit.runtime.step.adamw import update
+from planner.emit.runtime.step.once_shard_map import gradients
+from planner.emit.runtime.step.step_shard_map import collected
+
+
+def state_at(mesh, spec):
+    """How optimizer state that is cut as `spec` says lies between steps: in the host's memory, page-locked."""
+    return NamedSharding(mesh, spec, memory_kind="pinned_host")
+
+
+def update_away(repeats, p, gradient, state, count):
+    """`update` of a parameter whose state is in the host's memory: brought here and written back, of repeats of a block one after the other."""
+
+    def one(_, row):
+        p, g, away = row
+        new, state = update(p, g, jax.device_put(away, jax.memory.Space.Device), count)
+        return None, (new, jax.device_put(state, jax.memory.Space.Host))
+
+    row = p, gradient, state
+    return lax.scan(one, None, row)[1] if repeats else one(None, row)[1]
+
+
+def updated_cut(how, axes, dim, p, gradient, state, count):
+    """A parameter and its state after `how`, an update. Where the state is cut, each device updates its piece, and the parameter is gathered."""
+    piece, new = how(local_piece(p, axes, dim) if axes else p, gradient, state, count)
+    return collected(piece, p, axes, dim), new
+
+
+def updated(key, p, gradient, state, count):
+    """A parameter and its state after the step."""
+    _, _, axes, dim, _ = GRADIENTS[key]
+    return updated_cut(functools.partial(update_away, PARAMS[key][2]), axes, dim, p, gradient, state, count)
+
+
+def local_step(params, state, frozen, batch, count):
+    """One optimizer step on local pieces."""
+    loss, grads = gradients(params, frozen, batch)
+    new = {key: updated(key, p, grads[key], state[key], count) for key, p in params.items()}
+    return {key: p for key, (p, _) in new.items()}, {key: s for key, (_, s) in new.items()}, loss
+
+
+def on_device(mesh, spec):
+    """How what is cut as `spec` says lies on the devices. Their memory is named: where one name is missing JAX leaves them all out when it looks for arguments whose places
+    results may take."""
+    return NamedSharding(mesh, spec, memory_kind="device")
+
+
+def kept_at(mesh, key, spec):
+    """How a parameter that is cut as `spec` says lies between steps."""
+    return on_device(mesh, spec)
+
+
+def make_step(mesh):
+    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
+    p, state, f, b = specs_of(PARAMS), specs_of(GRADIENTS), specs_of(FROZEN), specs_of(INPUTS)
+    step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P()))
+    own, fixed = ({key: kept_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f))
+    there, batches, one = {key: state_at(mesh, spec) for key, spec in state.items()}, {key: on_device(mesh, spec) for key, spec in b.items()}, on_device(mesh, P())
+    return jax.jit(step, in_shardings=(own, there, fixed, batches, one), out_shardings=(own, there, one), donate_argnums=(0, 1), compiler_options=fused(mesh))

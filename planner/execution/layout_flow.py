@@ -1,0 +1,198 @@
+"""How every value of a graph travels under a set of splits: in which layout it is made, needed, and converted in between.
+
+One derivation, read by the cost model, the emitter and verification, so that what is priced is what runs:
+
+    need[node, slot]   the layout the node's rule asks of an operand            (planner.sharding.rule)
+    source[tensor]     the layout the producer leaves, or in which an input or a weight is stored
+    tree[tensor]       one conversion to a shared hub and one to each distinct need (planner.sharding.layout.distribute)
+    grad               tensors that carry a gradient: float, downstream of something trainable, upstream of the loss
+
+Conversions are charged their transposes only for tensors in `grad`. A weight's gradient is partial over the fan axes of its hub; how it is
+reduced is the optimizer-sharding level of its `WeightPlan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from planner.errors import PlanError
+from planner.execution.plan import Plan, WeightPlan
+from planner.graph.ir import Graph
+from planner.ops.lookup import gradient_tensors, rule_of
+from planner.sharding.layout import Axes, Layout, Tree, distribute, group, local_shape, replicated, wire_elements
+from planner.sharding.rule import Rule, Split
+
+WHOLE = Split()
+
+
+
+
+
+
+
+
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The derivation (module docstring), with rules per node and weights' plans."""
+
+    graph: Graph
+    plan: Plan
+    rules: tuple[Rule, ...]
+    need: Mapping[tuple[int, int], Layout]
+    source: Mapping[str, Layout]
+    trees: Mapping[str, Tree]
+    weights: Mapping[str, WeightPlan]
+    grad: frozenset[str]
+    training: bool
+
+    def split(self, index: int) -> Split:
+        """Split of node `index`."""
+        return self.plan.splits.get(self.graph.nodes[index].id, WHOLE)
+
+
+def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] | None = None, grad: frozenset[str] | None = None) -> Flow:
+    """Derive the flow of a whole graph. Raises PlanError where two layouts cannot be joined (only pins can cause it)."""
+    order = plan.order
+    rules = rules or tuple(rule_of(n, graph)[0] for n in graph.nodes)
+    grad = (gradient_tensors(graph) if training else frozenset()) if grad is None else grad
+    need: dict[tuple[int, int], Layout] = {}
+    source: dict[str, Layout] = {}
+    needs: dict[str, list[Layout]] = {}
+    # Repeats share rules and splits, so each reading of a rule is made once and its layouts are shared objects: `known` keeps what they led to.
+    read: dict[tuple[int, int], tuple[list[tuple[Layout, Layout]], list[Layout]]] = {}
+    known: dict[tuple, Any] = {}
+    for i, node in enumerate(graph.nodes):
+        rule, split = rules[i], plan.splits.get(node.id, WHOLE)
+        layouts = read.get((id(rule), id(split)))
+        if layouts is None:
+            asked = [rule.operand(slot, split, order) for slot in range(len(rule.operands))]
+            layouts = read[id(rule), id(split)] = (
+                [(layout, replace(layout, fan=()) if layout.fan else layout) for layout in asked],
+                [rule.result(k, split, order) for k in range(len(rule.results))],
+            )
+        for slot, name in enumerate(node.inputs):
+            if name:
+                layout = layouts[0][slot][0 if name in grad else 1]  # without a gradient a fan is just replicated
+                need[i, slot] = layout
+                needs.setdefault(name, []).append(layout)
+        source.update(zip(filter(None, node.outputs), layouts[1], strict=False))
+    for name in graph.outputs:
+        made = source.get(name) or (needs[name][0].stored if name in needs else replicated(len(graph.tensors[name].shape)))
+        needs.setdefault(name, []).append(made.stored)
+    weights: dict[str, WeightPlan] = {}
+    for name in (*graph.inputs, *graph.constants):
+        if name in needs and name not in source:
+            source[name] = needs[name][0].stored if name not in graph.constants else replicated(len(graph.tensors[name].shape))
+    for name in graph.weights:
+        if name in needs:
+            if name in plan.weight_plans:
+                kept = plan.weight_plans[name], replace(plan.weight_plans[name].layout, fan=plan.weight_plans[name].fan)
+            else:
+                key = ("weight", graph.tensors[name].shape, name in grad, *map(id, needs[name]))
+                if key not in known:
+                    made_plan = weight_plan(graph, name, needs[name], plan, name in grad)
+                    known[key] = made_plan, replace(made_plan.layout, fan=made_plan.fan)
+                kept = known[key]
+            weights[name], source[name] = kept
+    trees: dict[str, Tree] = {}
+    for name, targets in needs.items():
+        key = ("tree", graph.tensors[name].shape, name in grad, id(source[name]), *map(id, targets))
+        tree = known.get(key)
+        if tree is None:
+            tree = known[key] = distribute(graph.tensors[name].shape, source[name], tuple(targets), plan.mesh, name in grad)
+        if tree is None:
+            raise PlanError("P041", f"the layouts asked of tensor {name!r} cannot be joined", detail=[t.spell() for t in (source[name], *targets)],
+                            help=["remove the pin of one of its operators"])  # fmt: skip
+        trees[name] = tree
+    return Flow(graph, plan, rules, need, source, trees, weights, grad, training)
+
+
+def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, trained: bool) -> WeightPlan:
+    """Stored as its consumer cuts it (several: see `_storage`); with optimizer sharding, the state (and at level 3 the weight) is also cut
+    over the plan's zero axes among those its gradient is partial over (`level_dims`)."""
+    targets = tuple(dict.fromkeys(targets))
+    shape = graph.tensors[name].shape
+    layout = targets[0].stored if len(targets) == 1 else _storage(shape, targets, plan, trained)
+    if not trained:
+        return WeightPlan(layout)
+    fan = _pending(layout, targets, plan)
+    axes = tuple(a for a in fan if a in plan.zero_axes)
+    if not plan.zero or not axes:
+        return WeightPlan(layout, fan=fan)
+    sizes = dict(plan.mesh)
+    pieces = np.array([[group(dim, sizes) for dim in (*layout.dims, ())]])  # the last: of a scalar too
+    d = int(level_dims(np.array([[*shape, 1]]), pieces, np.array([group(axes, sizes)]))[0])
+    return WeightPlan(layout, own_level(plan.zero, shape), axes, d, fan) if d >= 0 else WeightPlan(layout, fan=fan)
+
+
+def level_dims(shape: np.ndarray, pieces: np.ndarray, devices: np.ndarray) -> np.ndarray:
+    """The dim along which optimizer sharding over so many devices cuts each weight [weights]: the first that divides evenly, else the one of least padding among dims that
+    nothing else cuts (a piece of a piece that is padded too would not lie where the weight's own cut has it), -1 where padding would more than double all.
+
+    shape, pieces: extents of each dim, and into how many its own layout cuts it; dims of one element may follow. [weights, dims]
+    """
+    local, n = -(-shape // pieces), devices[:, None]
+    even = (shape % (pieces * n) == 0) & (local > 1)
+    waste = np.where((pieces == 1) & (2 * local > n), -(-local // n) * n / np.maximum(local, 1), np.inf)
+    least = np.where(np.isfinite(waste).any(axis=1), waste.argmin(axis=1), -1)
+    found: np.ndarray = np.where(devices > 1, np.where(even.any(axis=1), even.argmax(axis=1), least), -1)
+    return found
+
+
+def own_level(level: int, shape: tuple[int, ...]) -> int:
+    """The optimizer level of one weight under a plan's. Biases and scales, also those of channels ([32, 1, 1]), stay at level 1 under level 3: gathering one
+    costs a collective's latency in every block and pass, and saves nothing that counts."""
+    return 1 if level == 3 and sum(n > 1 for n in shape) <= 1 else level
+
+
+def _pending(layout: Layout, targets: tuple[Layout, ...], plan: Plan) -> Axes:
+    """Axes over which a weight's gradient is left pending: those of all its uses."""
+    cut = {a for dim in layout.dims for a in dim}
+    return tuple(a for a in plan.order if a not in cut and all(a in t.fan for t in targets))
+
+
+def _storage(shape: tuple[int, ...], targets: tuple[Layout, ...], plan: Plan, trained: bool) -> Layout:
+    """The layout, of those its uses want and of what two of them cut together, from which a weight reaches all its uses with the fewest bytes, the
+    reduction of what is pending of its gradient included; among equals the smallest piece."""
+    sizes, best = dict(plan.mesh), None
+    wanted = dict.fromkeys(t.stored for t in targets)
+    for layout in dict.fromkeys((*wanted, *(both for a, b in combinations(wanted, 2) if (both := _cut_by_both(a, b)) is not None))):
+        source = replace(layout, fan=_pending(layout, targets, plan)) if trained else layout
+        tree = distribute(shape, source, targets, plan.mesh, trained)
+        if tree is None:
+            continue
+        piece, n = prod(local_shape(shape, layout, sizes)), group(source.fan, sizes)
+        price = (wire_elements(tree.steps(), sizes, trained) + 2 * piece * (n - 1) / n, piece)
+        if best is None or price < best[0]:
+            best = price, layout
+    return best[1] if best else targets[0].stored
+
+
+def _cut_by_both(a: Layout, b: Layout) -> Layout | None:
+    """The layout with the cuts of two; None where they cut one dim, or over one axis."""
+    axes = [x for layout in (a, b) for dim in layout.dims for x in dim]
+    if len(set(axes)) < len(axes) or any(x and y for x, y in zip(a.dims, b.dims, strict=True)):
+        return None
+    return Layout(tuple(x or y for x, y in zip(a.dims, b.dims, strict=True)))
+
+
+def stored_layout(weight: WeightPlan) -> Layout:
+    """How the parameter lies in memory between steps: level 3 cuts the weight itself."""
+    return cut_layout(weight) if weight.zero == 3 else weight.layout
+
+
+def cut_layout(weight: WeightPlan) -> Layout:
+    """The layout of the sharded optimizer state (levels 1-3)."""
+    if weight.dim < 0:
+        return weight.layout
+    dims = list(weight.layout.dims)
+    dims[weight.dim] = dims[weight.dim] + weight.axes
+    return Layout(tuple(dims))

@@ -1,0 +1,225 @@
+"""Pipeline stages that have no block in common: a graph cut at places in its order of nodes (ResNet, UNet), and where to cut it.
+
+The graph is cut into chunks, one a stage, or under the interleaved schedule V a stage: chunk number c is on stage c mod S. Chunk c runs the nodes from its first
+to that of the next chunk. What those read that was made before is handed over, by the chunks in between where the maker is further away (a UNet's long
+skips): `entering[c]` is all that chunk c is given, whoever reads it. Values without a gradient are not handed over but made again, so a cut is only
+possible where such values depend on nothing but the batch and constants; and no cut lies between two readers of one weight, so that every weight has one chunk.
+
+A stage keeps what its chunks are given, and runs a chunk's forward pass again in its backward pass; the last chunk runs both at once. With f, b the seconds of a
+microbatch's passes through a chunk and m microbatches on S stages a step takes
+
+    (m V + S - 1) * (max f + max (f + b))        over chunks; the last has its f in its backward pass alone
+
+at most (but under gpipe the last chunk waits in the last S V - 1 ticks, and of several a stage not all run in every tick). Where to cut: planner.search.stage_cuts.
+
+With one chunk a stage, a stage may take two places along the mesh's axis "stage", and others one (`widths`): then two microbatches make a tick, a place of a wide stage runs
+one of them and a place of the others both. A wide stage's weights lie at both of its places, which add up their gradients once a step. Each microbatch of a tick has its path
+through the places (`paths`), along which what stages hand on is sent.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING
+
+from planner.errors import PlanError
+from planner.execution.pipeline import needed
+from planner.sharding.layout import Axes, Layout, Tree, distribute, local_shape
+
+if TYPE_CHECKING:
+    from planner.execution.layout_flow import Flow
+    from planner.graph.ir import Graph
+
+MOST_CHUNKS = 16
+"""Chunks, of all stages together, that a graph is cut into: every device's program holds the code of all of them."""
+WIDEST = 2
+"""Places that a stage takes at most. Fewer stages of two places have no shorter bubble than one place each: bounds of the one hold of the other (tests/test_unequal.py)."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A graph cut into chunks for pipeline stages. starts: the first node of every chunk, 0 first. results: what the last one has to make; grad: tensors with a
+    gradient; virtual: chunks that a stage holds; widths: places that each stage takes, () one each."""
+
+    graph: Graph
+    grad: frozenset[str]
+    starts: tuple[int, ...]
+    results: tuple[str, ...]
+    virtual: int = 1
+    widths: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are."""
+        return len(self.starts)
+
+    def stage(self, k: int) -> int:
+        """The stage that holds chunk k."""
+        return k % (self.count // self.virtual)
+
+    @property
+    def together(self) -> int:
+        """Microbatches of a tick: as many as the widest stage has places."""
+        return max(self.widths, default=1)
+
+    def turns(self, k: int) -> int:
+        """Microbatches that a place with chunk k runs in a tick."""
+        return self.together // self.widths[k] if self.widths else 1
+
+    @property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Per microbatch of a tick the place at which each stage runs it."""
+        widths = self.widths or (1,) * (self.count // self.virtual)
+        first = [sum(widths[:k]) for k in range(len(widths))]
+        return tuple(tuple(at + u * w // self.together for at, w in zip(first, widths, strict=True)) for u in range(self.together))
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
+        """Per chunk its nodes and what it is given, found from the last one on."""
+        graph, again, found = self.graph, batch_only(self.graph), []
+        wanted: tuple[str, ...] = self.results
+        for start, end in reversed([*zip(self.starts, (*self.starts[1:], len(graph.nodes)), strict=True)]):
+            nodes = tuple(needed(graph, again | set(range(start, end)), wanted))
+            made = {o for i in nodes for o in graph.nodes[i].outputs if o}
+            given = {n for n in (*wanted, *(n for i in nodes for n in graph.nodes[i].inputs)) if n in graph.producer and n not in made}
+            wanted = tuple(sorted(given, key=lambda n: (graph.producer[n], n)))
+            found.append((nodes, wanted))
+        return tuple(reversed(found))
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """Per chunk the nodes it runs, those it makes again included."""
+        return tuple(nodes for nodes, _ in self._parts)
+
+    @property
+    def entering(self) -> tuple[tuple[str, ...], ...]:
+        """Per chunk the tensors that it is given, in the order they are made in."""
+        return tuple(given for _, given in self._parts)
+
+    def leaving(self, k: int) -> tuple[str, ...]:
+        """What chunk k hands on, of the last one the results."""
+        return self.entering[k + 1] if k + 1 < self.count else self.results
+
+    def weights(self, k: int) -> tuple[str, ...]:
+        """Weights that chunk k reads."""
+        read = {n for i in self.nodes[k] for n in self.graph.nodes[i].inputs}
+        return tuple(n for n in self.graph.weights if n in read)
+
+    def holder(self, i: int) -> int:
+        """The stage of node i."""
+        return self.stage(bisect_right(self.starts, i) - 1)
+
+
+def wrong_widths(widths: Sequence[int], places: int, microbatches: int, virtual: int) -> str:
+    """What is wrong with the places that stages take, "" where nothing is."""
+    if set(widths) != {1, WIDEST} or sum(widths) != places:
+        return f"widths {'+'.join(map(str, widths))} are not of 1 and {WIDEST}, both among them, {places} in all (the stage axis)"
+    if microbatches % WIDEST:
+        return f"{microbatches} microbatches do not go by {WIDEST}, as stages of widths {'+'.join(map(str, widths))} take them"
+    return f"stages of {virtual} chunks take one place each" if virtual > 1 else ""
+
+
+def stages_of(flow: Flow) -> Stages | None:
+    """The unequal stages of a plan, None where it has none."""
+    from planner.graph.queries import counted_rows
+
+    if not flow.plan.cuts:
+        return None
+    counted = counted_rows(flow.graph)
+    return Stages(flow.graph, flow.grad, (0, *flow.plan.cuts), (flow.graph.outputs[0], *([counted] if counted else [])), flow.plan.virtual, flow.plan.widths)
+
+
+def batch_only(graph: Graph) -> frozenset[int]:
+    """Nodes that depend on the batch and on constants alone."""
+    found, other = set[int](), set(graph.weights)
+    for i, node in enumerate(graph.nodes):
+        if any(n in other for n in node.inputs):
+            other.update(o for o in node.outputs if o)
+        else:
+            found.add(i)
+    return frozenset(found)
+
+
+def stage_flow(flow: Flow, stages: Stages, k: int) -> Flow:
+    """The flow inside chunk k: what it is given arrives in the layout that it travels in, and is brought from there to the chunk's readers alone.
+
+    Raises PlanError P068 where one of them wants it as pending terms (planner.search.stage_cuts.unbroken).
+    """
+    own, entering, leaving = frozenset(stages.nodes[k]), stages.entering[k], stages.leaving(k)
+    source, trees = dict(flow.source), dict(flow.trees)
+    given = frozenset(entering)
+    for name in given:
+        source[name] = travels(flow, name)
+    for name in dict.fromkeys((*entering, *leaving, *(n for i in sorted(own) for n in flow.graph.nodes[i].inputs if n))):
+        places = flow.graph.consumers.get(name, ())
+        if name in flow.graph.weights or (name not in given and name not in leaving and all(i in own for i, _ in places)):
+            continue
+        asked = [flow.need[i, slot] for i, slot in places if i in own]
+        if name in leaving:
+            asked.append(travels(flow, name) if k + 1 < stages.count else _result(flow, name))
+        trees[name] = _tree(flow, name, source[name], asked)
+    return replace(flow, source=source, trees=trees)
+
+
+def travels(flow: Flow, name: str) -> Layout:
+    """The layout in which a tensor is handed from stage to stage."""
+    hub = flow.trees[name].hub
+    return hub.stored if hub.partial else hub
+
+
+def _result(flow: Flow, name: str) -> Layout:
+    """The layout of what the last chunk makes: the loss as it is made, the rows that count equal everywhere."""
+    source = flow.source[name]
+    return source.stored if source.partial else source if name == flow.graph.outputs[0] else Layout(())
+
+
+def _tree(flow: Flow, name: str, source: Layout, targets: Sequence[Layout]) -> Tree:
+    tree = distribute(flow.graph.tensors[name].shape, source, tuple(dict.fromkeys(targets)), flow.plan.mesh, name in flow.grad)
+    if tree is None:
+        raise PlanError("P068", f"{name!r} is read as pending terms behind a cut between pipeline stages, and nothing pending is handed on", help=["other cuts, or plan again"])
+    return tree
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A tensor in the buffers between two chunks. room: mesh axes over which its buffer differs; first: its place there, in elements; shape: a device's piece."""
+
+    name: str
+    layout: Layout
+    room: Axes
+    first: int
+    shape: tuple[int, ...]
+
+
+def handed(flow: Flow, stages: Stages) -> tuple[tuple[Handed, ...], ...]:
+    """Per chunk what it is given, laid out one behind the other in a flat buffer for every set of axes that tensors differ over."""
+    mesh, rows = dict(flow.plan.mesh), []
+    for names in stages.entering:
+        ends: dict[Axes, int] = {}
+        row = []
+        for name in names:
+            layout = travels(flow, name)
+            room = differs(layout, flow.plan.order)
+            shape = local_shape(flow.graph.tensors[name].shape, layout, mesh)
+            row.append(Handed(name, layout, room, ends.get(room, 0), shape))
+            ends[room] = ends.get(room, 0) + prod(shape)
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def rooms(rows: Sequence[Sequence[Handed]]) -> dict[Axes, int]:
+    """Elements of every buffer between stages: what the fullest boundary needs, the others leave the rest empty."""
+    found: dict[Axes, int] = {}
+    for h in (h for row in rows for h in row):
+        found[h.room] = max(found.get(h.room, 0), h.first + prod(h.shape))
+    return found
+
+
+def differs(layout: Layout, order: Axes) -> Axes:
+    """Mesh axes over which devices hold different pieces of a value, or different terms of its gradient, in mesh order."""
+    own = {a for dim in layout.dims for a in dim} | set(layout.fan)
+    return tuple(a for a in order if a in own)

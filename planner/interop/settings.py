@@ -1,0 +1,178 @@
+"""What every launcher of training says of a plan: degrees of parallelism and a few techniques.
+
+    devices = stage * data * expert * sequence * tensor      replicas of the dense weights: data * expert
+    batch   = replicas * microbatches * rows of a replica
+
+A plan says more: a split for every operator. What a launcher cannot say is a *rounding*: the settings after it, and a sentence. Roundings follow one
+another, so that each is priced under the pins of what is left (planner.interop.price).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log, prod
+from typing import TYPE_CHECKING, Any
+
+from planner.analysis.axis_roles import REPLICATED, role_named
+from planner.errors import PlanError
+from planner.execution.technique_fields import offload_of, virtual_of
+from planner.sharding.layout import STAGE
+
+if TYPE_CHECKING:
+    from planner.graph.ir import Graph
+    from planner.machine.topology import Topology
+    from planner.pins.pins import Pins
+    from planner.strategy.strategy import Strategy
+
+AXES = (STAGE, "data", "expert", "sequence", "tensor")
+"""Mesh axes, outermost first."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Degrees, and techniques as the planner calls them. positions: what lies between products is cut along the sequence over "tensor" (Megatron's
+    sequence parallelism). length: tokens of a row, 0 where rows have none. virtual: chunks of blocks a stage holds. styles: how "tensor" cuts single modules,
+    pattern and style (planner.interop.launchers.hf); none: as it costs least."""
+
+    batch: int
+    stage: int = 1
+    data: int = 1
+    expert: int = 1
+    sequence: int = 1
+    tensor: int = 1
+    microbatches: int = 1
+    zero: int = 0
+    recompute: str = "none"
+    schedule: str = ""
+    positions: bool = False
+    length: int = 0
+    virtual: int = 1
+    styles: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Axis -> degree, those of 1 left out unless there is no other."""
+        return {a: n for a in AXES if (n := getattr(self, a)) > 1} or {"data": 1}
+
+    @property
+    def devices(self) -> int:
+        """Product of the degrees."""
+        return prod(getattr(self, a) for a in AXES)
+
+    @property
+    def replicas(self) -> int:
+        """Groups of devices with rows of their own."""
+        return self.data * self.expert
+
+    @property
+    def rows(self) -> int:
+        """Rows of one replica in one microbatch."""
+        return self.batch // (self.replicas * self.microbatches)
+
+    @property
+    def runs_inference(self) -> bool:
+        """Whether nothing is said that training alone has."""
+        return self.microbatches == 1 and not self.zero and self.recompute == "none"
+
+    def pins(self) -> Pins:
+        """Degrees and techniques as pins of a search."""
+        from planner.pins.pins import Pins
+
+        techniques: dict[str, Any] = {"zero_stage": self.zero, "recompute": self.recompute, "microbatches": self.microbatches}
+        if self.stage > 1:
+            techniques |= {"schedule": self.schedule, **({"virtual": self.virtual} if self.virtual > 1 else {})}
+        if self.tensor > 1:
+            techniques["tensor"] = "megatron-sp" if self.positions else "megatron"
+        return Pins({a: (n,) for a, n in self.mesh.items()}, techniques)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What launchers need to know beside the settings. layers: blocks that stages could be made of, 0 for none."""
+
+    model: str
+    topology: Topology
+    layers: int = 0
+
+
+class Rounds:
+    """Settings, and what was rounded so far."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.now = settings
+        self.steps: list[tuple[Settings, str]] = []
+
+    def to(self, says: str, **change: Any) -> None:
+        """One rounding; nothing where the settings have it already."""
+        new = replace(self.now, **change)
+        if new != self.now:
+            self.now = new
+            self.steps.append((new, says))
+
+    def usual(self, launcher: str) -> None:
+        """What no launcher says: padded rows, results of collectives kept under recompute, sharding of an optimizer that has one holder."""
+        self.microbatches(launcher, 1)
+        if self.now.recompute == "block-keep":
+            self.to("recompute runs a block's collectives again", recompute="block")
+        if self.now.zero and self.now.replicas * self.now.sequence == 1:
+            self.to("no optimizer sharding where there is one replica", zero=0)
+
+    def microbatches(self, launcher: str, multiple: int) -> None:
+        """As many microbatches as give every replica whole rows, a multiple of some number, the nearest to what the plan has."""
+        s = self.now
+        each, rest = divmod(s.batch, s.replicas)
+        if rest:
+            raise PlanError("P192", f"{launcher} has no word for a batch of {s.batch} on {s.replicas} replicas: every replica has as many rows",
+                            help=["plan a batch that the data axis divides"])  # fmt: skip
+        least = 2 if s.stage > 1 else 1
+        fitting = [m for m in range(multiple, each + 1, multiple) if each % m == 0 and m >= least]
+        if not fitting:
+            raise PlanError("P192", f"{launcher} deals {each} rows of a replica to a multiple of {multiple} microbatches, which does not go",
+                            help=["plan a larger batch, or fewer stages"])  # fmt: skip
+        near = min(fitting, key=lambda m: (abs(log(m / s.microbatches)), m))
+        self.to(f"{near} microbatches for {s.microbatches}: whole rows on every replica" + (f", a multiple of {multiple}" if multiple > 1 else ""), microbatches=near)
+
+
+def settings_of(strategy: Strategy) -> Rounds:
+    """The settings nearest to a strategy, with what that leaves out. Raises PlanError P192: axes no launcher has a word for."""
+    degrees, several = dict.fromkeys(AXES, 1), []
+    for name, size in strategy.mesh_shape:
+        role = name if name == STAGE else role_named(name)
+        if not role and size > 1:
+            idle = [f"its {size} devices do the same work: plan for fewer devices, or --pin dp={size} with a batch that it divides"] if name.startswith(REPLICATED) else []
+            raise PlanError("P192", f"no launcher has a word for the mesh axis {name!r}", help=[*idle, f"axes called {', '.join(AXES)}"])
+        if size > 1:
+            several += [f"{degrees[role]} and {size} of {role} as one axis"] if degrees[role] > 1 else []
+            degrees[role] *= size
+    t = strategy.techniques
+    if t["zero_stage"] and {a for a, n in strategy.mesh_shape if n > 1 and a != STAGE} - set(t["zero_group"]):
+        several.append("optimizer state cut over all replicas, not in groups of them")
+    several += ["optimizer state on the devices instead of in the host's memory"] if "optimizer" in offload_of(t) else []
+    graph = strategy.graph
+    rounds = Rounds(Settings(int(strategy.workload["batch"]), **degrees, microbatches=int(t["microbatches"]), zero=int(t["zero_stage"]), recompute=str(t["recompute"]),
+                             schedule=str(t["schedule"]) if degrees[STAGE] > 1 else "", positions=degrees["tensor"] > 1 and cuts_positions(strategy),
+                             length=row_length(graph) if graph is not None else 0, virtual=virtual_of(t), styles=()))  # fmt: skip
+    if several:
+        rounds.steps.append((rounds.now, ", ".join(several)))
+    return rounds
+
+
+def cuts_positions(strategy: Strategy) -> bool:
+    """Whether norms see part of the positions: what lies between products is cut along the sequence over "tensor"."""
+    rows = [strategy.tensors[o] for n in strategy.nodes.values() if n["op"] in ("LayerNormalization", "RMSNormalization") for o in n["outputs"] if o in strategy.tensors]
+    return any(role_named(a) == "tensor" for row in rows for dim in row["layout"][1:-1] for a in dim)
+
+
+def row_length(graph: Graph) -> int:
+    """Tokens of a row: the second dim of the first input of whole numbers [batch, positions], 0 where there is none."""
+    return next((t.shape[1] for n in graph.inputs if len((t := graph.tensors[n]).shape) == 2 and not t.is_float), 0)
+
+
+def fast_levels(topology: Topology) -> frozenset[int]:
+    """The levels of links within a fast domain: the innermost, and on a torus all its dims."""
+    return frozenset(i for i, level in enumerate(topology.levels) if i == 0 or level.kind == "torus")
+
+
+def domain_of(topology: Topology) -> int:
+    """Devices of a fast domain."""
+    return prod(topology.levels[i].size for i in fast_levels(topology))

@@ -1,0 +1,49 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from planner.graph.ir import Graph, Node
+from planner.ops import OPERATORS, NoRule
+from planner.sharding.rule import Dim, Rule
+
+NO_GRADIENT = frozenset({"Floor", "Ceil", "Round", "Sign"})
+
+
+def rule_of(node: Node, graph: Graph) -> tuple[Rule, str]:
+    """The node's rule and "" - or the all-whole rule (planned replicated) and the reason."""
+    operator = OPERATORS.get(node.op)
+    reason = f"no rule for {node.op}"
+    if operator is not None:
+        try:
+            return operator.rule(node, graph), ""
+        except NoRule as e:
+            reason = f"{node.op}: {e}"
+            if e.whole is not None:
+                return e.whole, reason
+    shapes = graph.shapes(node.inputs)
+    outs = graph.shapes(tuple(o for o in node.outputs if o))
+    sizes: dict[str, int] = {}
+
+    def names(side: str, i: int, shape: tuple[int, ...]) -> tuple[Dim, ...]:
+        dims = []
+        for d, n in enumerate(shape):
+            sizes[f"{side}{i}_{d}"] = n
+            dims.append((f"{side}{i}_{d}",))
+        return tuple(dims)
+
+    operands = tuple(names("i", i, s) for i, s in enumerate(shapes))
+    results = tuple(names("o", i, s) for i, s in enumerate(outs))
+    return Rule(operands, results, sizes, frozenset(sizes)), reason
+
+
+def gradient_tensors(graph: Graph) -> frozenset[str]:
+    """Tensors through which a gradient flows: downstream of a trainable weight and upstream of the (scalar, first) output."""
+    down, tensors = set(graph.trainable), graph.tensors
+    for node in graph.nodes:
+        if node.op not in NO_GRADIENT and not down.isdisjoint(node.inputs):
+            down.update([o for o in node.outputs if o and tensors[o].is_float])
+    up = {name for name in graph.outputs[:1] if name in down}  # and downstream
+    for node in reversed(graph.nodes):
+        if not up.isdisjoint(node.outputs):
+            up.update(down.intersection(node.inputs))
+    return frozenset(up)

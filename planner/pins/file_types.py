@@ -1,0 +1,79 @@
+"""Topology files and files of pins, which users write, as types. Keys that may be missing are `NotRequired`."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+from planner.strategy.types import GroupTable, Split
+
+
+class TopologyLevel(TypedDict):
+    """One [[level]] of a topology file; quantities with their units ("450 GB/s", "2 us"). A torus has `shape` instead of `size`."""
+
+    name: NotRequired[str]
+    size: NotRequired[int]
+    shape: NotRequired[list[int]]
+    kind: NotRequired[Literal["switch", "mesh", "torus"]]
+    wrap: NotRequired[bool]
+    bandwidth: str
+    latency: str
+    efficiency: NotRequired[float]
+    all_reduce_bandwidth: NotRequired[str]
+    all_reduce_latency: NotRequired[str]
+    source: NotRequired[str]
+
+
+class TopologyFile(TypedDict):
+    """A topology file: a device, or groups of several, and the levels of links that join as many, innermost first."""
+
+    device: NotRequired[str]
+    group: NotRequired[list[GroupTable]]
+    level: list[TopologyLevel]
+    summary: NotRequired[str]
+    date: NotRequired[str]
+
+
+class SizeTable(TypedDict):
+    """The size of a mesh axis, or a choice of sizes, and the levels of links that it runs over."""
+
+    size: int | list[int]
+    level: NotRequired[str | list[str]]
+
+
+class PinTechniques(TypedDict):
+    """Techniques that are fixed."""
+
+    zero_stage: NotRequired[Literal[0, 1, 2, 3]]
+    recompute: NotRequired[Literal["none", "block", "block-keep", "full", "selective"]]
+    microbatches: NotRequired[int]
+    schedule: NotRequired[Literal["1f1b", "gpipe", "interleaved"]]
+    virtual: NotRequired[int]
+    widths: NotRequired[str | list[int]]
+    zero_group: NotRequired[int]
+    offload: NotRequired[Literal["none", "optimizer", "activations", "optimizer+activations", "optimizer+parameters", "optimizer+embeddings", "optimizer+activations+parameters",
+                                 "optimizer+activations+embeddings", "optimizer+parameters+embeddings", "optimizer+activations+parameters+embeddings"]
+                         | list[Literal["optimizer", "activations", "parameters", "embeddings"]]]  # fmt: skip
+    bucket: NotRequired[int | str]
+    copies: NotRequired[Literal[1, 2]]
+    tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]
+
+
+class ForbidTable(TypedDict):
+    """What no split may cut."""
+
+    factors: NotRequired[list[str]]
+
+
+class NodePin(TypedDict):
+    """The split of nodes, or the layout of their first result; the key is an id, a tensor, a scope or a glob of these."""
+
+    split: NotRequired[Split]
+    layout: NotRequired[list[list[str]]]
+
+
+class PinsFile(TypedDict):
+    """A file of pins; other keys are pins of nodes."""
+
+    mesh: NotRequired[dict[str, int | list[int] | SizeTable]]
+    techniques: NotRequired[PinTechniques]
+    forbid: NotRequired[ForbidTable]

@@ -1,0 +1,210 @@
+"""The price of one whole plan, from its flow: time by part, memory by part, communication exactly.
+
+Every printed figure comes from here, for our plans and for the baselines alike. With m microbatches:
+
+    step = m * (forward + backward + recomputed) + gradient reduction * (1 - overlap) + optimizer + bubble + pull and push of hosted tables
+
+The optimizer's time includes, of several microbatches, what adding each one's gradients to their sums moves.
+
+The peak is planner.pricing.peak_memory's. With pipeline stages (planner.execution.pipeline) the step takes m + stages - 1 ticks; the arithmetic of stages - 1 of them is the bubble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from costmodels.capacity import Breakdown
+from planner.analysis.facts import Base
+from planner.execution import collectives as account
+from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
+from planner.execution.loops import Run, dealt_run, find_run
+from planner.execution.pipeline import Pipeline, pipeline_of
+from planner.execution.plan import Plan
+from planner.execution.recompute import replays
+from planner.execution.weight_offload import parked
+from planner.pricing.bucketing import launched, launching_s, seconds
+from planner.pricing.host_tables import pull_push_s
+from planner.pricing.kernels import kernel_times
+from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
+from planner.pricing.peak_memory import kept_tensors, memory, sent_activations
+from planner.pricing.pricer import Pricer
+from planner.pricing.weight_offload import parked_ways
+from planner.sharding.layout import local_shape
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Price of a plan on one device, per optimizer step (training) or forward pass."""
+
+    step_time_s: float
+    compute_time_s: float
+    recompute_time_s: float
+    bubble_time_s: float
+    """Arithmetic of ticks in which a pipeline stage has no microbatch of its own."""
+    communication_time_s: float
+    exposed_communication_time_s: float
+    optimizer_time_s: float
+    """The update, of several microbatches the sums of their gradients, and of virtual devices what loops over blocks copy (Pricer.loop_s)."""
+    flops_per_device: int
+    """2MNK of products forward and backward; what is computed again is left out."""
+    memory: Breakdown
+    traffic: Mapping[str, Mapping[str, Mapping[str, object]]]
+    distinct_work: float
+    """Share of the devices' arithmetic that is neither duplicated nor padding."""
+    exposed_by_axes: Mapping[tuple[str, str], float]
+    tables_time_s: float = 0.0
+    """Pulling rows of hosted tables before the step and pushing them after it (planner.workload.host_tables)."""
+    launch_time_s: float = 0.0
+    """Launches of collectives that may go together (planner.pricing.bucketing)."""
+
+
+def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tuple[Run, ...]]:
+    """Derive the flow of a plan and add up its price. Raises PlanError P068 where its blocks cannot be dealt out over pipeline stages."""
+    flow, runs = derived(base, plan)
+    return price_flow(base, flow, runs, pricer), flow, runs
+
+
+def derived(base: Base, plan: Plan) -> tuple[Flow, tuple[Run, ...]]:
+    """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be dealt out over pipeline stages."""
+    flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
+    found = [find_run(flow, *run) for run in plan.runs] if not plan.cuts else []
+    runs = tuple(r for r in found if isinstance(r, Run))
+    if pipeline := pipeline_of(base.graph, plan):
+        dealt_run(flow, runs, pipeline, [r for r in found if isinstance(r, str)])
+    return flow, runs
+
+
+def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer, uses: tuple[account.Use, ...] | None = None) -> Cost:
+    """Price of a derived flow. uses: its collectives, where they are known."""
+    if pricer.runtime.kernels is not None:
+        from planner.pricing.frameworks.price import price
+
+        return price(base, flow, runs, pricer)
+    if flow.plan.cuts:
+        from planner.pricing import uneven_step as unequal_cost
+
+        return unequal_cost.price(base, flow, pricer)
+    plan, graph, mesh = flow.plan, flow.graph, dict(flow.plan.mesh)
+    micro, pipeline = plan.microbatches, pipeline_of(graph, plan)
+    compute = again = bubble = 0.0
+    replayed, done = made_again(flow, runs), dict[tuple, tuple[float, float, float]]()
+    for i in range(len(graph.nodes)):
+        place = (i in pipeline.nodes, pipeline.late(i), i in pipeline.twice) if pipeline else ()
+        key = (base.shared[i], id(flow.split(i)), i in replayed, place)
+        if key not in done:
+            f, b = kernel_times(base, i, flow.split(i), pricer)
+            twice = f if i in replayed or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i)) else 0.0
+            turn = (f + b + twice) * (float(pipeline.share(i)) if pipeline else 1.0)
+            wanted = pipeline.wanted(i) if pipeline else micro
+            done[key] = wanted * turn, wanted * turn * twice / (f + b + twice or 1.0), float(pipeline.turns(i) - wanted) * turn if pipeline else 0.0
+        own, more, idle = done[key]
+        compute, again, bubble = compute + own, again + more, bubble + idle
+    uses = account.collectives(flow, runs, pricer.itemsize) if uses is None else uses
+    sending = _sending(base, flow, runs, uses, pricer)
+    optimizer = _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, runs, pipeline, pricer) if base.training else 0.0
+    if parked(flow, runs):
+        moved = parked_ways(flow, runs, pricer)
+        optimizer += pricer.host_s(micro * moved.added + moved.once)
+    tables = pull_push_s(flow, pricer)
+    flops = account.dot_flops(flow, again=False)
+    distinct = float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1))) if flops else 1.0
+    distinct = distinct if plan.copies == 1 else min(1.0, distinct)  # copies share products of weights alone
+    assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
+    return Cost(
+        compute + bubble + sending.exposed_s + optimizer + tables, compute, again, bubble, sending.exposed_s + sending.hidden_s, sending.exposed_s, optimizer, flops,
+        memory(base, flow, pricer, runs), account.traffic(uses, plan.order, mesh), distinct, sending.by_axes, tables, sending.launching_s,
+    )  # fmt: skip
+
+
+def price_resent(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer, uses: tuple[account.Use, ...], cost: Cost) -> Cost:
+    """Price of a flow from that of the same one whose collectives travel together up to another size: nothing but their times depends on it."""
+    if pricer.runtime.kernels is not None or flow.plan.cuts:
+        return price_flow(base, flow, runs, pricer)
+    sending = _sending(base, flow, runs, uses, pricer)
+    return replace(cost, step_time_s=cost.compute_time_s + cost.bubble_time_s + sending.exposed_s + cost.optimizer_time_s + cost.tables_time_s,
+                   communication_time_s=sending.exposed_s + sending.hidden_s, exposed_communication_time_s=sending.exposed_s, exposed_by_axes=sending.by_axes,
+                   launch_time_s=sending.launching_s)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """Seconds of communication in a step, with the host too: what shows (of collectives also by kind and axes), what hides, and launches of what may go together."""
+
+    exposed_s: float
+    hidden_s: float
+    by_axes: Mapping[tuple[str, str], float]
+    launching_s: float
+
+
+def _sending(base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Use, ...], pricer: Pricer) -> _Sending:
+    overlapped = exposed = 0.0
+    by_axes: dict[tuple[str, str], float] = {}
+    sent = sent_s(base, flow, runs, uses, pricer)
+    for use, each, hidden in sent:
+        exposed += each - hidden
+        overlapped += hidden
+        label = (use.kind, "+".join(use.axes))
+        by_axes[label] = by_axes.get(label, 0.0) + each - hidden
+    micro = flow.plan.microbatches
+    if "activations" in flow.plan.offload:  # out and in again in every microbatch
+        exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
+    if parked(flow, runs):
+        exposed += micro * pricer.host_s(parked_ways(flow, runs, pricer).each)
+    return _Sending(exposed, overlapped, by_axes, launching_s(sent, pricer))
+
+
+def sent_s(base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Use, ...], pricer: Pricer) -> list[tuple[account.Use, float, float]]:
+    """Every collective with its seconds, and those of them that hide: of gradients under the backward pass, of a copy of the batch under other copies."""
+    sizes = launched(uses, flow.plan.bucket_bytes)
+    if flow.plan.copies == 1:
+        return seconds(uses, pricer, sizes)
+    mesh = dict(flow.plan.mesh)
+    most = launch_bytes(uses, mesh)
+    ways = {(use.kind, use.axes) for use in uses if use.bucketed}
+    rows = seconds(uses, pricer, {way: min(sizes.get(way, pricer.runtime.bucket_bytes), most.get(way[0], np.inf) * per_launch(*way, mesh)) for way in ways})
+    shares = hidden_shares(base, flow, runs, [(use, s) for use, s, _ in rows], made_again(flow, runs), pricer)
+    return [(use, s, hidden + share * s) for (use, s, hidden), share in zip(rows, shares, strict=True)]
+
+
+def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float:
+    """Seconds of a device's update, and of the sums of gradients over several microbatches: of pieces where the optimizer level cuts them first."""
+    graph, mesh, turns, copies = flow.graph, dict(flow.plan.mesh), flow.plan.turns, flow.plan.copies
+    elsewhere = account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
+    sizes: dict[tuple, tuple[int, int, int]] = {}
+    updated = added = 0.0
+    for n, w in flow.weights.items():
+        if n in flow.grad and n not in elsewhere:
+            shape = graph.tensors[n].shape
+            if (shape, id(w)) not in sizes:
+                piece, whole = (prod(local_shape(shape, layout, mesh)) for layout in (cut_layout(w), w.layout))
+                sizes[shape, id(w)] = piece, piece if w.zero >= 2 or w.dim < 0 else whole, whole
+            piece, summed, whole = sizes[shape, id(w)]
+            updated += piece
+            if turns > 1:
+                added += summed * (float(pipeline.sums(i for i, _ in graph.consumers[n])) if pipeline else turns)
+            added += whole * turns * (copies - 1)  # the copies' gradients of one turn
+    return pricer.optimizer_s(updated, flow.plan.offload) + pricer.sum_s(added * pricer.recipe.gradient_bytes)
+
+
+def _loops_s(base: Base, flow: Flow, runs: tuple[Run, ...], pipeline: Pipeline | None, pricer: Pricer) -> float:
+    """Seconds that a device's loops over repeated blocks take to copy what lies in stacks (Pricer.loop_s), in all microbatches."""
+    if not runs or not pricer.topology.virtual:
+        return 0.0
+    mesh, weights = dict(flow.plan.mesh), 0.0
+    for run in runs:
+        for names in run.weights:
+            held = names[: pipeline.per_stage] if pipeline and run.first == pipeline.first else names
+            shape = flow.graph.tensors[names[0]].shape
+            weights += len(held) * prod(local_shape(shape, stored_layout(flow.weights[names[0]]), mesh)) * (names[0] in flow.grad)
+    inside = {i for run in runs for i in range(run.first, run.end)}
+    kept = sum(size * (float(pipeline.share(i)) if pipeline else 1.0) for i, _, size in kept_tensors(base, flow, pricer) if i in inside)
+    return flow.plan.microbatches * pricer.loop_s(weights * pricer.recipe.parameter_bytes, kept)
+
+
+def made_again(flow: Flow, runs: tuple[Run, ...]) -> frozenset[int]:
+    """Nodes, of all repeats, whose kernels run a second time in the backward pass of recomputed blocks."""
+    return frozenset(i + r * run.period for run, replay in replays(flow, runs) for i, result in replay.nodes.items() if result for r in range(run.repeats))

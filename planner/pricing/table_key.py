@@ -1,0 +1,19 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
+
+
+def key_of(*parts: bytes) -> bytes:
+    """The key of a table that follows from these parts."""
+    return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
+
+
+def _digest(index: bytes) -> bytes:
+    return hashlib.blake2b(index, digest_size=32).digest()

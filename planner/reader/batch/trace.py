@@ -1,0 +1,188 @@
+"""The batch as a factor of dims, operator by operator (see `planner.reader.batch.rebatch`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.errors import PlanError
+from planner.reader.draft.draft import Draft, Op
+from planner.reader.draft.simplify import ALONE, BROADCASTING
+from planner.reader.onnx.params import depends_on_data
+
+Factors = tuple[int, ...]
+"""A dim: factors, major first; 0 is the batch."""
+Dims = tuple[Factors, ...]
+Marks = Dims | None
+"""None: the tensor does not depend on the batch."""
+
+
+def size(factors: Factors, batch: int) -> int:
+    """The extent of a dim."""
+    return math.prod(batch if f == 0 else f for f in factors)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A tensor without the batch meets one with it: its dim `axis` must become `factors`."""
+
+    tensor: str
+    axis: int
+    factors: Factors
+    why: str
+
+
+class Tracer:
+    """One forward sweep. `leaves` and `made` hold the dims of constants, and of operations that make dims, found by earlier sweeps."""
+
+    def __init__(self, draft: Draft, batch: int, leaves: dict[str, Dims], made: dict[int, Dims], traced: Sequence[str], *, exported: int, by_size: bool = False) -> None:
+        self.draft, self.batch, self.made, self.exported, self.by_size = draft, batch, made, exported, by_size
+        self.marks: dict[str, Marks] = {**leaves}
+        self.demands: list[Demand] = []
+        self.expands: list[tuple[Op, int, int]] = []  # operation, slot, axis: a 1 that must be repeated
+        for name in traced:
+            self.marks[name] = ((0,), *((n,) for n in draft.shape(name)[1:]))
+
+    def run(self) -> None:
+        """Fills `marks`, `demands` and `expands`. Raises PlanError where the batch cannot be followed."""
+        for op in self.draft.ops:
+            self.step(op)
+
+    def step(self, op: Op) -> None:
+        """Follows the batch through one operation."""
+        from planner.reader.batch.rules import RULES
+
+        forced = self.made.get(id(op))
+        if forced is not None:
+            self.marks[op.outputs[0]] = forced
+            return
+        if not any(0 in factors for i in op.inputs if i for factors in self.dims(i)):
+            return
+        rule = RULES.get(op.op)
+        if rule is None:
+            self._other(op)
+            return
+        for name, dims in zip(op.outputs, rule(self, op), strict=False):
+            if name:
+                self.marks[name] = dims if any(0 in f for f in dims) else None
+
+    def fail(self, op: Op, what: str) -> PlanError:
+        """The error for a batch that an operation loses."""
+        inputs = "; ".join(f"{i!r} {list(self.draft.shape(i))}" for i in op.inputs if i)
+        return PlanError(
+            "P146", f"cannot change the exported batch of {self.exported}: node {op.id!r} ({op.op}) {what}", detail=[f"inputs: {inputs}"],
+            help=[f"plan with --batch {self.exported}, or export with a dynamic batch"],
+        )  # fmt: skip
+
+    def dims(self, name: str) -> Dims:
+        """The tensor's dims; plain ones when the batch is not in it."""
+        found = self.marks.get(name)
+        if found is not None:
+            return found
+        if self.by_size:  # no other dim is a multiple of the batch
+            b = self.batch
+            return tuple((n,) if n % b or not n else (0,) if n == b else (0, n // b) for n in self.draft.shape(name))
+        return tuple((n,) for n in self.draft.shape(name))
+
+    def demand(self, op: Op, name: str, axis: int, factors: Factors) -> None:
+        """Records that a dim of an operand must carry the batch."""
+        self.demands.append(Demand(name, axis, factors, f"it meets the batch at node {op.id!r} ({op.op})"))
+
+    def join(self, op: Op, slot: int, axis: int, factors: Factors) -> None:
+        """An operand must have the batch in a dim and broadcasting does not help: a constant single sample is repeated, the rest demanded."""
+        name = op.inputs[slot]
+        if self.draft.shape(name)[axis] == 1 and factors == (0,) and (self.batch > 1 or name not in self.data):
+            self.expands.append((op, slot, axis))
+        else:
+            self.demand(op, name, axis, factors)
+
+    @cached_property
+    def data(self) -> set[str]:
+        """Tensors that depend on an input."""
+        return depends_on_data(self.draft)
+
+    def align(self, op: Op, operands: Sequence[tuple[str, int]], rank: int, *, ones: bool = True) -> Dims:
+        """Dims of operands laid over each other: (name, offset) puts dim k of the operand at dim k + offset of the result.
+
+        Operands without the batch where others have it are demanded; a 1 broadcasts (`ones`), or is expanded.
+        """
+        out: list[Factors] = [(1,)] * rank
+        for name, offset in operands:
+            for k, factors in enumerate(self.dims(name)):
+                at = k + offset
+                if 0 in factors and 0 not in out[at]:
+                    out[at] = factors
+                elif 0 in factors and factors != out[at]:
+                    raise self.fail(op, "combines two different layouts of the batch")
+                elif out[at] == (1,):
+                    out[at] = factors
+        for name, offset in operands:
+            for k, factors in enumerate(self.dims(name)):
+                want = out[k + offset]
+                if 0 not in want or 0 in factors:
+                    continue
+                if self.draft.shape(name)[k] != 1:
+                    self.demand(op, name, k, want)
+                elif not ones:
+                    self.join(op, op.inputs.index(name), k, want)
+        return tuple(out)
+
+    def _other(self, op: Op) -> None:
+        """Operators without a rule: only those that keep the shape of their one batched operand."""
+        if op.bodies:
+            raise self.fail(op, "holds subgraphs, through which the batch is not followed")
+        batched = [i for i in op.inputs if i and any(0 in factors for factors in self.dims(i))]
+        outputs = [o for o in op.outputs if o]
+        if len(set(batched)) == 1 and all(self.draft.shape(o) == self.draft.shape(batched[0]) for o in outputs):
+            for o in outputs:
+                self.marks[o] = self.dims(batched[0])
+            return
+        raise self.fail(op, "has no rule for the batch")
+
+
+def behind(draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...], old: int) -> list[tuple[str, int, tuple[int, ...]]] | None:
+    """Where dim `axis` of an operation's result comes from; [] when the operation itself makes it, None when unknown."""
+    rank = len(draft.shape(name))
+    n = draft.shape(name)[axis]
+    if op.op in BROADCASTING:
+        below = []
+        for i in op.inputs:
+            at = axis - (rank - len(draft.shape(i)))
+            if at >= 0 and draft.shape(i)[at] == n and n != 1:
+                below.append((i, at, factors))
+        return below or None
+    if op.op in ALONE or op.op in ("CumSum", "Trilu"):
+        return [(op.inputs[0], axis, factors)]
+    if op.op == "Transpose":
+        return [(op.inputs[0], op.attrs["perm"][axis], factors)]
+    if op.op == "Concat" and op.attrs["axis"] != axis:
+        return [(i, axis, factors) for i in op.inputs]
+    if op.op in ("Slice", "Split", "Pad") and draft.shape(op.inputs[0])[axis] == n:
+        return [(op.inputs[0], axis, factors)]
+    if op.op == "Expand":
+        at = axis - (rank - len(draft.shape(op.inputs[0])))
+        return [(op.inputs[0], at, factors)] if at >= 0 and draft.shape(op.inputs[0])[at] == n and n != 1 else []
+    if op.op == "ConstantOfShape":
+        return []
+    if op.op == "Reshape":
+        source, target = draft.shape(op.inputs[0]), draft.shape(name)
+        before = math.prod(target[:axis])
+        for k, m in enumerate(source):
+            if m == n and math.prod(source[:k]) == before:
+                return [(op.inputs[0], k, factors)]
+        return None
+    if op.op == "Gather":
+        data, indices, g = draft.shape(op.inputs[0]), draft.shape(op.inputs[1]), int(op.attrs["axis"])
+        if axis < g:
+            return [(op.inputs[0], axis, factors)]
+        if axis < g + len(indices):
+            return [(op.inputs[1], axis - g, factors)]
+        return [(op.inputs[0], axis - len(indices) + 1, factors)] if data else None
+    if op.op == "GatherND" and axis < len(draft.shape(op.inputs[1])) - 1:
+        below = [(op.inputs[1], axis, factors)]
+        if factors == (0,) and draft.shape(op.inputs[0])[0] == old:
+            below.append((op.inputs[0], 0, factors))  # an index that counts along the batch needs as many rows
+        return below
+    return None

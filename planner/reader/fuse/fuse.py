@@ -1,0 +1,29 @@
+"""Recognises what exporters spread out, innermost patterns first."""
+
+from __future__ import annotations
+
+from planner.reader.draft.draft import Draft
+from planner.reader.draft.flatten import unflatten
+from planner.reader.draft.simplify import drop_dead, fold_transposes, shorten_views, sink_expands
+from planner.reader.fuse.activations import gelus, rotaries, silus
+from planner.reader.fuse.attention import attentions, repeated_heads
+from planner.reader.fuse.experts import experts
+from planner.reader.fuse.experts_build import stored_parts
+from planner.reader.fuse.experts_one_by_one import experts_each
+from planner.reader.fuse.matcher import Finder
+from planner.reader.fuse.norms import group_norms, norms
+from planner.reader.fuse.rows import bags
+
+
+def fuse(draft: Draft) -> None:
+    """Activations, norms, rotary embeddings, attention, routed experts; then the views they leave behind."""
+    finder = Finder(draft)
+    for patterns in ((silus, gelus, bags), (norms, group_norms), (rotaries,), (attentions,), (repeated_heads,), (experts, experts_each)):
+        for pattern in patterns:
+            pattern(finder)
+        finder = finder.applied()
+    stored_parts(draft)
+    unflatten(draft)
+    for each in (sink_expands, shorten_views, fold_transposes):
+        if each(draft):
+            drop_dead(draft)

@@ -1,0 +1,19 @@
+"""(domain, operator) -> lowering rule, gathered from the tables of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.reader.lower.call import Call
+from planner.reader.lower.control import CONTROL
+from planner.reader.lower.experts import moe
+from planner.reader.lower.index import INDEX
+from planner.reader.lower.layers import NETS
+from planner.reader.lower.math import MATH
+from planner.reader.lower.rare import RARE
+from planner.reader.lower.sequence import SEQUENCE
+from planner.reader.lower.shape import SHAPE
+
+TABLE: dict[tuple[str, str], Callable[[Call], None]] = {("", op): rule for rules in (MATH, SHAPE, INDEX, NETS, RARE, CONTROL, SEQUENCE) for op, rule in rules.items()}
+TABLE |= {("com.microsoft", op): TABLE["", op] for op in ("Gelu", "SimplifiedLayerNormalization", "FusedMatMul", "QuickGelu")}
+TABLE["com.microsoft", "MoE"] = moe

@@ -1,0 +1,180 @@
+"""From a ModelProto to the first draft: checks, dims, leaves, then one lowering pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.errors import PlanError
+from planner.graph.ir import DTYPE_BYTES, FLOATS, WeightRef
+from planner.reader.draft.draft import FOLD_ELEMENTS, Draft, proto_array
+from planner.reader.draft.shapes import Type
+from planner.reader.lower.call import Frame
+from planner.reader.lower.guide import CarriesBatch, Guide, refused
+from planner.reader.lower.lowering import Lowering
+from planner.reader.onnx.check import Checked
+from planner.reader.onnx.dims import Bound, bind
+from planner.reader.onnx.records import Records
+from planner.reader.onnx.tensors import check_tensor, input_type
+from planner.search.findings import Finding
+
+SHOWN = 3
+"""Tensors that a finding names."""
+
+
+def start(
+    checked: Checked,
+    folder: Path | None,
+    name: str,
+    *,
+    batch: int | None,
+    dims: Mapping[str, int] | None,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    tokens_per_step: int | None,
+    devices: int,
+    direct: bool = False,
+    carriers: Mapping[str, int] | None = None,
+) -> tuple[Draft, Bound]:
+    """The canonical draft of a model at its lowered batch (see `planner.reader.onnx.dims.bind`). Raises PlanError."""
+    graph = checked.model.graph
+    options: dict[str, Any] = {"batch": batch, "tokens_per_step": tokens_per_step, "devices": devices}
+    bound = bind(graph, dims=dims or {}, shapes=shapes or {}, direct=direct, carriers=carriers, **options)
+    draft = Draft(name=name, dims=bound.dims, notes=list(bound.notes), records=Records.of(graph))
+    declared = _declared(graph, bound)
+    lowering = Lowering(draft, checked.functions, declared)
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in checked.model.opset_import}
+    frame = Frame({}, opsets)
+    for input_, type_ in bound.inputs.items():
+        if type_[1] not in DTYPE_BYTES:
+            raise PlanError("P143", f"input {input_!r} holds {type_[1]} values, which cannot be planned")
+        draft.types[input_] = type_
+        draft.inputs.append(input_)
+        frame.env[input_] = input_
+    if bound.guided:
+        lowering.guide = Guide(draft, bound.lowered or 1)
+    for stored in checked.initializers:
+        _add_stored(lowering, frame, bound, *stored)
+    for sparse in graph.sparse_initializer:
+        _add_sparse(lowering, frame, sparse, folder)
+    for output in graph.output:
+        if output.type.WhichOneof("value") not in ("tensor_type", None):
+            raise PlanError("P143", f"output {output.name!r} has {input_type(output)[0]} type; only tensors can be planned")
+    try:
+        lowering.run(checked.nodes, frame)
+        lowering.report()
+    except CarriesBatch as found:
+        known = {**(carriers or {}), found.name: found.axis}
+        return start(checked, folder, name, dims=dims, shapes=shapes, carriers=known, **options)
+    except PlanError as error:
+        if not bound.guided:
+            raise
+        others = {k: v for k, v in (dims or {}).items() if k != "batch"}
+        start(checked, folder, name, batch=1, dims=others, shapes=shapes, tokens_per_step=None, devices=1)  # a fault of the file itself?
+        raise refused(error) from None
+    if bound.exported in (None, bound.lowered) and (false := _otherwise(declared, draft, frame)):
+        draft.notes.append(Finding("note", false))
+    draft.forget()
+    _name_outputs(draft, [o.name for o in graph.output], frame)
+    return draft, bound
+
+
+def _declared(graph: Any, bound: Bound) -> dict[str, Type]:
+    """Shapes the file declares for inner tensors, where the bound dims make them static (custom operators need them)."""
+    found: dict[str, Type] = {}
+    for value in [*graph.value_info, *graph.output]:
+        kind, dtype = input_type(value)
+        if kind != "tensor" or dtype not in DTYPE_BYTES or not value.type.tensor_type.HasField("shape"):
+            continue
+        dims: list[int] = []
+        for dim in value.type.tensor_type.shape.dim:
+            n = dim.dim_value if dim.WhichOneof("value") == "dim_value" else bound.symbols.get(dim.dim_param, -1)
+            dims.append(n)
+        if min(dims, default=0) >= 0:
+            found[value.name] = (tuple(dims), dtype)
+    return found
+
+
+def _otherwise(declared: Mapping[str, Type], draft: Draft, frame: Frame) -> str:
+    """Tensors whose declared shape is not what their operators make of the inputs, in words; "" where all agree."""
+    made = {name: draft.types[found] for name in declared if (found := frame.env.get(name)) in draft.types}
+    false = [f"{name!r} is declared {list(declared[name][0])} and made {list(type_[0])}" for name, type_ in made.items() if type_[0] != declared[name][0]]
+    more = f", and {len(false) - SHOWN} more" if len(false) > SHOWN else ""
+    return f"the file contradicts itself: {'; '.join(false[:SHOWN])}{more}; planned as made" if false else ""
+
+
+def _add_stored(lowering: Lowering, frame: Frame, bound: Bound, name: str, type_: Type, ref: WeightRef) -> None:
+    """An initializer; one that the exporter made of a parameter's rows is that parameter, and copies for the samples of a batch are one again."""
+    draft, (shape, dtype) = lowering.draft, type_
+    origin = draft.records.view_of(name)
+    if not origin or ref.kind != "inline" or dtype not in FLOATS:
+        lowering.add_leaf(frame, name, type_, ref)
+        return
+    made = draft.fresh(origin)
+    if len(shape) > 2 and shape[0] == bound.exported != 1:
+        array = proto_array(ref.proto)
+        if bool((array == array[:1]).all()):
+            lowering.add_ref(made, (1, *shape[1:]), dtype, replace(ref, transform=(*ref.transform, ("slice", (0, 0, 1, 1)))))
+            frame.env[name] = draft.add("Expand", [made], out=name, shape=shape)
+            return
+    lowering.add_ref(made, shape, dtype, ref)
+    frame.env[name] = made
+
+
+def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | None) -> None:
+    """A small sparse initializer becomes dense; a large one is refused before anything is allocated."""
+    name, shape = sparse.values.name, tuple(sparse.dims)
+    elements = 1
+    for n in shape:
+        elements *= max(n, 0)
+    if min(shape, default=0) < 0 or elements > FOLD_ELEMENTS:
+        raise PlanError(
+            "P136", f"sparse initializer {name!r} of shape {list(shape)} stands for {elements} elements, too many to make dense",
+            help=["store it as a dense initializer"],
+        )  # fmt: skip
+    (count, dtype), values = check_tensor(sparse.values, name, folder)
+    (where, _), indices = check_tensor(sparse.indices, f"{name} (indices)", folder)
+    if values.kind != "inline" or indices.kind != "inline" or dtype not in DTYPE_BYTES or not shape:
+        raise PlanError("P136", f"sparse initializer {name!r} has no values inside the file")
+    dense = np.zeros(elements, proto_array(values.proto).dtype)
+    index = proto_array(indices.proto).astype(np.int64)
+    try:
+        flat = np.ravel_multi_index(tuple(index.T), shape) if index.ndim == 2 else index
+        dense[flat] = proto_array(values.proto)
+    except (ValueError, IndexError) as error:
+        raise PlanError("P136", f"sparse initializer {name!r} has bad indices", detail=[str(error)[:200], f"{count} values, {where} indices"]) from None
+    made = lowering.draft.fresh(name)
+    lowering.add_ref(made, shape, dtype, WeightRef("inline", proto=dense.reshape(shape)))
+    frame.env[name] = made
+
+
+def _name_outputs(draft: Draft, names: list[str], frame: Frame) -> None:
+    """Gives the graph's outputs their names back where aliases or functions hid them."""
+    made = [frame.find(name) for name in names]
+    renamed: dict[str, str] = {}
+    for name, tensor in zip(names, made, strict=True):
+        if not tensor:  # nothing is known of it, or a function hands on an operand it was not given
+            raise PlanError("P130", f"output {name!r} of the graph cannot be planned")
+        tensor = renamed.get(tensor, tensor)
+        if tensor != name and name not in draft.types and tensor in draft.maker and tensor not in draft.outputs and tensor not in names:
+            rename(draft, tensor, name)
+            renamed[tensor] = tensor = name
+        elif tensor != name or tensor in draft.inputs:  # an input, a constant, or a tensor that is already an output
+            tensor = draft.add("Identity", [tensor], out=name)
+            if tensor in draft.maker and not draft.maker[tensor].id:
+                draft.maker[tensor].id = f"{tensor}/identity"
+        draft.outputs.append(tensor)
+
+
+def rename(draft: Draft, old: str, new: str) -> None:
+    """Renames a tensor that an operation makes."""
+    op = draft.maker.pop(old)
+    draft.maker[new] = op
+    draft.types[new] = draft.types.pop(old)
+    op.outputs[op.outputs.index(old)] = new
+    for user in draft.ops:
+        if old in user.inputs:
+            user.inputs[:] = [new if i == old else i for i in user.inputs]

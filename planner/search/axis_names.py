@@ -1,0 +1,86 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from planner.analysis.facts import Base
+from planner.execution.plan import Plan
+from planner.machine.topology import Mesh, MeshAxis
+from planner.pricing.step_time import Cost
+from planner.sharding.layout import STAGE, Axes
+from planner.sharding.rule import PENDING, Split
+from planner.space.build import Space
+
+if TYPE_CHECKING:
+    pass
+from planner.analysis.axis_roles import REPLICATED, ROLES, renamed_layout, renamed_split
+
+Names = Mapping[str, str]
+"""Axis -> its new name; neighbours that become one axis have the same."""
+
+
+def axis_names(base: Base, plan: Plan, kept: Collection[str] = ()) -> dict[str, str]:
+    """Axis of the plan -> its name by what it does. kept: those that the user named."""
+    work = {a: dict.fromkeys(ROLES, 0.0) for a, _ in plan.mesh}
+    for i, factors in base.roles.items():
+        node, rule = base.graph.nodes[i], base.rules[i]
+        weight = base.times[i] * max(rule.flops, *(float(prod(base.graph.tensors[o].shape)) for o in node.outputs if o))
+        for f, axes in plan.splits.get(node.id, Split()).pairs:
+            for a in axes if f != PENDING else ():
+                work[a][factors[f]] += weight
+    found = {a: a for a, n in plan.mesh if a in kept or a == STAGE or n == 1}
+    for a, shares in work.items():
+        if a not in found:
+            role = max(ROLES, key=lambda r: shares[r]) if any(shares.values()) else REPLICATED
+            called = "fsdp" if plan.zero == 3 and a in plan.zero_axes and role in ("data", REPLICATED) else role
+            names = (called if k == 1 else f"{called}{k}" for k in range(1, len(work) + 1))
+            found[a] = next(n for n in names if n not in found.values())
+    return found
+
+
+def renamed_axes(axes: Axes, names: Names) -> Axes:
+    """Axes under their new names."""
+    return tuple(dict.fromkeys([names[a] for a in axes]))
+
+
+def renamed_mesh(mesh: Mesh, names: Names) -> Mesh:
+    """The same axes under their new names."""
+    parts: dict[str, dict[int, int]] = {}
+    for axis in reversed(mesh.axes):  # of an axis the innermost level comes first
+        own = parts.setdefault(names[axis.name], {})
+        for level, n in axis.parts:
+            own[level] = own.get(level, 1) * n
+    return Mesh(tuple(MeshAxis(a, tuple(parts[a].items())) for a in renamed_axes(tuple(a.name for a in mesh.axes), names)), renamed_axes(mesh.group, names))
+
+
+def renamed_plan(plan: Plan, names: Names) -> Plan:
+    """The same decisions on axes under their new names."""
+    weights = {n: replace(w, layout=renamed_layout(w.layout, names), axes=renamed_axes(w.axes, names), fan=renamed_axes(w.fan, names))
+               for n, w in plan.weight_plans.items()}  # fmt: skip
+    known: dict[int, Split] = {}  # repeats share their splits; so do the renamed ones
+    splits = {n: known.setdefault(id(s), renamed_split(s, names)) for n, s in plan.splits.items()}
+    sizes: dict[str, int] = {}
+    for a, n in plan.mesh:
+        sizes[names[a]] = sizes.get(names[a], 1) * n
+    return replace(plan, mesh=tuple(sizes.items()), splits=splits, zero_axes=renamed_axes(plan.zero_axes, names), weight_plans=weights)
+
+
+def renamed_cost(cost: Cost, names: Names) -> Cost:
+    """The same price, its traffic under the new names."""
+    def joined(axes: str) -> str:
+        return "+".join(names.get(a, a) for a in axes.split("+"))  # no two have the same: planner.search.axis_merging prices anew
+
+    traffic = {kind: {joined(axes): row for axes, row in rows.items()} for kind, rows in cost.traffic.items()}
+    return replace(cost, traffic=traffic, exposed_by_axes={(kind, joined(axes)): s for (kind, axes), s in cost.exposed_by_axes.items()})
+
+
+def renamed_space(space: Space, mesh: Mesh, names: Names) -> Space:
+    """The same options under the new names, on the renamed mesh."""
+    variables = [replace(v, splits=tuple(renamed_split(s, names) for s in v.splits),
+                         layouts=tuple((renamed_layout(h, names), None if b is None else renamed_layout(b, names)) for h, b in v.layouts)) for v in space.variables]  # fmt: skip
+    pricer = replace(space.pricer, mesh=mesh, memo={}, _affine={}, _sizes={})
+    return Space(space.base, pricer, variables, space.links, space.op_of)

@@ -1,0 +1,44 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from costmodels.runtimes import Runtime
+from planner.execution import collectives as account
+
+if TYPE_CHECKING:
+    from planner.analysis.facts import Base
+    from planner.execution.plan import Plan
+    from planner.pricing.pricer import Pricer
+    from planner.pricing.step_time import Cost
+from planner.pricing.bucketing import AUTO, NOTABLE, OPEN, SIZES, TIE, _joined, launched, seconds
+
+
+def searched(runtime: Runtime, asked: int | str) -> Runtime:
+    """The profile that a search with a pinned bucket prices by: that of its size, or of the largest that AUTO tries, so that what is proven holds for all."""
+    if not asked or asked == OPEN:
+        return runtime
+    return replace(runtime, bucket_bytes=float(SIZES[-1] if asked == AUTO else asked))
+
+
+def priced(base: Base, plan: Plan, pricer: Pricer, asked: int | str) -> tuple[Plan, Cost]:
+    """The plan with buckets of the size asked for, and its price. Of AUTO the smallest size that ties with the best; of OPEN the same where it is notably faster than the
+    compiler's own. Raises PlanError P068 where its blocks cannot be dealt out over pipeline stages."""
+    from planner.pricing.step_time import derived, price_flow, price_plan, price_resent
+
+    if isinstance(asked, int):
+        sized = replace(plan, bucket_bytes=asked)
+        return sized, price_plan(base, sized, pricer)[0]
+    flow, runs = derived(base, plan)
+    uses = account.collectives(flow, runs, pricer.itemsize)
+    cost = price_flow(base, flow, runs, pricer, uses)
+    if asked == OPEN and (plan.copies > 1 or cost.launch_time_s <= NOTABLE * cost.step_time_s):  # copies ask for launches of their own size (planner.pricing.microbatch_overlap)
+        return plan, cost
+    few = _joined(uses)
+    times = {size: sum(s - hidden for use, s, hidden in seconds(few, pricer, launched(few, size)) if use.bucketed) for size in SIZES}
+    least = min(times.values())
+    sized = replace(plan, bucket_bytes=next(size for size in SIZES if times[size] <= least * (1 + TIE)))
+    best = price_resent(base, replace(flow, plan=sized), runs, pricer, uses, cost)
+    return (plan, cost) if asked == OPEN and best.step_time_s >= cost.step_time_s * (1 - NOTABLE) else (sized, best)

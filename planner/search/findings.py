@@ -1,0 +1,111 @@
+"""Findings: what a user should not miss of a plan, a sentence each, the gravest kind first.
+
+A note of a graph (Graph.notes) is an assumption, unless it is a Finding: then it leaves the assumptions and stands under the plan's figures. What is found of a
+whole plan joins in `of_plan`; what a strategy file says by itself (padding, a tight memory) is worked out by planner.report.findings when it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.graph.ir import Graph
+    from planner.search.request import Request
+    from planner.workload.model import Model
+
+KINDS = ("speed", "loss", "frozen", "tie", "experts", "training", "attention", "memory", "devices", "published", "batch", "operators", "tables", "padding", "note")
+"""From the gravest: a speed that nobody would accept; what changes the training (loss left out, weights frozen or untied, experts not recognised, layers in
+evaluation mode); what the plan costs more than it should, or may not hold; what is good to know."""
+TRAINING = frozenset({"loss", "frozen", "tie", "training"})
+"""Kinds that say nothing where nothing is trained."""
+
+
+class Finding(str):
+    """A sentence of a kind."""
+
+    kind: str
+
+    def __new__(cls, kind: str, text: str) -> Finding:
+        """kind: one of KINDS."""
+        made = super().__new__(cls, text)
+        made.kind = kind
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.kind, str(self)
+
+
+LEAST_MFU = 0.02
+"""Below this share of the devices' arithmetic a training plan of a large model is a mistake somewhere, and said so before anything else."""
+LARGE = 1_000_000_000
+UNFUSED = 0.05
+"""Share of a step from which on it is said that attention is priced as a kernel that the emitted program does not have."""
+
+
+def of_plan(model: Model, graph: Graph, costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], microbatches: int) -> tuple[Finding, ...]:
+    """What is found when a plan is put together: of the graph that is planned, its costs, and its nodes as the strategy file has them."""
+    notes = tuple(note for note in model.plain.notes if isinstance(note, Finding))
+    slow = graph.parameters > LARGE and model.workload.kind == "train" and costs["model_flops_utilization"] < LEAST_MFU
+    return ordered([*([_speed(notes, costs, nodes, microbatches)] if slow else []), *notes])
+
+
+def of_request(model: Model, request: Request) -> tuple[Finding, ...]:
+    """What is found of a question before it is answered: a plan that the file brings and nobody asked for, kinds of device that work at the pace of the slowest."""
+    found = [Finding("devices", note) for note in request.topology.notes if request.topology.groups]
+    if model.proto.configuration and request.pins.empty:
+        devices = ", ".join(str(c.num_devices) for c in model.proto.configuration)
+        found.append(Finding("note", f"the model's annotations for {devices} devices are not used (--pin annotated)"))
+    return tuple(found)
+
+
+def unfused(request: Request, costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], microbatches: int) -> tuple[Finding, ...]:
+    """That attention is priced as a fused kernel, which programs for accelerators do not have yet (docs/how-a-plan-is-chosen.md, How sure it is)."""
+    if request.runtime.kernels is not None or request.topology.device.kind == "cpu":
+        return ()
+    share = _spent((row for row in nodes.values() if row["op"] == "Attention"), microbatches) / (costs["step_time_s"] or 1.0)
+    if share < UNFUSED:
+        return ()
+    return (Finding("attention", f"attention, {100 * share:.0f} % of the step, is priced as a fused kernel; the program that plan emit writes sends its scores through memory "
+                                 "and takes longer there"),)  # fmt: skip
+
+
+def _spent(rows: Iterable[Mapping[str, Any]], microbatches: int) -> float:
+    """Seconds of a step that nodes' kernels take."""
+    return microbatches * sum(row.get("time_s", 0.0) for row in rows)
+
+
+def _speed(notes: Iterable[Finding], costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], microbatches: int) -> Finding:
+    """Why a plan puts next to none of its devices' arithmetic to use, and what to do."""
+    kinds, step = {n.kind for n in notes}, costs["step_time_s"] or 1.0
+    whole = [row for row in nodes.values() if row.get("unsupported")]
+    shares = {"communication": costs["exposed_communication_time_s"] / step, "bubble": costs["bubble_time_s"] / step}
+    if "experts" in kinds:
+        why = "its experts were not recognised, so whole weights are copied for each token, or every expert works on every token"
+        help_ = "export them in a form that is (docs/exporting.md, Experts)"
+    elif _spent(whole, microbatches) > step / 3:
+        why, help_ = f"{len(whole)} kinds of nodes have no rule and run whole on every device, first {whole[0]['unsupported']}", "plan ops FILE lists them"
+    elif costs["distinct_work"] < 1 / 3:
+        why, help_ = f"devices repeat one another's work ({costs['distinct_work']:.1%} of it is distinct)", "a larger --batch, or fewer --devices"
+    elif shares["communication"] > 1 / 2:
+        why, help_ = f"{shares['communication']:.0%} of the step waits for communication", "a larger --batch, or fewer --devices"
+    elif shares["bubble"] > 1 / 2:
+        why, help_ = f"{shares['bubble']:.0%} of the step are pipeline bubbles", "a larger --batch, or fewer stages"
+    elif "attention" in kinds:
+        why, help_ = "its attention was not recognised, so scores pass through memory", "export it with attn_implementation='sdpa'"
+    else:
+        why, help_ = "its operators move bytes rather than multiply: a device has too few rows at a time", "a larger --batch, or fewer --devices"
+    return Finding("speed", f"{costs['model_flops_utilization']:.2%} of the devices' arithmetic is put to use (MFU), which nobody would run: {why}; {help_}")
+
+
+def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The gravest first, each once; a kind of a later version last."""
+    place = {kind: at for at, kind in enumerate(KINDS)}
+    return tuple(sorted(dict.fromkeys(findings), key=lambda f: place.get(f.kind, len(KINDS))))
+
+
+def rows(findings: Iterable[Finding]) -> tuple[Mapping[str, Any], ...]:
+    """As strategy files keep them."""
+    return tuple({"kind": f.kind, "text": str(f)} for f in findings)

@@ -1,0 +1,68 @@
+"""A leaf of the outer search: a mesh and the techniques on it, with the stage that its bound has reached (planner.search.best_first says what each stage knows)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from planner.execution.techniques import RECOMPUTE
+from planner.solvers.problem import Problem, Solution
+from planner.space.assemble import Techniques
+
+if TYPE_CHECKING:
+    from planner.search.search import Search
+
+LEVEL_ORDER = (2, 1, 0, 3)
+"""Of equal bounds the level that needs less memory goes first; level 3 costs time."""
+UNSEEN, MESH, FITTING, FREE, BOUNDED, PRICED = range(-1, 5)
+"""Stages. What is unseen stands for all leaves of a mesh whose space was not built yet."""
+
+
+@dataclass
+class Leaf:
+    """A point of the outer search, ordered by bound, then by simplicity."""
+
+    bound: float
+    recompute: int
+    micro: int
+    level: int
+    mesh: int
+    stage: int = field(compare=False, default=0)
+    schedule: str = field(compare=False, default="1f1b")
+    virtual: int = field(compare=False, default=1)
+    tight: bool = field(compare=False, default=False)
+    """Whether nothing but a solver can raise its bound further, once it has been bounded."""
+
+    def __lt__(self, other: Leaf) -> bool:
+        if self.bound != other.bound:  # of nearly all pairs
+            return self.bound < other.bound
+        return (self.recompute, self.micro, self.level, self.mesh) < (other.recompute, other.micro, other.level, other.mesh)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its plans keep results of collectives in recomputed blocks: its bound is then one of those that keep sums alone (planner.space.assemble)."""
+        return RECOMPUTE[self.recompute] == "block-keep"
+
+    @cached_property
+    def techniques(self) -> Techniques:
+        """As the problem knows them."""
+        return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro, self.schedule, self.virtual)
+
+
+@dataclass
+class Asked:
+    """The solves of one leaf: the work they took, and whether the work limit cut one."""
+
+    search: Search
+    deeper: int
+    work: int = 0
+    cut: bool = False
+
+    def solve(self, problem: Problem, below: float = math.inf) -> Solution:
+        """The answer of the search's solver, counted. below: as in `Budget`."""
+        solved = self.search.solve(problem, self.deeper, below)
+        self.work += solved.work
+        self.cut |= solved.stopped == "work"
+        return solved

@@ -1,0 +1,302 @@
+"""From what a search found to a Strategy: nodes with their runner-ups, tensors with their layouts, costs, baselines, assumptions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from planner.execution.layout_flow import Flow
+from planner.execution.pipeline import Pipeline, pipeline_of
+from planner.execution.plan import Plan
+from planner.execution.uneven_pipeline import Stages, stages_of
+from planner.graph.ir import Graph
+from planner.pricing.breakdown import details
+from planner.pricing.host_tables import host_bytes
+from planner.pricing.kernels import kernel_times
+from planner.pricing.step_time import Cost, price_plan
+from planner.search.findings import of_plan, of_request, ordered, rows, unfused
+from planner.search.plausible import too_fast
+from planner.search.request import Candidate, Found, Request
+from planner.solvers.problem import FORBIDDEN, Problem
+from planner.space.assemble import PICO
+from planner.space.build import Base, Space
+from planner.strategy.strategy import Strategy
+from planner.workload.model import Model
+
+TOOL_VERSION, COST_MODEL_VERSION = "0.1.0", "1"
+ALONG = ("LSTM", "GRU", "RNN", "Conv")
+"""Operators that work along the positions of a sequence, beside attention."""
+ROUNDING_S = 10 / PICO
+"""What rounding can add up to per node of a graph: its own cost, its hubs' and its conversions', half a picosecond each."""
+
+
+def compose(model: Model, request: Request, found: Found, provenance: Mapping[str, Any], assumptions: tuple[str, ...]) -> Strategy:
+    """The strategy of the best candidate (which must exist)."""
+    best = found.best
+    assert best is not None
+    base = found.base
+    pricer = _pricer(request, best)
+    pricer_cost, flow, runs = price_plan(base, best.plan, pricer)
+    graph = base.graph
+    # The bound is over relaxed problems whose every cost is a whole picosecond: above the price by that rounding alone, it is the price itself.
+    step, rounding = best.cost.step_time_s, ROUNDING_S * len(graph.nodes)
+    bound = min(found.bound_s, step) if found.bound_s <= step + rounding else 0.0
+    gap = (best.cost.step_time_s - bound) / best.cost.step_time_s if bound else None
+    status = "optimal" if gap is not None and gap <= 1e-6 and not found.stopped else "feasible"
+    solver: dict[str, Any] = {"name": request.solver, "status": status, "objective_s": best.objective_s, "bound_s": bound, "gap": gap,
+                              "plans_tried": found.tried, "problem_status": best.status, "from": best.label}  # fmt: skip
+    if bound and found.covers:
+        solver["covers"] = [c.to_json() for c in found.covers]
+    if found.stopped:
+        solver["stopped"] = found.stopped
+    if bound and found.bound_bytes is not None:
+        solver["bound_memory_bytes"] = found.bound_bytes
+    techniques: dict[str, Any] = {
+        "microbatches": best.plan.microbatches, "schedule": best.plan.schedule or "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
+        "recompute": best.plan.recompute, "offload": list(best.plan.offload), "copies": best.plan.copies, "fused_collective_bytes": best.plan.bucket_bytes,
+    }  # fmt: skip
+    techniques |= chunks(best.plan) | places(best.plan, graph) | tables(graph)
+    workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}
+    nodes, costs = node_table(base, flow, found), cost_table(pricer_cost, request, base, model)
+    said = (*of_plan(model, graph, costs, nodes, best.plan.microbatches), *of_request(model, request), *unfused(request, costs, nodes, best.plan.microbatches))
+    findings = rows(ordered((*said, *found.findings, *too_fast(request, best.cost))))
+    made = Strategy(
+        {"name": model.name, "sha256": model.sha256(), "nodes": len(graph.nodes), "parameters": graph.parameters}, request.topology.to_json(), workload,
+        tuple({"name": a.name, "size": a.size, "levels": [request.topology.levels[level].name for level, _ in a.parts]} for a in best.mesh.axes),
+        nodes, block_table(graph, flow, base),
+        tensor_table(graph, flow, base), techniques, costs, solver,
+        {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions,
+        findings, provenance,
+        details(base, flow, runs, pricer), graph,
+    )  # fmt: skip
+    return replace(made, provenance={**provenance, "decisions": made.decisions()})
+
+
+def tables(graph: Graph) -> dict[str, list[str]]:
+    """The entry of files for tables on hosts or servers, where there are any."""
+    return {"hosted": sorted(graph.labels.get(n, n) for n in graph.hosted)} if graph.hosted else {}
+
+
+def chunks(plan: Plan) -> dict[str, int]:
+    """The entry of files for the chunks that a pipeline stage holds, where they are several."""
+    return {"virtual": plan.virtual} if plan.virtual > 1 else {}
+
+
+def places(plan: Plan, graph: Graph) -> dict[str, list[str] | list[int]]:
+    """The entries of files for unequal pipeline stages: the node that each of their chunks begins with after the first, and how many places each takes."""
+    found: dict[str, list[str] | list[int]] = {"cuts": [graph.nodes[i].id for i in plan.cuts]} if plan.cuts else {}
+    return found | ({"widths": list(plan.widths)} if plan.widths else {})
+
+
+def _pricer(request: Request, c: Candidate):
+    from planner.pricing.pricer import Pricer
+
+    return Pricer(request.topology, c.mesh, request.runtime, request.recipe)
+
+
+def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]]:
+    """A row per class of nodes: operator, split, time of the node (all its repeats) and the best other split with what it would cost."""
+    from planner.pricing.pricer import Pricer
+
+    rows = {}
+    pipeline, unequal = pipeline_of(base.graph, flow.plan), stages_of(flow)
+    held = held_times(base, pipeline) if unequal is None else most_times(base, unequal)
+    space, problem = found.space, found.problem
+    pricer = space.pricer if space is not None else None
+    others = runner_ups(space, problem, found.choice) if space is not None and problem is not None else {}
+    for i, node in enumerate(base.graph.nodes):
+        if base.shared[i] != i:
+            continue
+        row: dict[str, Any] = {"op": node.op, "split": flow.split(i).as_dict(), "stage": stage_of(i, pipeline) if unequal is None else unequal.holder(i),
+                               "recompute": flow.plan.recompute != "none" and (unequal is not None or _inside(base, i)),
+                               "outputs": [o for o in node.outputs if o], "times": base.times[i]}  # fmt: skip
+        if node.members:
+            row["members"] = list(node.members)
+        if base.reasons[i]:
+            row["unsupported"] = base.reasons[i]
+        if isinstance(pricer, Pricer):
+            forward, backward = kernel_times(base, i, flow.split(i), pricer)
+            row["time_s"] = (forward + backward) * held[i]
+        if i in others:
+            row["runner_up"] = others[i]
+        rows[node.id] = row
+    return rows
+
+
+def held_times(base: Base, pipeline: Pipeline | None) -> dict[int, float]:
+    """First node of a class -> how many of the class a device runs in a microbatch: of blocks on pipeline stages, those of one stage."""
+    found: dict[int, Fraction] = {}
+    for i, first in enumerate(base.shared):
+        found[first] = found.get(first, Fraction(0)) + (pipeline.share(i) * pipeline.wanted(i) / pipeline.microbatches if pipeline else 1)
+    return {i: float(n) for i, n in found.items()}
+
+
+def most_times(base: Base, unequal: Stages) -> dict[int, float]:
+    """First node of a class -> how many of the class the unequal stage with the most of them runs in a microbatch."""
+    found: dict[int, Counter[int]] = {}
+    for i, first in enumerate(base.shared):
+        found.setdefault(first, Counter())[unequal.holder(i)] += 1
+    return {first: float(max(counts.values())) for first, counts in found.items()}
+
+
+def block_table(graph: Graph, flow: Flow, base: Base) -> tuple[dict[str, Any], ...]:
+    """A row per run of repeats; of one that is dealt out over pipeline stages, how many repeats a stage holds; how names tell the repeats apart, where they do."""
+    pipeline = pipeline_of(graph, flow.plan)
+    return tuple({"first": f, "period": p, "repeats": r, "body": [n.id for n in graph.nodes[f : f + p]]}
+                 | ({"per_stage": pipeline.per_stage} if pipeline is not None and pipeline.first == f else {}) | numbering(graph, f, p, r)
+                 for f, p, r in base.runs)  # fmt: skip
+
+
+def numbering(graph: Graph, first: int, period: int, repeats: int) -> dict[str, Any]:
+    """{"scope": "/model/layers.", "step": 1} where the number behind one prefix rises by `step` from repeat to repeat in the ids of all of a block's nodes
+    and nothing else in them differs; nothing where ids are made otherwise."""
+    ids = [[graph.nodes[first + r * period + j].id for r in range(repeats)] for j in range(period)]
+    other = ids[0][1]
+    at = next((k for k, (a, b) in enumerate(zip(ids[0][0], other, strict=False)) if a != b), 0)
+    scope = other[:at].rstrip("0123456789")
+    rest = re.compile(re.escape(scope) + r"(\d+)(.*)", re.S)
+    found: set[int] = set()
+    for names in ids:
+        read = [rest.fullmatch(name) for name in names]
+        if not scope or not all(read) or len({m[2] for m in read if m}) > 1:
+            return {}
+        numbers = [int(m[1]) for m in read if m]
+        found |= {b - a for a, b in pairwise(numbers)}
+    return {"scope": scope, "step": found.pop()} if len(found) == 1 and min(found) > 0 else {}
+
+
+def stage_of(i: int, pipeline: Pipeline | None) -> int:
+    """The pipeline stage of a node: of blocks the first that has one of theirs (blocks follow in order), of what comes after them the last."""
+    return pipeline.stages - 1 if pipeline is not None and pipeline.late(i) else 0
+
+
+def _inside(base: Base, i: int) -> bool:
+    return any(first <= i < first + period * repeats for first, period, repeats in base.runs)
+
+
+def runner_ups(space: Space, problem: Problem, choice: tuple[int, ...]) -> dict[int, dict[str, Any]]:
+    """Per class of nodes the cheapest other split with every other decision kept, and what it adds (seconds)."""
+    n = len(problem.cost)
+    delta = [c.astype(np.float64).copy() for c in problem.cost]
+    for (u, v), t in zip(problem.edges, problem.edge_table, strict=True):
+        table = problem.tables[t]
+        delta[u] += table[:, choice[v]]
+        delta[v] += table[choice[u], :]
+    out = {}
+    for k in range(n):
+        v = space.variables[k]
+        if v.kind != "op" or len(delta[k]) < 2:
+            continue
+        extra = delta[k] - delta[k][choice[k]]
+        extra[choice[k]] = np.inf
+        best = int(np.argmin(extra))
+        if extra[best] < FORBIDDEN / 2:
+            out[v.node] = {"split": v.splits[best].as_dict(), "extra_s": float(extra[best]) / PICO}
+    return out
+
+
+def tensor_table(graph: Graph, flow: Flow, base: Base) -> dict[str, dict[str, Any]]:
+    """Producer's layout per tensor; of repeated blocks only the first repeat's, except parameters, which are all listed."""
+    rows, pipeline, unequal = {}, pipeline_of(graph, flow.plan), stages_of(flow)
+    holder = {n: unequal.stage(k) for k in range(unequal.count) for n in unequal.weights(k)} if unequal is not None else {}
+    for name, layout in flow.source.items():
+        made = graph.producer.get(name)
+        if name in graph.constants or (made is not None and base.shared[made] != made):
+            continue
+        t = graph.tensors[name]
+        row: dict[str, Any] = {"layout": [list(a) for a in layout.dims], "partial": list(layout.partial), "padded": _padded(t.shape, layout, flow),
+                               "memory": "device", "shape": list(t.shape)}  # fmt: skip
+        if name in flow.weights:
+            row["label"] = graph.labels.get(name, name)
+            w = flow.weights[name]
+            stages = {pipeline.holder(i) for i, _ in graph.consumers[name]} if pipeline else set[int]()
+            if name in holder:
+                row["stage"] = holder[name]
+            if len(stages) == 1 and -1 not in stages:
+                row["stage"] = stages.pop()
+            if w.zero and w.dim >= 0:
+                row["zero"] = {"level": w.zero, "dim": w.dim, "axes": list(w.axes)}
+        rows[name] = row
+    return rows
+
+
+def _padded(shape: tuple[int, ...], layout: Any, flow: Flow) -> bool:
+    from planner.sharding.layout import padded
+
+    sizes = dict(flow.plan.mesh)
+    return any(padded(n, a, sizes) != n for n, a in zip(shape, layout.dims, strict=True))
+
+
+def cost_table(cost: Cost, request: Request, base: Base, model: Model) -> dict[str, Any]:
+    """The file's `cost`."""
+    (faster, slower), (less, more) = request.runtime.time_spread, request.runtime.memory_spread
+    total, limit = cost.memory.total, request.limit_bytes
+    high = int(total * (1 + more))
+    peak = request.topology.peak(request.recipe.compute)
+    step = cost.step_time_s
+    tokens = tokens_per_step(base.graph, model)
+    ideal = cost.flops_per_device * cost.distinct_work
+    return {
+        "step_time_s": step, "step_time_range_s": [step * (1 - faster), step * (1 + slower)],
+        "tokens_per_s_per_device": tokens / step / request.topology.devices if step else 0.0, "tokens_per_step": tokens,
+        "compute_time_s": cost.compute_time_s, "recompute_time_s": cost.recompute_time_s, "optimizer_time_s": cost.optimizer_time_s,
+        "communication_time_s": cost.communication_time_s, "exposed_communication_time_s": cost.exposed_communication_time_s, "bubble_time_s": cost.bubble_time_s,
+        "flops_per_device": cost.flops_per_device, "distinct_work": cost.distinct_work,
+        "model_flops_utilization": ideal / peak / step if step else 0.0,
+        "memory_per_device_bytes": total, "memory_range_bytes": [int(total * (1 - less)), high], "memory_limit_bytes": limit,
+        "fit": "no" if total > limit else "tight" if high > limit else "yes",
+        "memory_breakdown_bytes": {"parameters": cost.memory.parameters, "gradients": cost.memory.gradients, "optimizer": cost.memory.optimizer,
+                                   "activations": cost.memory.activations, "temporary": cost.memory.temporary},
+        "communication_bytes_per_device": {k: {a: {"payload": int(c["payload"]), "wire": float(c["wire"])} for a, c in sorted(axes.items())}  # type: ignore[call-overload, arg-type]
+                                           for k, axes in sorted(cost.traffic.items())},
+        "exposed_s_by_collective": {f"{k} {a}": s for (k, a), s in sorted(cost.exposed_by_axes.items())},
+        **({"tables_time_s": cost.tables_time_s, "host_memory_bytes": host_bytes(base.graph, request.recipe)} if base.graph.hosted else {}),
+    }  # fmt: skip
+
+
+def baseline_row(c: Candidate, request: Request, base: Base, model: Model) -> dict[str, Any]:
+    """The same summary for a baseline, with its tuned techniques."""
+    table = cost_table(c.cost, request, base, model)
+    return {**table, "mesh": dict(c.plan.mesh), "zero_stage": c.plan.zero, "recompute": c.plan.recompute, "microbatches": c.plan.microbatches,
+            "schedule": c.plan.schedule or "none"} | chunks(c.plan) | ({"offload": list(c.plan.offload)} if c.plan.offload else {})  # fmt: skip
+
+
+def tokens_per_step(graph: Graph, model: Model) -> int:
+    """Positions of an integer input [batch, positions] that is looked up whole in a table (token ids), else the batch.
+
+    Of an encoder and a decoder the first input counts. Columns of categories, looked up one by one, are not tokens; nor is a history whose rows are averaged before
+    anything is multiplied by them: its length is none of the model's work.
+    """
+    plain = model.plain
+    for name in plain.inputs:
+        t = plain.tensors[name]
+        if not t.is_float and len(t.shape) == 2 and _looked_up(plain, name) and _worked_on(plain, t.shape[0] * t.shape[1]):
+            return t.shape[0] * t.shape[1]
+    return model.batch
+
+
+def _worked_on(graph: Graph, rows: int) -> bool:
+    """Whether something works along positions, or a product on as many rows."""
+    if any(node.op in ALONG or node.op.endswith("Attention") for node in graph.nodes):
+        return True
+    read = (graph.tensors[n].shape for node in graph.nodes if node.op in ("MatMul", "Gemm") for n in node.inputs if n and n not in graph.weights)
+    return any(prod(shape[:-1]) >= rows for shape in read)
+
+
+def _looked_up(graph: Graph, name: str) -> bool:
+    """Whether a tensor, as it is or cast or reshaped, is the indices of a Gather from a weight."""
+    for i, slot in graph.consumers.get(name, ()):
+        node = graph.nodes[i]
+        if node.op == "Gather" and slot == 1 and node.inputs[0] in graph.weights:
+            return True
+        if node.op in ("Cast", "Reshape", "Identity", "Clip") and _looked_up(graph, node.outputs[0]):
+            return True
+    return False

@@ -1,0 +1,334 @@
+"""The strategy file as types. Keys that may be missing are `NotRequired`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+Split = dict[str, list[str]]
+"""factor -> mesh axes, outermost first"""
+
+OFFLOAD = ("optimizer", "activations", "parameters", "embeddings")
+"""What may wait in the host's memory: the optimizer's state (moments and master copies), from one step to the next; what is handed from block to recomputed block, from
+the forward to the backward pass; weights of recomputed blocks, with their gradients; tables that are looked up alone, with theirs."""
+
+
+class ModelTable(TypedDict):
+    """What was planned."""
+
+    name: str
+    sha256: str
+    nodes: int
+    parameters: int
+
+
+class LevelTable(TypedDict):
+    """One level of links; bandwidths per device and direction, in bytes a second."""
+
+    name: str
+    size: int
+    kind: str
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    efficiency: float
+    wrap: bool
+    all_reduce_bytes_per_s: NotRequired[float]
+    all_reduce_latency_s: NotRequired[float]
+
+
+class GroupTable(TypedDict):
+    """So many devices of one kind, of several that share the work evenly."""
+
+    device: str
+    devices: int
+
+
+class TopologyTable(TypedDict):
+    """The machine; levels innermost first. hardware: the file of a device that does not ship; groups: what devices of several kinds there are."""
+
+    device: str
+    hardware: NotRequired[str]
+    groups: NotRequired[list[GroupTable]]
+    devices: int
+    levels: list[LevelTable]
+
+
+class TrainingTable(TypedDict):
+    """What training means."""
+
+    loss: str
+    logits: str
+    optimizer: str
+    lr: float
+    trainable: list[str]
+    freeze: list[str]
+    shift_labels: bool
+
+
+class WorkloadTable(TypedDict):
+    """What is run."""
+
+    kind: Literal["train", "infer"]
+    batch: int
+    dims: dict[str, int]
+    shapes: dict[str, list[int]]
+    precision: str
+    runtime: str
+    training: TrainingTable | None
+
+
+class AxisTable(TypedDict):
+    """A mesh axis and the levels of links it runs over."""
+
+    name: str
+    size: int
+    levels: list[str]
+
+
+class RunnerUp(TypedDict):
+    """The next best split of a node, and what it would cost more."""
+
+    split: Split
+    extra_s: float
+
+
+class NodeTable(TypedDict):
+    """One operator; `times`: how many nodes are like it, itself included; `time_s`: kernels of those a device runs, in one microbatch."""
+
+    op: str
+    split: Split
+    stage: int
+    recompute: bool
+    time_s: float
+    times: int
+    outputs: list[str]
+    unsupported: NotRequired[str]
+    runner_up: NotRequired[RunnerUp]
+    members: NotRequired[list[str]]
+
+
+class BlockTable(TypedDict):
+    """A run of nodes that recurs: the first repeat's body stands for all; `per_stage`: repeats a pipeline stage holds;
+    ids of a repeat's nodes have, behind `scope`, a number that is `step` higher than in the repeat before."""
+
+    body: list[str]
+    first: int
+    period: int
+    repeats: int
+    per_stage: NotRequired[int]
+    scope: NotRequired[str]
+    step: NotRequired[int]
+
+
+class ZeroTable(TypedDict):
+    """How the optimizer's state of a weight is cut."""
+
+    level: int
+    dim: int
+    axes: list[str]
+
+
+class TensorTable(TypedDict):
+    """The producer's layout: mesh axes per dim; `stage`: of a weight that one pipeline stage alone holds."""
+
+    shape: list[int]
+    layout: list[list[str]]
+    partial: list[str]
+    padded: bool
+    memory: Literal["device", "host"]
+    label: NotRequired[str]
+    stage: NotRequired[int]
+    zero: NotRequired[ZeroTable]
+
+
+class SideTable(TypedDict):
+    """An operand or result as its node has it: the factors of each dim, the mesh axes that cut it, the axes over which terms are still to be added."""
+
+    tensor: str
+    dims: list[str]
+    layout: list[list[str]]
+    partial: list[str]
+
+
+class KernelTable(TypedDict):
+    """Seconds of a pass forward and backward (forward `again` where recomputed), passes a step, seconds a step, those in bubbles, and what binds."""
+
+    forward_s: float
+    backward_s: float
+    again: bool
+    times: int
+    step_s: float
+    bubble_s: float
+    bound_by: str
+
+
+class MoveTable(TypedDict):
+    """Collectives of one kind on one tensor: how many a step, their bytes and seconds together; axes joined by +."""
+
+    kind: str
+    axes: str
+    phase: str
+    tensor: str
+    count: int
+    payload_bytes: int
+    time_s: float
+
+
+class DetailTable(TypedDict):
+    """Why one operator costs what it does, for `plan explain`."""
+
+    rule: str
+    sizes: dict[str, int]
+    operands: list[SideTable]
+    results: list[SideTable]
+    kernels: KernelTable
+    moves: list[MoveTable]
+
+
+class TechniqueTable(TypedDict):
+    """What was chosen beside the splits; `virtual`: chunks that a pipeline stage holds, where several. cuts: of stages without a block in common the node
+    that each begins with after the first; widths: how many places along the axis "stage" each of them takes, where not one each.
+
+    offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks;
+    "parameters": their weights, with gradients; "embeddings": tables that are looked up, with theirs.
+    copies: microbatches that run at the same time.
+    fused_collective_bytes: GPUs send gradients, and updated parameters, together up to so many bytes; 0: as their compiler does by itself."""
+
+    microbatches: int
+    schedule: str
+    zero_stage: int
+    zero_group: list[str]
+    recompute: str
+    offload: list[str]
+    copies: int
+    fused_collective_bytes: int
+    virtual: NotRequired[int]
+    cuts: NotRequired[list[str]]
+    widths: NotRequired[list[int]]
+    hosted: NotRequired[list[str]]
+
+
+class MemoryTable(TypedDict):
+    """Bytes of one device at the peak, by part."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    temporary: int
+
+
+class TrafficTable(TypedDict):
+    """Bytes of one device and step: handed to the collective, and on the wire of a ring."""
+
+    payload: float
+    wire: float
+
+
+class CostTable(TypedDict):
+    """The price; communication_bytes_per_device: kind -> axes joined by + -> bytes."""
+
+    step_time_s: float
+    step_time_range_s: list[float]
+    compute_time_s: float
+    recompute_time_s: float
+    communication_time_s: float
+    exposed_communication_time_s: float
+    exposed_s_by_collective: dict[str, float]
+    bubble_time_s: float
+    optimizer_time_s: float
+    flops_per_device: int
+    distinct_work: float
+    model_flops_utilization: float
+    memory_per_device_bytes: int
+    memory_range_bytes: list[int]
+    memory_limit_bytes: int
+    memory_breakdown_bytes: MemoryTable
+    fit: Literal["yes", "tight", "no"]
+    communication_bytes_per_device: dict[str, dict[str, TrafficTable]]
+    tables_time_s: NotRequired[float]
+    host_memory_bytes: NotRequired[int]
+    tokens_per_step: NotRequired[int]
+    tokens_per_s_per_device: NotRequired[float]
+
+
+class BaselineTable(CostTable):
+    """A baseline's price, its mesh and its techniques."""
+
+    mesh: dict[str, int]
+    zero_stage: int
+    recompute: str
+    microbatches: int
+    schedule: NotRequired[str]
+    virtual: NotRequired[int]
+    offload: NotRequired[list[str]]
+
+
+class CoveredTable(TypedDict):
+    """Plans that the bound holds for: meshes as sizes of their axes, outermost first, stages before a bar (`4|8x8`), with these numbers of microbatches. splits: "some" where
+    only those were tried that cut what plans found before cut."""
+
+    meshes: list[str]
+    microbatches: list[int]
+    splits: Literal["all", "some"]
+
+
+# `from` is a keyword of the language. bound_memory_bytes: the bound is of plans that are priced at so many bytes at most, which fit with the upper end of their range; where
+# missing of all that fit.
+SolverTable = TypedDict("SolverTable", {"name": str, "status": Literal["optimal", "feasible"], "objective_s": float, "bound_s": NotRequired[float | None],
+                                        "gap": NotRequired[float | None], "plans_tried": int, "problem_status": str, "from": str,
+                                        "bound_memory_bytes": NotRequired[int], "covers": NotRequired[list[CoveredTable]]})  # fmt: skip
+
+
+class FindingRow(TypedDict):
+    """What a user should not miss, the gravest first (planner.search.findings.KINDS)."""
+
+    kind: str
+    text: str
+
+
+class RejectedTable(TypedDict):
+    """A plan that the compiler said does not fit, or failed on: what tells it from others, and why."""
+
+    mesh: dict[str, int]
+    zero_stage: int
+    recompute: str
+    microbatches: int
+    step_time_s: float
+    planned_bytes: int
+    peak_bytes: int
+    flops_ratio: NotRequired[float]
+    why: str
+
+
+class ConfirmedTable(TypedDict):
+    """What a compiler said when the plan was made (--confirm). fits: of the plan of this file, whose peak it is; flops_ratio: products as compiled by those planned."""
+
+    target: str
+    fits: bool
+    limit_bytes: int
+    peak_bytes: NotRequired[int]
+    flops_ratio: NotRequired[float]
+    rejected: list[RejectedTable]
+    stopped: NotRequired[str]
+
+
+class StrategyFile(TypedDict):
+    """A strategy file."""
+
+    format_version: str
+    model: ModelTable
+    topology: TopologyTable
+    workload: WorkloadTable
+    mesh: list[AxisTable]
+    nodes: dict[str, NodeTable]
+    blocks: list[BlockTable]
+    tensors: dict[str, TensorTable]
+    techniques: TechniqueTable
+    cost: CostTable
+    solver: SolverTable
+    baselines: dict[str, BaselineTable]
+    assumptions: list[str]
+    findings: NotRequired[list[FindingRow]]
+    provenance: dict[str, Any]
+    details: NotRequired[dict[str, DetailTable]]
+    confirmed: NotRequired[ConfirmedTable]

@@ -1,0 +1,88 @@
+"""Training and evaluation mode of operators that behave differently in each: Dropout and BatchNormalization.
+
+evaluation   Dropout is the identity, BatchNormalization uses its running statistics.
+training     Dropout reads an integer seed beside its operand and hands the next one on: Dropout(x, seed) -> (y, seed + 1). The first seed is an
+             input of the graph, new in every step and microbatch. What is dropped is a function of the seed and the element's global index
+             (planner.emit.runtime.kernels.nets.dropout), so that it is the same under any split; a chain of seeds lets repeated blocks share one function
+             and drop differently. BatchNormalization uses the statistics of the whole batch, so its batch cannot come in microbatches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.errors import PlanError
+from planner.graph.ir import Graph, Node, Tensor
+from planner.search.findings import Finding
+
+SEED = "dropout_seed"
+
+
+def evaluation(graph: Graph) -> Graph:
+    """The graph as inference runs it. Running statistics asked for as outputs keep a BatchNormalization live."""
+    read = {n for node in graph.nodes for n in node.inputs} | set(graph.outputs)
+    renamed: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        node = replace(node, inputs=tuple(renamed.get(n, n) for n in node.inputs))
+        if _drops(node) and not _used(node, read) and node.outputs[0] not in graph.outputs:
+            renamed[node.outputs[0]] = node.inputs[0]
+            continue
+        if _drops(node) and not _used(node, read):
+            node = replace(node, op="Identity", attrs={}, outputs=node.outputs[:1])
+        elif node.op == "BatchNormalization" and node.attrs.get("training_mode") and not _used(node, read):
+            node = replace(node, attrs={**node.attrs, "training_mode": 0}, outputs=node.outputs[:1])
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def training(graph: Graph, microbatches: int = 1) -> Graph:
+    """The graph as a training step runs it. Raises PlanError for microbatches of a live BatchNormalization."""
+    live = next((n for n in graph.nodes if n.op == "BatchNormalization" and n.attrs.get("training_mode")), None)
+    if live is not None and microbatches > 1:
+        raise PlanError("P037", f"node {live.id!r} (BatchNormalization) uses statistics of the whole batch: {microbatches} microbatches would change them",
+                        help=["one microbatch, or an export in evaluation mode"])  # fmt: skip
+    read = {n for node in graph.nodes for n in node.inputs} | set(graph.outputs)
+    if not any(_drops(n) and not _used(n, read) for n in graph.nodes):
+        return graph
+    seed = _free(SEED, graph)
+    tensors = {**graph.tensors, seed: Tensor(seed, (), "int32", "input")}
+    nodes: list[Node] = []
+    at = seed
+    for node in graph.nodes:
+        if _drops(node) and not _used(node, read):
+            after = f"{node.outputs[0]}/seed"
+            tensors[after] = Tensor(after, (), "int32")
+            node = replace(node, inputs=(node.inputs[0], at), outputs=(node.outputs[0], after))
+            at = after
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), tensors=tensors, inputs=(*graph.inputs, seed))
+
+
+def mode_notes(graph: Graph) -> tuple[str, ...]:
+    """What training an export in evaluation mode means, a sentence; nothing for one in training mode."""
+    norms = [n for n in graph.nodes if n.op == "BatchNormalization"]
+    if any(_drops(n) for n in graph.nodes) or any(n.attrs.get("training_mode") for n in norms):
+        return ()
+    if norms:
+        kept = f"{len(norms)} BatchNormalization nodes keep the running statistics of the export"
+    elif any(n.op in ("Conv", "ConvTranspose") for n in graph.nodes):
+        kept = "BatchNormalization, where the model had any, is folded into its neighbours"
+    else:
+        return ("exported in evaluation mode, or without dropout: it trains without dropout",)
+    return (Finding("training", f"exported in evaluation mode, as far as its nodes show: it trains without dropout, and {kept}"),)
+
+
+def _drops(node: Node) -> bool:
+    return node.op == "Dropout" and bool(node.attrs.get("training_mode"))
+
+
+def _used(node: Node, read: set[str]) -> bool:
+    """Whether anything reads the results after the first (a mask, running statistics)."""
+    return any(o in read for o in node.outputs[1:] if o)
+
+
+def _free(name: str, graph: Graph) -> str:
+    while name in graph.tensors:
+        name += "_"
+    return name
