@@ -4,7 +4,7 @@ A plan is judged as a set of splits over mesh axes (`judge`), one optimizer step
 
     payload   operand bytes of every all-reduce, reduce-scatter and all-to-all, result bytes of every all-gather, of one device:
               forward sums, conversions between producer and consumer, their transposes, and gradients of weights over the devices
-              that hold the same piece. Equal to the compiled program's (tests/test_neutral.py compiles some).
+              that hold the same piece. Equal to the compiled program's (tests/verify/test_neutral.py compiles some).
     wire      what a ring sends for it: 2 (g-1)/g of the payload of an all-reduce over g devices, (g-1)/g of the others; an all-reduce and the
               reduce-scatter and all-gather it can be cut into have the same wire bytes, while the two have twice its payload
     devices   pieces that differ, in the least divided product of the net: devices beyond them repeat another's work

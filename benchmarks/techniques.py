@@ -144,10 +144,10 @@ What has no row here, and where it is shown:
 | recompute of single operators | no choice: norms, activations, attention and the loss always compute their insides again ([memory](memory.md)) | these rows |
 | attention on a ring or by all-to-all, experts, on ResNet | it has neither | |
 | GPipe on a UNet | GPipe of unequal stages is shown on ResNet | |
-| communication fusion up to a chosen size | the CPU compiler joins everything whatever is asked | `tests/test_buckets.py`, by the GPU compiler ([fusion](fusion.md)) |
+| communication fusion up to a chosen size | the CPU compiler joins everything whatever is asked | `tests/pricing/test_buckets.py`, by the GPU compiler ([fusion](fusion.md)) |
 | dataset sharding, start-up by every launcher, Kubernetes | about processes, not one step | `benchmarks.launching`, `benchmarks.manifests` ([launch](launch.md)) |
-| parameter server | tables live in processes beside the program | `tests/test_hosted.py` |
-| manual plans, semi-auto | a file, or pins, for what the rows pin here | `tests/test_pins.py` ([modes](modes.md)) |
+| parameter server | tables live in processes beside the program | `tests/emit/test_hosted.py` |
+| manual plans, semi-auto | a file, or pins, for what the rows pin here | `tests/pins/test_pins.py` ([modes](modes.md)) |
 """
 COLUMNS = ("technique", "model", "batch", "pins", "error", "figures", "memory")
 

@@ -15,17 +15,12 @@ there the search is held to what they say (planner.space.families).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planner.analysis.facts import Base
-from planner.machine.topology import Mesh
-from planner.search.axis_names import Names, renamed_axes, renamed_cost, renamed_plan
-from planner.sharding.layout import Layout
-from planner.sharding.rule import Split
 
 if TYPE_CHECKING:
-    from planner.search.request import Candidate
+    pass
 
 ROLES = ("data", "sequence", "expert", "tensor")
 TELLING = ("expert", "sequence", "data", "tensor")
@@ -102,14 +97,6 @@ def purposes(base: Base) -> dict[int, dict[str, str]]:
 
 
 
-def renamed_layout(layout: Layout, names: Names) -> Layout:
-    """The same layout, its axes under their new names."""
-    return Layout(tuple(renamed_axes(d, names) for d in layout.dims), renamed_axes(layout.partial, names), renamed_axes(layout.fan, names))
-
-
-def renamed_split(split: Split, names: Names) -> Split:
-    """The same split, its axes under their new names."""
-    return Split(tuple((f, renamed_axes(axes, names)) for f, axes in split.pairs))
 
 
 
@@ -118,8 +105,7 @@ def renamed_split(split: Split, names: Names) -> Split:
 
 
 
-def renamed_candidate(found: Candidate, mesh: Mesh, names: Names) -> Candidate:
-    """The same priced plan, on the renamed mesh."""
-    return replace(found, mesh=mesh, plan=renamed_plan(found.plan, names), cost=renamed_cost(found.cost, names))
+
+
 
 

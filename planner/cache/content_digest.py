@@ -10,12 +10,11 @@ other way round.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from planner.graph.value_digest import _hash, value_bytes
 
 if TYPE_CHECKING:
     from planner.graph.ir import Graph
@@ -151,18 +150,9 @@ def _sizes(dims: Any, symbols: dict[str, str | int], given: bool) -> Iterator[in
                 yield None
 
 
-def value_bytes(value: np.ndarray) -> bytes:
-    """An array's values as bytes that are equal for equal values, of every dtype that ONNX has.
-
-    ml_dtypes (bfloat16, float8, int4, float4) have no buffer of their own, and strings are objects whose buffer holds addresses."""
-    if value.dtype.hasobject:
-        return repr(value.tolist()).encode()
-    return value.tobytes()
 
 
 def _digest(*parts: Any) -> str:
     return _hash(repr(parts).encode())
 
 
-def _hash(data: Any) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

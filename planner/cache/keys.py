@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,18 +17,16 @@ if TYPE_CHECKING:
 
 
 
+FOLDERS = tuple(str(Path(__file__).parents[2] / package) for package in ("planner", "costmodels"))
+"""Whose sources say how is planned."""
 LIBRARIES = ("numpy", "highspy", "ortools", "numba", "scipy")
 
 
 @lru_cache(maxsize=1)
 def program() -> str:
     """Digest of the code that plans and of what it computes with."""
-    import costmodels
-    import planner
-
     known = hashlib.blake2b(digest_size=16)
-    for package in (planner, costmodels):
-        folder = os.path.dirname(package.__file__ or "")
+    for folder in FOLDERS:
         for path in sorted(_sources(folder)):
             with open(path, "rb", buffering=0) as file:  # four hundred files: what pathlib does beside reading them would take twice as long
                 body = file.read()

@@ -16,6 +16,12 @@ of another user) counts as not there.
 
 from __future__ import annotations
 
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
 import contextlib
 import mmap
 import os
@@ -30,7 +36,6 @@ import numpy as np
 
 from costmodels.hardware.intake import opened
 from planner.cache.folder import TABLES, Faults, trusted
-from planner.pricing.table_key import _digest
 from planner.support.atomic_write import replacing
 
 if TYPE_CHECKING:
@@ -157,3 +162,5 @@ class Tables:
             self._at.setdefault(key, (number, first, rows, columns, check))
 
 
+def _digest(index: bytes) -> bytes:
+    return hashlib.blake2b(index, digest_size=32).digest()

@@ -19,5 +19,6 @@ IN_LOOPS = ("activations", "parameters")
 """Of OFFLOAD what is sent and brought by loops over recomputed blocks: without pipeline stages."""
 
 
-
-
+OFFLOAD = ("optimizer", "activations", "parameters", "embeddings")
+"""What may wait in the host's memory: the optimizer's state (moments and master copies), from one step to the next; what is handed from block to recomputed block, from
+the forward to the backward pass; weights of recomputed blocks, with their gradients; tables that are looked up alone, with theirs."""

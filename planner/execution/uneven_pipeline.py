@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MOST_CHUNKS = 16
 """Chunks, of all stages together, that a graph is cut into: every device's program holds the code of all of them."""
 WIDEST = 2
-"""Places that a stage takes at most. Fewer stages of two places have no shorter bubble than one place each: bounds of the one hold of the other (tests/test_unequal.py)."""
+"""Places that a stage takes at most. Fewer stages of two places have no shorter bubble than one place each: bounds of the one hold of the other (tests/execution/test_unequal.py)."""
 
 
 @dataclass(frozen=True)

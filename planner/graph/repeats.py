@@ -17,8 +17,8 @@ from itertools import chain, count, pairwise
 
 import numpy as np
 
-from planner.cache.content_digest import value_bytes
 from planner.graph.ir import Graph
+from planner.graph.value_digest import value_bytes
 
 MIN_REPEATS = 2
 MIN_SAVED = 6  # nodes; folding less is not worth a function of its own

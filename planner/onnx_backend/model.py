@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.cache.content_digest import value_bytes
 from planner.errors import PlanError
+from planner.graph.value_digest import value_bytes
 from planner.onnx_backend.program import compiled, fits
 from planner.reader import read_model
 

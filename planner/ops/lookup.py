@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.graph.ir import Graph, Node
-from planner.ops import OPERATORS, NoRule
+from planner.ops.base import OPERATORS, NoRule
 from planner.sharding.rule import Dim, Rule
 
 NO_GRADIENT = frozenset({"Floor", "Ceil", "Round", "Sign"})

@@ -34,6 +34,7 @@ from costmodels.hardware.intake import exists, read_toml
 from costmodels.hardware.units import UnitError, size_bytes
 from planner.errors import PlanError, did_you_mean
 from planner.execution.pipeline import SCHEDULES
+from planner.execution.techniques import OFFLOAD
 from planner.execution.uneven_pipeline import WIDEST
 from planner.machine.mesh_choices import divisors
 from planner.pins.conflicts import check, placement, spelled
@@ -45,11 +46,9 @@ from planner.pricing.microbatch_overlap import COPIES
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import STAGE
 from planner.sharding.rule import PENDING, Limits, Rule, Split, legal
-from planner.strategy.types import OFFLOAD
 
 if TYPE_CHECKING:
     from planner.analysis.facts import Base
-    from planner.strategy.strategy import Strategy
 
 TENSOR = ("any", "megatron", "megatron-sp")
 TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR, "virtual": None,
@@ -277,9 +276,6 @@ def from_table(data: Mapping[str, Any]) -> Pins:
     return Pins(mesh, techniques, frozenset(forbidden), nodes, levels)
 
 
-def pins_of(strategy: Strategy) -> Pins:
-    """The pins that a strategy was searched under; none where its file says nothing of them."""
-    return from_table(strategy.provenance.get("pins", {}))
 
 
 def _words(value: Any) -> bool:

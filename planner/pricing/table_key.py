@@ -15,5 +15,3 @@ def key_of(*parts: bytes) -> bytes:
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
 
 
-def _digest(index: bytes) -> bytes:
-    return hashlib.blake2b(index, digest_size=32).digest()

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
+from planner.graph.findings import Finding
 from planner.graph.ir import Graph
-from planner.search.findings import Finding
 
 if TYPE_CHECKING:
     from planner.reader.onnx.check import Checked

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.sharding.layout import STAGE
-from planner.support.words import RECOMPUTED, Style, hang, listed, show_bytes, show_time, table, visible
+from planner.strategy.words import tuned_words
+from planner.support.words import Style, hang, listed, show_bytes, show_time, table, visible
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
@@ -38,12 +39,6 @@ def pins_for(row: Mapping[str, Any]) -> str:
     return ",".join(f"{k}={v}" for k, v in pins.items())
 
 
-def tuned_words(row: Mapping[str, Any]) -> str:
-    """What a baseline was tuned to: `4 micro, recompute`."""
-    out = [f"{row['microbatches']} microbatches"] if row["microbatches"] > 1 else []
-    if row["recompute"] != "none":
-        out.append(RECOMPUTED.get(row["recompute"], f"recompute ({row['recompute']})"))
-    return ", ".join(out)
 
 
 def tuned_over(strategy: Strategy) -> str:

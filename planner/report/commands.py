@@ -19,8 +19,8 @@ STEPS = "-- --steps 1000"
 
 def reproduce(s: Strategy) -> str:
     """`plan zoo:llama3-70b --devices 512 --batch 1024 --pin stage=4`: the options that the file records, those at their defaults left out."""
-    from planner.pins.pins import pins_of
     from planner.search.build_request import DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME
+    from planner.strategy.pins import pins_of
 
     w, said, training = s.workload, s.provenance, s.workload.get("training") or {}
     out = ["plan", quote(str(said.get("source") or s.model["name"]))]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError, did_you_mean
 from planner.execution.technique_fields import offload_of
-from planner.report.baselines import baseline_name, ties, tuned_words
+from planner.report.baselines import baseline_name, ties
 from planner.report.explain_stages import asked_repeat, named_repeat, on_stages, plain, why_stages
 from planner.report.findings import finding_lines
 from planner.report.laid_out import layouts, traffic
@@ -17,7 +17,7 @@ from planner.report.summary import assumed, breakdown, kept_words, machine, reco
 from planner.report.verdict import of_plans
 from planner.sharding.notation import cells, spell_split
 from planner.strategy.stages import stages
-from planner.strategy.words import offload_words
+from planner.strategy.words import offload_words, tuned_words
 from planner.support.emphasis import one_line
 from planner.support.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
 
@@ -47,7 +47,7 @@ def _choice(s: Strategy, width: int, style: Style) -> list[str]:
     if origin not in ("plan", "manual") and origin in s.baselines:
         lines += labelled("", [f"this is the baseline `{baseline_name(origin, s.baselines[origin])}`: no searched plan was cheaper"], width, style)
     if s.provenance.get("pins"):
-        from planner.pins.pins import pins_of
+        from planner.strategy.pins import pins_of
 
         lines += labelled("pins", [*(words for words, _ in pins_of(s).each()), "(--pins: what each costs)"], width, style)
     lines += labelled("search", [solver_words(s)], width, style)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from planner.report.notation import extent_names, residual, short_labels, spell_weight, weight_groups
+from planner.report.notation import extent_names, residual, short_labels
+from planner.strategy.notation import spell_weight, weight_groups
 from planner.support.words import LONGEST, Style, labelled, short, show_bytes, show_time
 
 if TYPE_CHECKING:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from planner.sharding.layout import STAGE
 from planner.sharding.notation import cells
+from planner.strategy.notation import weight_groups
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
 
-_NUMBER = re.compile(r"(?<=[./])\d+(?=[./])")
 
 
 
@@ -47,43 +45,10 @@ def plain_split(op: str, split: Mapping[str, Sequence[str]], sizes: Mapping[str,
     return ", ".join(f"{word} over {n:,}" for word, n in found.items()) or "whole on every device"
 
 
-def stored_axes(row: Mapping[str, Any]) -> list[list[str]]:
-    """Axes per dim of a tensor row as it is kept between steps: optimizer level 3 cuts the weight itself."""
-    dims = [list(a) for a in row["layout"]]
-    zero = row.get("zero")
-    if zero and zero["level"] == 3:
-        dims[zero["dim"]] += zero["axes"]
-    return dims
 
 
-@dataclass(frozen=True)
-class WeightGroup:
-    """Parameters that are alike: the same label but for layer numbers, the same shape and layout. `elements` counts all of them.
-
-    stages: pipeline stages that they are dealt out over, 1 where every device has a part of each.
-    """
-
-    label: str
-    shape: tuple[int, ...]
-    dims: tuple[tuple[str, ...], ...]
-    count: int
-    elements: int
-    stages: int = 1
 
 
-def weight_groups(strategy: Strategy) -> list[WeightGroup]:
-    """All parameters in groups, the heaviest first (ties in file order)."""
-    found: dict[tuple, list[str]] = {}
-    stages = dict(strategy.mesh_shape).get(STAGE, 1)
-    for name, row in strategy.tensors.items():
-        if "label" in row:
-            label = _NUMBER.sub("*", str(row["label"]) or name)
-            key = (label, tuple(row["shape"]), tuple(tuple(a) for a in stored_axes(row)), stages if "stage" in row else 1)
-            found.setdefault(key, []).append(str(row["label"]) or name)
-    groups = []
-    for (label, shape, dims, dealt), names in found.items():
-        groups.append(WeightGroup(label if len(names) > 1 else names[0], shape, dims, len(names), len(names) * prod(shape), dealt))
-    return sorted(groups, key=lambda g: -g.elements)
 
 
 def short_labels(labels: Sequence[str]) -> dict[str, str]:
@@ -126,9 +91,6 @@ def extent_names(strategy: Strategy) -> dict[int, str]:
     return out
 
 
-def spell_weight(group: WeightGroup, names: Mapping[int, str]) -> str:
-    """`W[d, f/tensor]` of a group of parameters."""
-    return "W" + cells([names.get(n, str(n)) for n in group.shape], group.dims)
 
 
 def residual(strategy: Strategy, names: Mapping[int, str]) -> str:

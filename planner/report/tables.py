@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from planner.execution.technique_fields import offload_of, schedule_of, virtual_of
-from planner.report.baselines import baseline_name, ties, tuned_words, unheld
+from planner.report.baselines import baseline_name, ties, unheld
 from planner.report.summary import bucket_words, machine, title
 from planner.report.verdict import of_plans
 from planner.sharding.notation import spell_rule
 from planner.strategy.stages import SCHEDULES
-from planner.strategy.words import offload_words
+from planner.strategy.words import offload_words, tuned_words
 from planner.support.words import RECOMPUTED, Style, count, flops, hang, percent, show_bytes, show_time, table, visible
 
 if TYPE_CHECKING:

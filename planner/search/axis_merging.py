@@ -12,13 +12,12 @@ from itertools import pairwise
 from math import isclose
 from typing import TYPE_CHECKING
 
-from planner.analysis.axis_roles import renamed_layout, renamed_split
 from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh
 from planner.pricing.step_time import price_plan
-from planner.search.axis_names import Names, renamed_mesh, renamed_plan
+from planner.search.axis_names import Names, renamed_layout, renamed_mesh, renamed_plan, renamed_split
 from planner.search.request import Candidate
 from planner.sharding.rule import Limits, Split
 from planner.solvers.problem import Problem, evaluate

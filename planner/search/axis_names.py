@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING
 
 from planner.analysis.facts import Base
+from planner.machine.topology import Mesh
+from planner.sharding.layout import Layout
+from planner.sharding.rule import Split
+
+if TYPE_CHECKING:
+    from planner.search.request import Candidate
+
+from collections.abc import Collection, Mapping
+from math import prod
+from typing import TYPE_CHECKING
+
 from planner.execution.plan import Plan
-from planner.machine.topology import Mesh, MeshAxis
+from planner.machine.topology import MeshAxis
 from planner.pricing.step_time import Cost
 from planner.sharding.layout import STAGE, Axes
-from planner.sharding.rule import PENDING, Split
+from planner.sharding.rule import PENDING
 from planner.space.build import Space
 
 if TYPE_CHECKING:
     pass
-from planner.analysis.axis_roles import REPLICATED, ROLES, renamed_layout, renamed_split
+from planner.analysis.axis_roles import REPLICATED, ROLES
 
 Names = Mapping[str, str]
 """Axis -> its new name; neighbours that become one axis have the same."""
@@ -84,3 +93,18 @@ def renamed_space(space: Space, mesh: Mesh, names: Names) -> Space:
                          layouts=tuple((renamed_layout(h, names), None if b is None else renamed_layout(b, names)) for h, b in v.layouts)) for v in space.variables]  # fmt: skip
     pricer = replace(space.pricer, mesh=mesh, memo={}, _affine={}, _sizes={})
     return Space(space.base, pricer, variables, space.links, space.op_of)
+
+
+def renamed_layout(layout: Layout, names: Names) -> Layout:
+    """The same layout, its axes under their new names."""
+    return Layout(tuple(renamed_axes(d, names) for d in layout.dims), renamed_axes(layout.partial, names), renamed_axes(layout.fan, names))
+
+
+def renamed_split(split: Split, names: Names) -> Split:
+    """The same split, its axes under their new names."""
+    return Split(tuple((f, renamed_axes(axes, names)) for f, axes in split.pairs))
+
+
+def renamed_candidate(found: Candidate, mesh: Mesh, names: Names) -> Candidate:
+    """The same priced plan, on the renamed mesh."""
+    return replace(found, mesh=mesh, plan=renamed_plan(found.plan, names), cost=renamed_cost(found.cost, names))

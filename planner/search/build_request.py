@@ -150,8 +150,8 @@ def refuse_unsupported(base: Any) -> None:
 def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -> tuple[str, ...]:
     """What was taken for granted, a phrase each, for the first lines of the summary."""
     from costmodels.hardware.units import show_bytes
+    from planner.graph.findings import Finding
     from planner.ops.experts import said
-    from planner.search.findings import Finding
     from planner.workload.user_loss import is_user_loss, priced
 
     out = []

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from planner.graph.findings import KINDS, Finding
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,26 +18,8 @@ if TYPE_CHECKING:
     from planner.search.request import Request
     from planner.workload.model import Model
 
-KINDS = ("speed", "loss", "frozen", "tie", "experts", "training", "attention", "memory", "devices", "published", "batch", "operators", "tables", "padding", "note")
-"""From the gravest: a speed that nobody would accept; what changes the training (loss left out, weights frozen or untied, experts not recognised, layers in
-evaluation mode); what the plan costs more than it should, or may not hold; what is good to know."""
-TRAINING = frozenset({"loss", "frozen", "tie", "training"})
-"""Kinds that say nothing where nothing is trained."""
 
 
-class Finding(str):
-    """A sentence of a kind."""
-
-    kind: str
-
-    def __new__(cls, kind: str, text: str) -> Finding:
-        """kind: one of KINDS."""
-        made = super().__new__(cls, text)
-        made.kind = kind
-        return made
-
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
-        return self.kind, str(self)
 
 
 LEAST_MFU = 0.02

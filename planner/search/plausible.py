@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from costmodels.capacity import capacity
 from costmodels.hardware.units import show_time
 from planner.errors import PlanError
+from planner.graph.findings import Finding
 from planner.machine.topology import for_devices
-from planner.search.findings import Finding
 
 if TYPE_CHECKING:
     from planner.pricing.step_time import Cost

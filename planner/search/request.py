@@ -18,11 +18,11 @@ from costmodels.runtimes import Runtime
 from planner.cache.folder import Cache
 from planner.execution.plan import Plan
 from planner.execution.techniques import RECOMPUTE
+from planner.graph.findings import Finding
 from planner.machine.topology import Mesh, Topology
 from planner.pins.pins import Pins
 from planner.pricing.bucketing import OPEN
 from planner.pricing.step_time import Cost
-from planner.search.findings import Finding
 from planner.solvers.problem import Problem
 from planner.space.assemble import Techniques
 from planner.space.build import Base, Space
@@ -53,7 +53,7 @@ class Request:
     partitioned: bool = False
     """Whether the program is one whose collectives the compiler's partitioner places (jit): such have no pipeline stages, no copies, and nothing in the host's memory."""
     offload: tuple[str, ...] = ()
-    """What waits in the host's memory in every plan of the search (planner.strategy.types.OFFLOAD)."""
+    """What waits in the host's memory in every plan of the search (planner.execution.techniques.OFFLOAD)."""
     cache: Cache | None = field(default=None, compare=False, repr=False)
     """Where answers are kept and looked for (planner.search.cache_entry); it changes none."""
     incremental: bool = field(default=False, compare=False)

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.analysis.axis_roles import renamed_candidate, role_named
+from planner.analysis.axis_roles import role_named
 from planner.cache.folder import Cache
 from planner.errors import PlanError
 from planner.execution.plan import Plan
@@ -25,7 +25,7 @@ from planner.machine.mesh_choices import meshes, pinned_mesh
 from planner.machine.topology import Mesh
 from planner.pricing.step_time import derived
 from planner.search.axis_merging import joined
-from planner.search.axis_names import axis_names, renamed_mesh, renamed_space
+from planner.search.axis_names import axis_names, renamed_candidate, renamed_mesh, renamed_space
 from planner.search.axis_symmetry import exchanged, mirrored
 from planner.search.best_first import WIDE_GAP, Explorer
 from planner.search.bucketing import priced

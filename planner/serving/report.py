@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from planner.report.notation import extent_names, short_labels, spell_weight, weight_groups
+from planner.report.notation import extent_names, short_labels
 from planner.report.summary import machine, title
 from planner.sharding.notation import cells
+from planner.strategy.notation import spell_weight, weight_groups
 from planner.support.words import LONGEST, Style, count, hang, labelled, pack, short, show_bytes, show_time, table
 
 if TYPE_CHECKING:

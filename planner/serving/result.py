@@ -77,7 +77,7 @@ class Serving:
     @classmethod
     def load(cls, path: str | Path) -> Serving:
         """Read a file. Raises PlanError P054, P055 or P057 for one that is no serving plan of this version."""
-        from planner.commands.files import checked
+        from planner.strategy.read import checked
 
         data = read(path)
         try:

@@ -205,7 +205,7 @@ def _splits(a: Strategy, b: Strategy) -> list[Change]:
 
 def _layouts(a: Strategy, b: Strategy) -> list[Change]:
     """Parameters that are kept otherwise: those have to be moved when a checkpoint changes plans. Layer numbers are starred."""
-    from planner.report.notation import spell_weight, weight_groups
+    from planner.strategy.notation import spell_weight, weight_groups
 
     before, after = ({(g.label, g.shape): spell_weight(g, {}) + (f" on one of {g.stages} stages" if g.stages > 1 else "") for g in weight_groups(s)} for s in (a, b))
     return [Change("layouts", label, text, after[label, shape]) for (label, shape), text in before.items() if after.get((label, shape), text) != text]

@@ -10,7 +10,8 @@ import sys
 from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from planner.pins.file_types import NodePin, PinsFile, TopologyFile
+from planner.machine.file_types import TopologyFile
+from planner.pins.file_types import NodePin, PinsFile
 from planner.strategy.strategy import FORMAT_VERSION
 from planner.strategy.types import StrategyFile
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-Split = dict[str, list[str]]
-"""factor -> mesh axes, outermost first"""
-
-OFFLOAD = ("optimizer", "activations", "parameters", "embeddings")
-"""What may wait in the host's memory: the optimizer's state (moments and master copies), from one step to the next; what is handed from block to recomputed block, from
-the forward to the backward pass; weights of recomputed blocks, with their gradients; tables that are looked up alone, with theirs."""
+from planner.support.table_types import GroupTable, Split
 
 
 class ModelTable(TypedDict):
@@ -35,11 +30,6 @@ class LevelTable(TypedDict):
     all_reduce_latency_s: NotRequired[float]
 
 
-class GroupTable(TypedDict):
-    """So many devices of one kind, of several that share the work evenly."""
-
-    device: str
-    devices: int
 
 
 class TopologyTable(TypedDict):
@@ -280,7 +270,7 @@ SolverTable = TypedDict("SolverTable", {"name": str, "status": Literal["optimal"
 
 
 class FindingRow(TypedDict):
-    """What a user should not miss, the gravest first (planner.search.findings.KINDS)."""
+    """What a user should not miss, the gravest first (planner.graph.findings.KINDS)."""
 
     kind: str
     text: str

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from planner.errors import PlanError
 from planner.execution.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
 from planner.execution.plan import Plan
+from planner.execution.techniques import OFFLOAD
 from planner.graph.ir import Graph
 from planner.ops.lookup import rule_of
 from planner.sharding.layout import STAGE
 from planner.sharding.rule import Limits, Rule, legal
-from planner.strategy.types import OFFLOAD
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from planner.support.words import RECOMPUTED
+
+if TYPE_CHECKING:
+    pass
+
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,3 +26,11 @@ def offload_words(offload: Sequence[str]) -> list[str]:
     """What waits in the host's memory, a phrase; empty for nothing."""
     *more, last = [OFFLOADED[what] for what in offload] or [""]
     return [f"{', '.join(more)}{' and ' if more else ''}{last} in the host's memory"] if offload else []
+
+
+def tuned_words(row: Mapping[str, Any]) -> str:
+    """What a baseline was tuned to: `4 micro, recompute`."""
+    out = [f"{row['microbatches']} microbatches"] if row["microbatches"] > 1 else []
+    if row["recompute"] != "none":
+        out.append(RECOMPUTED.get(row["recompute"], f"recompute ({row['recompute']})"))
+    return ", ".join(out)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
-from planner.report.baselines import tuned_words
+from planner.strategy.words import tuned_words
 from planner.support.words import show_bytes
 
 if TYPE_CHECKING:

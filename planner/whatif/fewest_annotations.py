@@ -8,7 +8,7 @@ the smallest S that works:
     that is added would make it work, and its rest joins the others.
 
 The last S works, as was seen by running it, and no smaller set meets all rests. That no smaller set works follows where a set that works still does with
-more of the plan's own splits added, which propagation does not promise where neighbours disagree; tests/test_annotations.py tries all smaller sets of small models.
+more of the plan's own splits added, which propagation does not promise where neighbours disagree; tests/whatif/test_annotations.py tries all smaller sets of small models.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def _best(strategy: Strategy, model: Model, topology: Topology, reasons: dict[st
 
 def _held(strategy: Strategy, model: Model, topology: Topology, best: Mapping[str, Any] | None, cache: Cache | None) -> Held | None:
     """What pins and mode cost now."""
-    from planner.pins.pins import pins_of
+    from planner.strategy.pins import pins_of
     from planner.whatif.reprice import unpinned
 
     mode = str(strategy.provenance.get("mode", "auto"))

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
 from planner.machine.topology import from_json
-from planner.pins.pins import Pins, pins_of
+from planner.pins.pins import Pins
 from planner.space.propagation import MODES
+from planner.strategy.pins import pins_of
 from planner.whatif.reprice import answered, asked_again, own_model
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from planner.execution.plan import Plan
 from planner.execution.technique_fields import bucket_of, copies_of, offload_of, schedule_of, virtual_of, widths_of
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, Topology, for_devices, from_json
-from planner.pins.pins import Pins, pins_of
+from planner.pins.pins import Pins
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import Cost, price_plan
 from planner.search.bucketing import searched
@@ -29,6 +29,7 @@ from planner.search.request import Candidate, Found, Request
 from planner.search.search import Search
 from planner.sharding.rule import Split
 from planner.space.build import Base
+from planner.strategy.pins import pins_of
 from planner.strategy.strategy import Strategy
 from planner.strategy.validate import check_mesh, check_splits
 from planner.workload.model import Model

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from planner.errors import PlanError, did_you_mean
+from planner.graph.findings import Finding
 from planner.graph.ir import AttrValue, Graph, Node, Tensor
+from planner.graph.queries import LOSSES
 from planner.ops.lookup import gradient_tensors
-from planner.search.findings import Finding
 from planner.workload.user_loss import is_user_loss, read_user_loss
 
 IGNORED = -100
 """The label that shift_labels gives to the last position where no ignore_index says another."""
-LOSSES = {"cross_entropy": "CrossEntropyLoss", "mse": "MSELoss", "l1": "L1Loss", "bce": "BCEWithLogitsLoss"}
 ALIASES = {"bce-with-logits": "bce", "bce_with_logits": "bce", "cross-entropy": "cross_entropy"}
 LABELS, TARGETS, LOSS = "labels", "targets", "loss"
 

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.cache.content_digest import value_bytes
 from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.graph.repeats import hoist
 from planner.graph.rescale import Scaled, same
+from planner.graph.value_digest import value_bytes
 
 if TYPE_CHECKING:
     from planner.reader.onnx.check import Checked
@@ -132,7 +132,7 @@ class Model:
 
     def _chosen(self, graph: Graph) -> Graph:
         """The graph with ties, adapters and the choice of what trains."""
-        from planner.search.findings import TRAINING
+        from planner.graph.findings import TRAINING
         from planner.workload.trainable import choose
 
         w = self.workload

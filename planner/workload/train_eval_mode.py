@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.errors import PlanError
+from planner.graph.findings import Finding
 from planner.graph.ir import Graph, Node, Tensor
-from planner.search.findings import Finding
 
 SEED = "dropout_seed"
 

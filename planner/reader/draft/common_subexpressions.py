@@ -13,7 +13,7 @@ import hashlib
 import math
 from typing import Any
 
-from planner.cache.content_digest import value_bytes
+from planner.graph.value_digest import value_bytes
 from planner.reader.draft.draft import FOLD_ELEMENTS, Draft, Op, ref_array
 from planner.reader.draft.simplify import drop_dead, replace_tensor, users
 from planner.reader.onnx.params import named

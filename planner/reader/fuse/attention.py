@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from planner.graph.findings import Finding
 from planner.reader.draft.draft import Op
 from planner.reader.fuse.masks import MASKED, Masks
 from planner.reader.fuse.matcher import Finder
-from planner.search.findings import Finding
 
 _BEHIND = 10
 """Operations between a product and what is looked for behind it, at most."""

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from math import prod
 
+from planner.graph.findings import Finding
 from planner.reader.draft.draft import Draft, Op
 from planner.reader.fuse.experts_build import fused
 from planner.reader.fuse.experts_form import Form, Product, real_dims, routed, source
 from planner.reader.fuse.matcher import Finder
-from planner.search.findings import Finding
 
 
 def experts(find: Finder) -> None:

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from planner.graph.findings import Finding
 from planner.graph.ir import WeightRef
 from planner.reader.draft.draft import Draft, Op
 from planner.reader.fuse.experts import spread_share, zeros
 from planner.reader.fuse.experts_build import fused
 from planner.reader.fuse.experts_form import Form, Product, routed, source
 from planner.reader.fuse.matcher import Finder
-from planner.search.findings import Finding
 
 _OTHERS = 16
 """Other terms of a sum, at most, among which a part of it is looked for."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.cache.content_digest import value_bytes
 from planner.errors import PlanError
+from planner.graph.value_digest import value_bytes
 
 DOMAIN, OPSET, IR_VERSION = "jax", 18, 9
 MOST_EQUATIONS = 200_000

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.cache.content_digest import value_bytes
 from planner.errors import PlanError
 from planner.graph.ir import Graph, Node, Tensor
+from planner.graph.value_digest import value_bytes
 from planner.reader.draft.draft import FOLD_ELEMENTS, Draft, Op
 from planner.reader.draft.shapes import Type
 from planner.reader.lower.call import Call, Frame, Unsupported

@@ -10,13 +10,13 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from planner.errors import PlanError
+from planner.graph.findings import Finding
 from planner.graph.ir import FLOATS, Graph, Role, Tensor, WeightRef
 from planner.reader.draft.common_subexpressions import merge_identical
 from planner.reader.draft.draft import FOLD_ELEMENTS, Draft, Op, ref_array
 from planner.reader.draft.simplify import drop_copies, drop_dead
 from planner.reader.lower.bodies import frozen
 from planner.reader.onnx.params import STATE, Use, lost_ties, named, resolve_ties
-from planner.search.findings import Finding
 
 _GENERATED = re.compile(r"^(val_\d+|onnx::\w+|\d+|_tensor_constant\d+|.*Constant(_\d+)?_output_0|const_fold_opt_.*)$")
 _SLOTS = {

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.graph.findings import Finding
 from planner.reader.draft.draft import Draft, Op
-from planner.search.findings import Finding
 
 _TRAINABLE = ("float64", "float32", "float16", "bfloat16")
 _NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization")

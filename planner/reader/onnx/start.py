@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import PlanError
+from planner.graph.findings import Finding
 from planner.graph.ir import DTYPE_BYTES, FLOATS, WeightRef
 from planner.reader.draft.draft import FOLD_ELEMENTS, Draft, proto_array
 from planner.reader.draft.shapes import Type
@@ -20,7 +21,6 @@ from planner.reader.onnx.check import Checked
 from planner.reader.onnx.dims import Bound, bind
 from planner.reader.onnx.records import Records
 from planner.reader.onnx.tensors import check_tensor, input_type
-from planner.search.findings import Finding
 
 SHOWN = 3
 """Tensors that a finding names."""

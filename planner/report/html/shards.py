@@ -12,9 +12,10 @@ from typing import Any
 from planner.report.html import figures as f
 from planner.report.html.tags import Markup, el, name
 from planner.report.html.view import View
-from planner.report.notation import extent_names, residual, short_labels, weight_groups
+from planner.report.notation import extent_names, residual, short_labels
 from planner.sharding.layout import STAGE
 from planner.sharding.notation import cells
+from planner.strategy.notation import weight_groups
 from planner.strategy.strategy import Strategy
 
 TENSORS = 7

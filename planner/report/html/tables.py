@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planner.report.baselines import baseline_name, ties, tuned_over, tuned_words
+from planner.report.baselines import baseline_name, ties, tuned_over
 from planner.report.html import figures as f
 from planner.report.html.derive import Move, short_name
 from planner.report.html.tags import Child, Markup, el, join, name
 from planner.report.html.verdict import FITS
 from planner.report.html.view import View, decided, meter, note, runner_up, split_cell, table
+from planner.strategy.words import tuned_words
 
 SHOWN = 10
 

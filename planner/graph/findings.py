@@ -1,0 +1,33 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+
+    pass
+
+
+KINDS = ("speed", "loss", "frozen", "tie", "experts", "training", "attention", "memory", "devices", "published", "batch", "operators", "tables", "padding", "note")
+"""From the gravest: a speed that nobody would accept; what changes the training (loss left out, weights frozen or untied, experts not recognised, layers in
+evaluation mode); what the plan costs more than it should, or may not hold; what is good to know."""
+
+
+TRAINING = frozenset({"loss", "frozen", "tie", "training"})
+"""Kinds that say nothing where nothing is trained."""
+
+
+class Finding(str):
+    """A sentence of a kind."""
+
+    kind: str
+
+    def __new__(cls, kind: str, text: str) -> Finding:
+        """kind: one of KINDS."""
+        made = super().__new__(cls, text)
+        made.kind = kind
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.kind, str(self)

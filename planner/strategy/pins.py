@@ -1,0 +1,14 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.strategy.strategy import Strategy
+from planner.pins.pins import Pins, from_table
+
+
+def pins_of(strategy: Strategy) -> Pins:
+    """The pins that a strategy was searched under; none where its file says nothing of them."""
+    return from_table(strategy.provenance.get("pins", {}))

@@ -1,0 +1,15 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+Split = dict[str, list[str]]
+"""factor -> mesh axes, outermost first"""
+
+
+class GroupTable(TypedDict):
+    """So many devices of one kind, of several that share the work evenly."""
+
+    device: str
+    devices: int

@@ -1,0 +1,74 @@
+"""What the page and the terminal say to type: a command that makes the same plan again."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.cli import choose_verb, main, parser
+from planner.pins.pins import parse_pins
+from planner.report.commands import onward, reproduce, short_pins
+from planner.strategy.pins import pins_of
+from planner.strategy.strategy import Strategy
+
+TINY = "zoo:gpt-tiny,hidden=256"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("options", [
+    "", "--hardware a100-80gb --batch 32", "--workload infer", "--precision fp32 --optimizer sgd --lr 0.5", "--pin dp=4,tp=2,micro=2,zero=1,recompute=block",
+    "--freeze *wte* --freeze *wpe* --shift-labels --ignore-index -100", "--objective memory", "--mode data-parallel", "--runtime megatron",
+    "--devices 16 --topology gcp-a3-mega --batch 64",
+    "--pin offload=optimizer",
+])  # fmt: skip
+def test_the_command_makes_the_same_plan(options: str) -> None:
+    assert main([TINY, "--devices", "8", *options.split(), "--quiet", "-o", "a.json"]) == 0
+    one = Strategy.load("a.json")
+    command = shlex.split(reproduce(one))
+    assert command[0] == "plan" and main([*command[1:], "--quiet", "-o", "b.json"]) == 0
+    two = Strategy.load("b.json")
+    assert (two.decisions(), two.workload, two.topology, two.costs) == (one.decisions(), one.workload, one.topology, one.costs)
+
+
+def test_defaults_are_left_out_and_sizes_of_a_file_are_said() -> None:
+    import models_zoo
+
+    Path("my model.onnx").write_bytes(models_zoo.build("llama-tiny").SerializeToString())
+    assert main(["my model.onnx", "--devices", "2", "--batch", "4", "--quiet", "-o", "a.json"]) == 0
+    assert reproduce(Strategy.load("a.json")) == "plan 'my model.onnx' --devices 2 --batch 4"
+
+
+def test_a_machine_of_ones_own_is_a_file() -> None:
+    Path("t.toml").write_text('device = "h100-sxm"\n[[level]]\nname = "nvlink"\nsize = 4\nbandwidth = "400 GB/s"\nlatency = "2 us"\n')
+    s = planner.plan(TINY, topology="t.toml", batch=8, baselines=False)
+    assert reproduce(s).startswith(f"plan {TINY} --topology TOPOLOGY.toml --devices 4 --batch 8")
+
+
+@pytest.mark.parametrize(("table", "short"), [({"mesh": {"model": {"size": [4]}}, "techniques": {"zero_stage": 3, "schedule": "1f1b"}}, "tensor=4,zero_stage=3,schedule=1f1b"),
+                                              ({"mesh": {"model": {"size": [2, 4]}}}, "PINS.toml"), ({"forbid": {"factors": ["k"]}}, "PINS.toml")])  # fmt: skip
+def test_pins_are_short_where_a_line_holds_them(table: dict[str, Any], short: str) -> None:
+    from planner.pins.pins import from_table
+
+    pins = from_table(table)
+    assert short_pins(pins) == short and (short == "PINS.toml" or parse_pins(short) == pins)
+
+
+def test_what_follows_a_plan_parses() -> None:
+    for workload, verbs in (("train", ["emit", "verify", "launch"]), ("infer", ["emit", "verify"])):
+        s = planner.plan(TINY, devices=2, batch=2, workload=workload, baselines=False)
+        assert pins_of(s).empty
+        found = []
+        for _, command in onward(s, "a plan.json"):
+            verb, rest = choose_verb(shlex.split(command)[1:])
+            assert parser(verb).read(rest).strategy == "a plan.json"
+            found.append(verb)
+        assert found == verbs

@@ -1,0 +1,88 @@
+"""The oracle over the whole operator table; a seeded sample by default, every candidate in the slow suite; planted wrong rules must fail."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from planner.ops import OPERATORS
+from planner.ops.lookup import rule_of
+from planner.sharding.rule import parse
+from tests.oracle import Case, all_splits, build, mismatch
+from tests.oracle_cases import all_cases
+
+CASES = all_cases()
+SAMPLE = 4
+
+
+def test_every_operator_has_a_case() -> None:
+    assert not set(OPERATORS) - {c.op for c in CASES}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_sample_equals_unsharded(case: Case) -> None:
+    splits = all_splits(case)
+    chosen = random.Random(case.name).sample(splits, min(SAMPLE, len(splits)))
+    assert mismatch(case, chosen) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_every_candidate_equals_unsharded(case: Case) -> None:
+    assert mismatch(case, all_splits(case)) == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_some_candidate_uses_the_whole_mesh(case: Case) -> None:
+    """A rule that lets nothing be split would pass every comparison; only opaque reshapes, and what is made from nothing, may leave devices idle."""
+    used = {len(s.used) for s in all_splits(case)}
+    assert 2 in used or case.name == "reshape-opaque" or not case.inputs
+
+
+WRONG = {
+    "bias counted once per term": (Case("matmul", "MatMul", ((6, 8), (8, 12)), ((6, 12),), {}), "m k, k n -> n m"),
+    "softmax cut along its axis": (Case("softmax", "Softmax", ((8, 12),), ((8, 12),), {"axis": 1}), "a b -> a b"),
+    "norm cut along its axis": (Case("ln", "LayerNormalization", ((8, 12), (12,), (12,)), ((8, 12),), {"axis": 1, "epsilon": 1e-5}), "a b, b, b -> a b"),
+    "slice of a cut dim": (Case("slice", "Slice", ((8, 8),), ((8, 8),), {"axes": (1,), "starts": (7,), "ends": (-1,), "steps": (-1,)}), "a b -> a b"),
+    "cumulative sum of a cut dim": (Case("cs", "CumSum", ((8, 12),), ((8, 12),), {"axis": 1, "exclusive": 0, "reverse": 0}), "a b -> a b"),
+    "keys cut in attention": (Case("att", "Attention", ((4, 8, 6, 10), (4, 8, 12, 10), (4, 8, 12, 16)), ((4, 8, 6, 16),),
+                                   {"scale": 0.3, "causal": 0, "guard": 0}), "b g s d, b g t d, b g t e -> b g s e"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_planted_wrong_rules_fail(name: str) -> None:
+    case, line = WRONG[name]
+    graph, _ = build(case)
+    node = graph.nodes[0]
+    try:
+        rule = parse(line, graph.shapes(node.inputs), graph.shapes(node.outputs))
+    except ValueError:
+        return  # refused before it can do harm
+    from planner.sharding.candidates import candidates
+    from tests.oracle import MESH
+
+    found = 0
+    for split in candidates(rule, dict(MESH)):
+        if split in candidates(rule_of(node, graph)[0], dict(MESH)):
+            continue
+        try:
+            found += bool(mismatch(case, [split], rule))
+        except Exception:  # a kernel that cannot even run on its pieces is caught too
+            found += 1
+        if found >= 2:
+            return
+    assert found
+
+
+def test_the_attention_rule_knows_the_kernel_s_block() -> None:
+    """Prices and FLOPs of long sequences rest on the block size the emitted kernel uses."""
+    import re
+    from pathlib import Path
+
+    import planner.emit.runtime
+    from planner.ops.attention import QUERY_BLOCK
+
+    text = (Path(planner.emit.runtime.__file__).parent / "kernels" / "kernels.py").read_text()
+    assert re.search(r"^QUERY_BLOCK = (\d+)$", text, re.M).group(1) == str(QUERY_BLOCK)  # type: ignore[union-attr]

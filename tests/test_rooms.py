@@ -1,0 +1,178 @@
+"""The architecture: a row of rooms. A file imports from rooms below its own and from its own, and nothing imports in a circle.
+
+Every import counts, those inside functions and under TYPE_CHECKING too: a circle that is put off is a circle.
+docs/architecture.md says what the rooms are for.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("costmodels", "planner", "models_zoo")
+ROW = (
+    ("costmodels",),
+    ("errors",),
+    ("support",),
+    ("sharding",),
+    ("graph",),
+    ("ops",),
+    ("reader",),
+    ("machine",),
+    ("models_zoo",),
+    ("workload",),
+    ("execution",),
+    ("analysis",),
+    ("pricing",),
+    ("solvers",),
+    ("space",),
+    ("pins",),
+    ("cache",),
+    ("strategy",),
+    ("search",),
+    ("whatif",),
+    ("emit",),
+    ("verify",),
+    ("report",),
+    ("interop",),
+    ("launch",),
+    ("calibrate",),
+    ("serving", "onnx_backend"),
+    ("api",),
+    ("from_jax",),
+    ("commands",),
+    ("cli",),
+)
+"""Rooms from the bottom up; rooms of one floor do not see each other."""
+FLOOR = {room: floor for floor, rooms in enumerate(ROW) for room in rooms}
+HEAVY = {"onnx", "ortools", "jax", "jaxlib", "numba", "scipy"}
+"""What may be imported late: it is slow to load, and not every plan needs it."""
+
+
+def modules() -> dict[str, Path]:
+    """Module -> its file."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    }
+
+
+FILES = modules()
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The project's own modules that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, f"{path}: relative imports hide what room they reach into"
+            names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        else:
+            continue
+        found = [name for name in names if name in FILES]
+        deeper = [name for name in found if name != names[0]]
+        yield from deeper or found
+
+
+IMPORTS = {module: {m for m in imported(path) if m != module} for module, path in FILES.items()}
+
+
+def room(module: str) -> str:
+    """The room of a module: a folder of planner, a file of its root, or a package."""
+    top, _, rest = module.partition(".")
+    return top if top != "planner" else rest.partition(".")[0]
+
+
+def circles() -> list[list[str]]:
+    """Sets of modules that reach each other (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in IMPORTS[module]:
+            if other not in index:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            members = [stack.pop()]
+            while members[-1] != module:
+                members.append(stack.pop())
+            if len(members) > 1:
+                found.append(sorted(members))
+
+    for module in FILES:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def upward() -> list[str]:
+    """Imports that run up the row, or across to a room of the same floor."""
+    return sorted(
+        f"{module} -> {other}"
+        for module, others in IMPORTS.items()
+        for other in others
+        if module != "planner"
+        and room(module) != room(other)
+        and (other == "planner" or FLOOR[room(other)] >= FLOOR[room(module)])
+    )
+
+
+def test_no_import_runs_up_the_row() -> None:
+    assert upward() == []
+
+
+def test_no_circles() -> None:
+    assert circles() == []
+
+
+def test_every_room_is_in_the_row() -> None:
+    assert {room(m) for m in FILES if m != "planner"} == set(FLOOR)
+
+
+def test_the_root_of_planner_holds_its_doors_alone() -> None:
+    root = ROOT / "planner"
+    doors = {"__init__.py", "api.py", "cli.py", "errors.py", "from_jax.py", "py.typed"}
+    assert {p.name for p in root.iterdir() if p.is_file()} - doors == {
+        "pins.schema.json", "strategy.schema.json", "topology.schema.json",
+    }
+
+
+def late() -> Iterator[str]:
+    """Imports inside functions of what is neither ours nor slow to load."""
+    for module, path in FILES.items():
+        if ".emit.runtime." in module:  # programs carry these functions, and say themselves what they need
+            continue
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom) and node not in tree.body:
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                yield from (f"{module}: {n}" for n in names if n.partition(".")[0] not in PACKAGES and n.partition(".")[0] not in HEAVY)
+
+
+if __name__ == "__main__":  # what is left, for who moves things
+    for line in upward():
+        print(line)
+    for members in circles():
+        print("circle:", *members)
+
+
+@pytest.mark.skip(reason="not a rule yet")
+def test_late_imports() -> None:
+    counted: dict[str, int] = defaultdict(int)
+    for line in late():
+        counted[line] += 1
+    assert not counted
